@@ -109,7 +109,8 @@ class Coordinator:
         """Process the events and requests of one moment. Returns the actions to carry out now, in order.
 
         All inputs are applied in order. Only then are publications, batches and sequences advanced, once. After the end
-        of the run all inputs are ignored.
+        of the run all inputs are ignored. Raises NothingToTrain if too many groups in a row left untrained, and
+        ValueError for an event that contradicts earlier events or actions.
         """
         actions: list[Action] = []
         if self._ended:
@@ -185,7 +186,10 @@ class Coordinator:
     # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
     def _dispatch(self, actions: list[Action]) -> int | None:
-        """Dispatch a new group if that is allowed. Returns the number of the group, or None."""
+        """Dispatch a new group if that is allowed.
+
+        Returns the number of the group; None if no group may be dispatched.
+        """
         if self.why_no_dispatch is not None:
             return None
         number, self._next_group = self._next_group, self._next_group + 1
@@ -199,7 +203,10 @@ class Coordinator:
 
     @property
     def why_no_dispatch(self) -> str | None:
-        """The reason why no new group may be dispatched, or None if one may. Free slots are not considered here."""
+        """The reason why no new group may be dispatched; None if dispatch is allowed.
+
+        Free slots are not considered here.
+        """
         window, buffer = self.settings.window, self.buffer
         if self._stopping or self._ended:
             return "the run is stopping"
@@ -252,7 +259,7 @@ class Coordinator:
         self._record_leave(number, reason, actions)
 
     def _record_leave(self, number: int, reason: LeaveReason, actions: list[Action]) -> int:
-        """Record that a group has left the buffer untrained. Returns the position of its prompt."""
+        """Record that a group has left the buffer untrained, for `reason`. Returns the position of its prompt."""
         if self._adaptive:
             self._adaptive.left(number)
         self.left_by_reason[reason] += 1

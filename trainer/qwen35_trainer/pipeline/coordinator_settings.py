@@ -14,7 +14,8 @@ PATIENCE_BATCHES = 100
 class CoordinatorSettings:
     """The settings by which the coordinator schedules a run.
 
-    Raises ValueError with every violated inequality, because a run with such settings would never end.
+    Raises ValueError, with all problems, if a number is too small or settings contradict each other: such a run would
+    never end.
     """
 
     window: Window
@@ -39,11 +40,11 @@ class CoordinatorSettings:
     least loaded replica.
     """
     adaptive: bool = False
-    """Whether dispatch is held back while too many groups are predicted to miss their deadlines."""
+    """Whether fewer groups are dispatched while too many groups are predicted to miss their deadlines."""
 
     @property
     def patience(self) -> int:
-        """The number of groups in a row that may leave untrained until the run fails."""
+        """The number of consecutive untrained groups (failed or filtered) at which the run fails."""
         return PATIENCE_BATCHES * self.window.groups_per_batch
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 type SequenceId = tuple[int, int]
-"""(group, index of the sample within it)."""
+"""Identifies a sequence: (number of its group, index of the sample in the group)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,10 @@ class ReplicaJoined:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLeaving:
-    """A replica will leave: it finishes its sequences and gets no new ones. With `leaving` False it stays after all."""
+    """A replica will leave: it finishes its sequences and gets no new ones.
+
+    leaving: if False, an earlier event of this kind is withdrawn: the replica stays and gets sequences again.
+    """
 
     replica: int
     leaving: bool = True
@@ -41,9 +44,9 @@ class ReplicaLeaving:
 class ReplicaLost:
     """A replica is gone. Its sequences are enqueued again, for any replica.
 
-    With `async.partialRollout` they keep their tokens; otherwise they start over. kept: number of response tokens that are
-    available, for each sequence that the replica was generating. A sequence that is not in `kept` was still on its way to
-    the replica. It keeps the tokens that it had when the coordinator sent it there.
+    With `async.partialRollout` they keep their tokens; otherwise they start over. kept: sequence → number of its
+    response tokens that are still available. A sequence of the replica that is not in `kept` was still on its way
+    there, and keeps the tokens that it had when the coordinator sent it there.
     """
 
     replica: int
@@ -60,7 +63,7 @@ class SequenceStarted:
 
 @dataclass(frozen=True, slots=True)
 class SequencesProgressed:
-    """Running sequences have generated more tokens. tokens: total number of response tokens by sequence."""
+    """Running sequences have generated more tokens. tokens: sequence → number of all its response tokens so far."""
 
     tokens: Mapping[SequenceId, int]
 
@@ -77,7 +80,7 @@ class SequenceFinished:
 class GroupScored:
     """All sequences of a group have their rewards.
 
-    signal: whether the rewards differ; otherwise there is no gradient.
+    signal: whether the rewards differ; if they are equal, the group has no gradient.
     """
 
     group: int
@@ -94,7 +97,7 @@ class GroupFailed:
 
 @dataclass(frozen=True, slots=True)
 class BatchTrained:
-    """The train pool has finished a batch."""
+    """The train pool has finished the batch with the number `batch`."""
 
     batch: int
 

@@ -75,7 +75,7 @@ class ReplicaPool:
         return iter(self._replicas.values())
 
     def get(self, number: int | None) -> ReplicaState | None:
-        """Return a replica, or None if it is not in this collection."""
+        """Return the replica `number`; None if it is not in this collection, or if `number` is None."""
         return None if number is None else self._replicas.get(number)
 
     def add(self, replica: ReplicaState) -> None:

@@ -53,7 +53,7 @@ class Sampling:
     top_k: int = 0
     """Number of most likely tokens from which one is drawn; 0 keeps all tokens."""
     min_p: float = 0.0
-    """Drop tokens that are less likely than this share of the most likely token's probability; 0 keeps all."""
+    """Drop tokens with a probability below this share of the most likely token's probability; 0 keeps all tokens."""
     stop: tuple[int, ...] = ()
     """Tokens that end the response, in addition to the engine's end token."""
 
@@ -77,7 +77,7 @@ class GeneratedTokens:
     versions: NDArray[np.int32]
     """(T,) version of the weights that produced each token; ENVIRONMENT_VERSION for tokens of the environment."""
     candidates: Candidates | None = None
-    """The tokens that could have been drawn at each position; None: the whole vocabulary (`Sampling.truncates`)."""
+    """The tokens that could have been drawn at each position. None: at each position every token of the vocabulary."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -177,7 +177,7 @@ class EngineLimits:
         return ""
 
     def divide(self, requests: Sequence[SequenceRequest]) -> tuple[list[SequenceRequest], list[Completed]]:
-        """Return the requests that can be generated, and for each other request a sequence that ended with ERROR."""
+        """Return the requests that can be generated, and for each refused request a sequence that ended with ERROR."""
         accepted, refused = list[SequenceRequest](), list[Completed]()
         for request in requests:
             if problem := self.problem(request):
@@ -232,7 +232,10 @@ class RolloutEngine(Protocol):
         ...
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
-        """Drop running and waiting sequences, and return their tokens. Unknown sequences, which may have just finished, are left out."""
+        """Drop running and waiting sequences, and return their tokens.
+
+        Sequences that the engine does not have, because they may have just finished, are left out of the result.
+        """
         ...
 
     def progress(self) -> dict[SequenceId, GeneratedTokens]:
@@ -240,19 +243,21 @@ class RolloutEngine(Protocol):
         ...
 
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Check and prepare a version: all weights of the model, or adapters (`weights/adapters.py`) in place of earlier adapters.
+        """Check and prepare a version of the weights.
 
-        It may run during steps. The version replaces a received one that was not committed. Raises ValueError naming all
-        tensors that are missing, unexpected, or of another shape or type. The version in service stays, even after an error.
-        The engine may keep the tensors, because the caller never changes them.
+        weights: all weights of the model, or adapters (`weights/adapters.py`) that replace earlier adapters. The call
+        may run during steps. The version replaces an earlier one that was received and not committed. The version in
+        service stays in service, even after an error. The engine may keep the tensors, because the caller never changes
+        them. Raises ValueError, naming all tensors that are missing, unexpected, or of another shape or type.
         """
         ...
 
     def commit(self, version: int) -> None:
-        """Use the received version for all further tokens. Running sequences keep their state.
+        """Use the received version for all further tokens.
 
-        Raises ValueError if this version was not received; the version in service stays then. After any other error the engine
-        makes no more steps.
+        Running sequences keep their keys, values and states, which older weights have computed. Raises ValueError if
+        this version was not received; in this case the earlier version stays in service. After any other error the
+        engine makes no more steps.
         """
         ...
 

@@ -43,7 +43,10 @@ _NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class _Adapter:
-    """The low-rank matrices of one adapted layer, in the layer's type and on its device."""
+    """The low-rank matrices of one adapted layer, in the layer's type and on its device.
+
+    down: (rank, in). up: (out, rank).
+    """
 
     layer: nn.Linear
     down: Tensor
@@ -64,8 +67,9 @@ class _Received:
 class TorchEngine:
     """Generates with small models, at most `slots` sequences at a time.
 
-    max_length: maximum length of prompt and response together, in tokens. float32_logits: do not round logits to the
-    model's precision (train.headPrecision).
+    end_token: the token that ends a response. max_length: maximum length of prompt and response together, in tokens.
+    seed: of the random numbers with which tokens are drawn. float32_logits: whether logits stay float32 instead of
+    being rounded to the model's precision (train.headPrecision).
     """
 
     def __init__(
@@ -144,9 +148,10 @@ class TorchEngine:
 
     @torch.no_grad()
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Check and prepare a version for `commit`.
+        """Check and prepare a version for `commit`. Raises ValueError if its tensors do not fit the model.
 
-        Tensors that are on the model's device and in its type are kept without a copy: other replicas may compute with them.
+        Tensors that are on the model's device and in its type are kept without a copy. They are never written to,
+        because other replicas may compute with them.
         """
         check_types(weights, version)
         self._received = self._adapters(weights, version) if are_adapters(weights) else self._whole(weights, version)
@@ -271,7 +276,11 @@ class TorchEngine:
         return GeneratedTokens(ids, log_probs, versions, self._candidates.candidates(slot, start, end))
 
     def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[Completed, ...]]:
-        """Remove finished sequences from their slots. Returns the tokens of the other sequences by slot, and the finished sequences."""
+        """Remove finished sequences from their slots.
+
+        tokens: (n,) the token of each slot in this step. ended: (n,) bool, whether it is a stop token. done: (n,) bool,
+        whether the sequence is finished. Returns the tokens of the other sequences by slot, and the finished sequences.
+        """
         index = done.nonzero().squeeze(1)
         lengths = self._generated[index]
         longest = int(lengths.max())
@@ -301,7 +310,10 @@ class TorchEngine:
         return tokens, finished
 
     def _free(self, slots: Sequence[int]) -> list[tuple[int, int]]:
-        """Empty `slots` (ascending), and move the last running sequences to them. Returns the moves as (source, target)."""
+        """Empty `slots` (ascending), and move the last running sequences into the empty slots below them.
+
+        Returns the moves as (source, target).
+        """
         emptied = set(slots)
         remaining = len(self._running) - len(emptied)
         sources = [slot for slot in range(remaining, len(self._running)) if slot not in emptied]

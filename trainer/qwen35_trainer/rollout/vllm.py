@@ -62,9 +62,15 @@ logger = logging.getLogger(__name__)
 NO_VERSION = -1
 """The version of an engine that has not loaded weights yet."""
 MIN_CPU_PREFILL = 2
-"""Minimum length of a prompt on the CPU, in tokens. There vLLM 0.32 raises an error in a step that prefills one token."""
+"""Minimum length of a prompt on the CPU, in tokens.
+
+vLLM 0.32 raises an error on the CPU in a step that prefills one token.
+"""
 _REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
-"""vLLM's reasons of sequences that are complete. It has others: "abort", "error", "repetition"."""
+"""vLLM's reason of a complete sequence → reason of this project.
+
+vLLM's other reasons, such as "abort", become ERROR.
+"""
 
 
 @dataclass
@@ -89,7 +95,7 @@ class _Generating:
         )
 
     def add(self, new: NewTokens, version: int) -> None:
-        """Add the tokens of a step."""
+        """Add the tokens of a step. version: the weights that computed them."""
         truncates = self.request.sampling.truncates
         self.ids.extend(new.ids)
         self.log_probs.extend(self.candidates.add(new) if truncates else new.log_probs[:, 0].tolist())
@@ -102,8 +108,10 @@ class _Generating:
 class VLLMEngine:
     """Generates with vLLM. Load a version before the first `step`: the core's first weights have no meaning.
 
-    core: from `build_core`. config: the model's configuration. max_length: prompt and response together, in tokens.
-    lora: the adapters that train, as in the core's settings. Their engine needs `load_base` before the first `commit`.
+    core: from `build_core`. config: the model's configuration. end_token: the token that ends a response. max_length:
+    maximum length of prompt and response together, in tokens. on_cpu: whether the model is on the CPU. lora: settings
+    of the adapters that train, as in the core's settings; None: all weights train. With adapters, `load_base` must be
+    called before the first `commit`.
     """
 
     def __init__(
@@ -173,12 +181,19 @@ class VLLMEngine:
         return grown
 
     def load_base(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the weights that do not train in a run with adapters. weights: all of the model, by the trainer's names."""
+        """Load the weights that do not train in a run with adapters.
+
+        weights: all weights of the model, by the trainer's names. Raises ValueError as `replace_weights` does.
+        """
         replace_weights(self._core, weights, tied=self._tied)
         self._has_base = True
 
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The tensors are only checked and kept: `commit` copies them into vLLM's parameters."""
+        """Check a version and keep its tensors, which `commit` copies into vLLM's parameters.
+
+        Raises ValueError if the tensors do not fit the model, if an engine without adapters gets adapters, or if an
+        engine with adapters gets other weights.
+        """
         if self._adapters is None:
             if are_adapters(weights):
                 raise ValueError(
@@ -211,8 +226,8 @@ class VLLMEngine:
     def _submit_again(self, names: list[str]) -> None:
         """Submit sequences without new tokens to vLLM again, with the salt of the committed version.
 
-        vLLM then computes their prompts with the committed weights. Otherwise their first tokens would be of the committed
-        version, but follow from a prompt that older weights computed, in an earlier step or in cached blocks.
+        vLLM then computes their prompts with the committed weights. Without this, the first token of such a sequence
+        would count as a token of the committed version, although older weights have computed its prompt.
         """
         self._requests.abort(names)
         for name in names:

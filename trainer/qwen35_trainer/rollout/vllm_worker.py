@@ -30,7 +30,7 @@ type Worker = Any
 LOADED = "_qwen35_loaded"
 """Attribute of a worker: names of the parameters that got tensors since `begin_replacement`."""
 HEAD = "lm_head.weight"
-"""End of the name of the output layer's parameter."""
+"""End of the name of the parameter of the output layer."""
 SEGMENTS = "_qwen35_segments"
 """Attribute of a worker: the segments of shared memory that its process keeps mapped."""
 FLOAT32_PARAMETER = ".A_log"
@@ -40,10 +40,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
-    """Make this process end with the rollout worker, however that one ends, and compute with the same settings.
+    """Make this process end with the rollout worker, however that process ends, and use the same settings.
 
-    parent: process id of the rollout worker. Linux kills this process with the thread that started it, so `build_core` must be called
-    on a thread that lives as long as the engine. vLLM itself notices the end only after seconds, by a thread that waits for the end of a pipe.
+    parent: process id of the rollout worker. on_cpu: whether the model is on the CPU. Linux kills this process with the
+    thread that started it, so `build_core` must be called on a thread that lives as long as the engine. vLLM itself
+    notices the end only after seconds, by a thread that waits for the end of a pipe.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
@@ -54,7 +55,10 @@ def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
 
 
 def begin_replacement(worker: Worker) -> None:
-    """Prepare the model for new weights. vLLM's `reload_weights` does the same, but only logs which parameters got no tensor."""
+    """Prepare the model for new weights.
+
+    vLLM's `reload_weights` does the same, but only logs which parameters got no tensor.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -128,7 +132,10 @@ def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
 
 
 def _is_tied(model: Any) -> bool:  # noqa: ANN401  # vLLM's model
-    """Whether the output layer has the weights of the embedding. While weights are replaced, vLLM gives it a parameter of its own."""
+    """Return whether the output layer has the weights of the embedding.
+
+    While weights are replaced, vLLM gives the output layer a parameter of its own.
+    """
     return bool(_text_model(model).config.tie_word_embeddings)
 
 

@@ -56,9 +56,9 @@ from qwen35_trainer.weights.transports import choose
 logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
-"""Time for which `follow` collects records.
+"""Time for which `follow` collects records before it returns them.
 
-A follower that woke up for every record would take a core from the training.
+A follower that returned after every record would take a processor core from the training.
 """
 
 START_SECONDS = 600.0
@@ -308,7 +308,8 @@ class Driver(Process):
     def _spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
         """Start a rollout replica. lane: whether it belongs to the straggler lane.
 
-        A replica that replaces a lost one has the same name and another number.
+        number: unique to the replica. name: name of the replica. A replica that replaces a lost one has the same name
+        and another number.
         """
         job, rollout = self._job, self._job.spec.rollout
         assert rollout is not None

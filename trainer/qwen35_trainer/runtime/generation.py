@@ -66,7 +66,7 @@ class GenerationParts:
 
 @dataclass(eq=False)
 class _PendingGroup:
-    """A group that was dispatched, or belongs to an evaluation, and has not been taken.
+    """A group that was dispatched or belongs to an evaluation, and whose responses have not been taken yet.
 
     Its sequences finish in any order.
     """
@@ -238,7 +238,7 @@ class Generation:
     def _given_back(self, name: SequenceId, source: int) -> bool:
         """Record that replica `source` no longer generates a sequence.
 
-        Returns whether no other replica does so either.
+        Returns whether the sequence was at `source` until now, so that no replica generates it any more.
         """
         was_taking = (name, source) in self._taking
         self._taking.discard((name, source))
@@ -256,8 +256,8 @@ class Generation:
     def _submit(self, replica: int, names: Sequence[SequenceId]) -> None:
         """Send sequences, with their tokens, to a replica, which holds them from now on.
 
-        If the replica was asked earlier to give a sequence back, and has not answered yet, the sequence first waits for
-        the answer. The tokens in that answer precede the tokens that are sent now, and must not be appended to them.
+        If the replica was asked earlier to give a sequence back and has not answered yet, the sequence is sent only
+        after the answer. Otherwise the older tokens in that answer would be appended to the tokens that are sent now.
         """
         for name in names:
             self._release(name)
@@ -309,7 +309,7 @@ class Generation:
     async def _scores(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
         """Return the score of each sequence. Sequences that could not be generated get an error instead of a score.
 
-        in_trial: whether the responses count among the run's first ones, of which one must get a score from a reward.
+        in_trial: whether the responses belong to the trial: the run's first responses, of which one must get a score.
         """
         generated = [sequence for sequence in group.sequences if sequence.reason is not EndReason.ERROR]
         responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in generated]

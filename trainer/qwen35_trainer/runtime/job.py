@@ -80,7 +80,10 @@ class Job:
 
     @property
     def publications(self) -> Path | None:
-        """Folder of this run's publications, which all its attempts share. None if the manifest names no folder."""
+        """Folder of this run's publications, which all its attempts share.
+
+        None if `spec.publication.folder` is not set.
+        """
         folder = self.spec.publication.folder
         if folder is None:
             return None

@@ -161,7 +161,13 @@ def update_record(
 ) -> UpdateRecord:
     """Return the record of update `update`, which is number `step`, from 0, of the updates of its batch.
 
-    Lags and times are only in the record of a batch's first update, so that sums over records count them once.
+    time: training time at the end of the batch; wall_time: the same in Unix seconds. seconds: time since the previous
+    batch ended. age: lags of the batch's tokens. groups: all groups of the batch. times: what the train pool did in
+    `seconds`. pipeline: measurements of the rollout pool; None in SFT. train_idle: share, 0 to 1, of the train pool's
+    time in which it was idle.
+
+    Times, and numbers that count something in the whole batch, are only in the record of the batch's first update, so
+    that sums over records count them once.
     """
     first = step == 0
     samples = batch.samples // batch.updates
@@ -229,7 +235,10 @@ def update_record(
 
 
 def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
-    """Return the record of an evaluation. A response without a reward (failed, with `onError: Skip`) counts as 0."""
+    """Return the record of the evaluation of `version` after update `update`, at training time `time` (seconds).
+
+    A response without a reward (failed, with `onError: Skip`) counts as 0.
+    """
     scores = [score for group in groups for score in group.scores]
     lengths = [len(sequence.tokens) for group in groups for sequence in group.sequences]
     failures = Failures()
@@ -281,5 +290,8 @@ def _reward_by_source(groups: Sequence[ScoredGroup], missing: float | None = Non
 
 
 def supervised_evaluation_record(loss: float, *, update: int, samples: int, time: float) -> EvaluationRecord:
-    """Return the record of an evaluation in SFT. loss: held-out negative log-likelihood per target token, in nats."""
+    """Return the record of an evaluation in SFT after update `update`, at training time `time` (seconds).
+
+    loss: held-out negative log-likelihood per target token, in nats. samples: number of held-out examples.
+    """
     return EvaluationRecord(update=update, version=0, time=time, samples=samples, loss=loss)

@@ -39,7 +39,7 @@ ANSWER_SECONDS = 30.0
 Answers do not wait for the engine.
 """
 UNREACHABLE_SECONDS = 30.0
-"""Maximum time for which calls to an unreachable worker are repeated. After it the replica counts as lost."""
+"""Maximum time for which calls to an unreachable worker are repeated. After this time the replica counts as lost."""
 _RETRY_SECONDS = 0.5
 _COMBINE_SECONDS = 0.002
 """Time that the next call waits after a report, so that commands that result from the report go with the call."""
@@ -106,11 +106,11 @@ class EngineReport:
     loaded: int | None = None
     """The newest version that was loaded since the previous report. None: no version was loaded."""
     copy: RegisteredCopy | None = None
-    """Where other replicas can read the version `loaded`. None: they cannot, or no version was loaded."""
+    """The memory in which other replicas can read the version `loaded`. None: they cannot, or no version was loaded."""
     unread: int | None = None
     """The newest version that could not be read from another replica since the previous report, so that it must be sent again."""
     generated: int = 0
-    """Number of tokens that were generated since the previous report, including tokens that no report contains yet."""
+    """Number of tokens that were generated since the previous report. A later report may contain their ids."""
     intervals: tuple[tuple[float, float], ...] = ()
     """(start, end) of each interval in which the engine had sequences, in Unix seconds."""
     steps: int = 0
@@ -120,9 +120,9 @@ class EngineReport:
 
 
 class ReplicaFailed(RuntimeError):
-    """A call to a replica failed, so the replica counts as lost.
+    """A replica counts as lost: a call to it failed, its engine hangs, or it did not load weights in time.
 
-    The cause of the exception is the error of the call.
+    If a call failed, the cause of the exception is the error of the call.
     """
 
 
@@ -195,15 +195,18 @@ class ReplicaChannel:
         self._failure: ReplicaFailed | None = None  # raised by the next call: the last reports came before it
 
     def send(self, command: ReplicaCommand) -> None:
-        """Queue a command. The present call of `receive` sends it, or else the next one."""
+        """Queue a command.
+
+        If a call of `receive` is in progress, it sends the command; otherwise the next call does.
+        """
         self._queue.append(command)
         self._queued.set()
 
     async def receive(self) -> tuple[EngineReport, ...]:
-        """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS. Raises ReplicaFailed.
+        """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS.
 
-        If reports have arrived before a call to the worker fails, they are returned, because their sequences are
-        finished. The next call of `receive` then raises.
+        Raises ReplicaFailed if a call to the worker fails. If reports have arrived before that, they are returned,
+        because their sequences are finished, and the next call of `receive` raises.
         """
         if self._failure is not None:
             raise self._failure
@@ -260,9 +263,10 @@ class ReplicaChannel:
         return batch
 
     async def _call(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
-        """Call a method of the worker, and repeat the call while the worker cannot be reached. Raises ReplicaFailed.
+        """Call a method of the worker, and repeat the call while the worker cannot be reached. Returns the result.
 
-        act: the worker's task, for errors. seconds: deadline of each call.
+        act: the worker's task, for errors. seconds: deadline of each call. Raises ReplicaFailed if the worker stays
+        unreachable for UNREACHABLE_SECONDS, or if the call fails for any other reason.
         """
         loop = asyncio.get_running_loop()
         give_up: float | None = None

@@ -70,11 +70,11 @@ GATHER_SHARE = 0.05
 Each report costs the driver time, so sequences are reported together. A group is delayed by at most this share.
 """
 AWAITED_SHARE = 1 / 8
-"""Share of a replica's sequences that finish before a report is due, although their groups have unfinished samples.
+"""A report is due when this share of a replica's sequences has finished, even if their groups have unfinished samples.
 
-The other samples of a group decide when it trains, so a finished sequence does not cause a report, unless it is the last
-one that the replica has of its group. But the driver must fill the slots of finished sequences before the replica has
-used up its queue, which is a quarter of its slots (`job.QUEUE_SHARE`).
+The other samples of a group decide when it trains, so a finished sequence does not cause a report, unless it is the
+last one that the replica has of its group. But the driver must fill the slots of finished sequences before the replica
+has used up its queue, which is a quarter of its slots (`job.QUEUE_SHARE`).
 """
 PROGRESS_SECONDS = 1.0
 """Minimum interval at which the new tokens of unfinished sequences are read.
@@ -84,9 +84,9 @@ Unreported tokens are lost with the process.
 PROGRESS_SHARE = 1 / 8
 """Interval at which the new tokens of unfinished sequences are read, as a share of the mean duration of a sequence.
 
-A sequence that is longer than the mean reports its new tokens only when they are this share of it. Sequences therefore
-report their tokens in about eight parts, regardless of the length of responses. The loss of a process costs an eighth of
-what it has generated, on average.
+A sequence that is longer than the mean reports its new tokens only when they are this share of the tokens that it has
+reported. Sequences therefore report their tokens in about eight parts, regardless of the length of responses. The loss
+of a process costs an eighth of what it has generated, on average.
 """
 MAX_GAP_SECONDS = 0.002
 """Maximum pause between two steps of the engine that are recorded as one interval of work."""
@@ -158,7 +158,7 @@ class EngineThread:
         self._inbox.put(lambda: self._submit(requests))
 
     def drop(self, sequences: Sequence[SequenceId]) -> None:
-        """Queue the command to stop generating sequences, of which nothing more is reported."""
+        """Queue the command to stop generating sequences. Nothing more about these sequences is reported."""
         self._inbox.put(lambda: self._drop(sequences))
 
     def take(self, sequences: Sequence[SequenceId]) -> None:
@@ -175,26 +175,30 @@ class EngineThread:
     def commit(self, version: int, copy: RegisteredCopy | None = None) -> Future[None]:
         """Queue the command to use received weights. The future is done once the engine uses them.
 
-        copy: where other replicas can read them. If the engine fails before, the future is never done.
+        copy: the memory in which other replicas can read them; None: they cannot. If the engine fails before, the
+        future is never done.
         """
         committed: Future[None] = Future()
         self._inbox.put(lambda: self._commit(version, committed, copy))
         return committed
 
     def report_unread(self, version: int) -> None:
-        """Report that a version could not be read from another replica."""
+        """Report that version `version` could not be read from another replica."""
         with self._lock:
             self._outbox.unread = version
         self._on_report()
 
     def fail(self, error: BaseException) -> None:
-        """Record the first error, such as damaged weights, and end the engine. The next report to the driver fails."""
+        """Record `error`, such as damaged weights, unless an earlier error is recorded, and end the engine.
+
+        The next report to the driver fails with the recorded error.
+        """
         self.failure = self.failure or error
         self._closing.set()
         self._on_report()
 
     def report(self, number: int) -> EngineReport:
-        """Return the report of everything since the previous report. number: of the report."""
+        """Return the report of everything since the previous report. number: number of the report."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
         return EngineReport(
@@ -215,12 +219,12 @@ class EngineThread:
 
     @property
     def progress_seconds(self) -> float:
-        """The seconds after which the new tokens of unfinished sequences are read again."""
+        """Time, in seconds, after which the new tokens of unfinished sequences are read again."""
         return max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration)
 
     @property
     def gather_seconds(self) -> float:
-        """The seconds that a report waits, after it has become due, for more sequences to finish."""
+        """Time, in seconds, that a report waits for more sequences to finish, after it has become due."""
         return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
 
     @property
@@ -233,7 +237,7 @@ class EngineThread:
 
     @property
     def report_seconds(self) -> float:
-        """The maximum seconds until a report becomes due, whether or not a sequence has finished."""
+        """Maximum time, in seconds, until a report becomes due, whether or not a sequence has finished."""
         return min(self.progress_seconds, MAX_REPORT_SECONDS)
 
     def close(self) -> None:
@@ -330,7 +334,7 @@ class EngineThread:
     def _add_progress(self, name: SequenceId, tokens: GeneratedTokens) -> None:
         """Add new tokens of a running sequence to the outbox if they are enough for a report.
 
-        Raises NotFiniteLogProbs.
+        Raises NotFiniteLogProbs if a log-prob is infinite or not a number.
         """
         _check_finite(name, tokens)
         unsent = self._unsent.setdefault(name, [])
@@ -352,7 +356,10 @@ class EngineThread:
         self._outbox.finished[name] = completed.reason
 
     def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add all tokens of a sequence that were not reported yet to the outbox. Raises NotFiniteLogProbs."""
+        """Add all tokens of a sequence that were not reported yet to the outbox.
+
+        Raises NotFiniteLogProbs if a log-prob is infinite or not a number.
+        """
         self._unsent.pop(name, None)
         del self._submitted[name]
         rest = tokens[self._reported.pop(name) :]
@@ -365,6 +372,7 @@ class RolloutWorker(Process):
 
     life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
     draw the same samples. end_token: the token that ends a response. vocabulary: number of tokens of the tokenizer.
+    base: the manifest's folder. threads: number of torch's threads. logs: folder of the log files.
     """
 
     def __init__(
@@ -394,17 +402,18 @@ class RolloutWorker(Process):
         return WorkerAddress(socket.gethostname(), os.getpid())
 
     async def open(self) -> int | None:
-        """Build the engine. Returns its token room, or None if its slots limit it more than its memory.
+        """Build the engine. Returns its token room: the number of tokens that its memory holds.
 
-        The driver repeats the call if the answer is lost. A repeated call waits for the same engine.
+        None: the number of slots is the stricter limit. The driver repeats the call if the answer is lost. A repeated
+        call waits for the same engine.
         """
         self._opening = self._opening or asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> int | None:
-        """Build the engine in a thread, so that this actor can answer `address` meanwhile.
+        """Build the engine in a thread, so that this actor can answer `address` during that time.
 
-        Returns the token room or None.
+        Returns as `open` does.
         """
         loop = asyncio.get_running_loop()
         engine = await asyncio.to_thread(self._start)
@@ -510,11 +519,11 @@ class RolloutWorker(Process):
         self._order.receive(batch)
 
     async def exchange(self, after: int, batch: CommandBatch) -> tuple[EngineReport, ...]:
-        """Carry out commands, and then return all reports after number `after`. Raises EngineFailed.
+        """Carry out commands, and then return all reports after number `after`.
 
         after: number of the last report that the driver has received, which acknowledges all reports up to it. If there
         is no later report, wait until one is due: for a finished group, taken sequences, loaded weights, or for
-        `report_seconds`. Then report everything so far.
+        `report_seconds`. Then report everything so far. Raises EngineFailed if the engine has failed.
         """
         engine = self._running
         self._order.receive(batch)

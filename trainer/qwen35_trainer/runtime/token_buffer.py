@@ -42,7 +42,7 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
     """
 
     def __init__(self, parts: Mapping[SequenceId, Sequence[GeneratedTokens]] = {}) -> None:
-        """Join tokens to one block. parts: the new tokens of each sequence, in one or several pieces."""
+        """Join tokens into one block. parts: the new tokens of each sequence, in one or several pieces."""
         self._names = tuple(parts)
         self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
         all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)

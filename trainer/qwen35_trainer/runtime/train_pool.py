@@ -103,7 +103,7 @@ class TrainPool:
         """Copy the weights as `version`, and return the description by which replicas fetch the copy.
 
         needed: earlier versions that replicas have or may still fetch. Raises WeightsDamaged, with the names of the
-        tensors that the ranks copied incompletely or twice.
+        tensors, if the ranks copied tensors incompletely or twice.
         """
         staged = await self._all("publication", "copying the weights", version, needed)
         return joined(staged, version)

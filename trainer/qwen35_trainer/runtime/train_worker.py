@@ -45,8 +45,8 @@ class TrainWorker(Process):
     From then on it is `train-R`, where R is its rank.
 
     The actor needs a concurrency group named `SAVING`, so that `saved` waits and returns while a batch trains.
-    pictures: whether any batch has pictures. transport: the way by which published weights reach the replicas.
-    publications: folder of the run's publications, for the transport Folder.
+    pictures: whether any batch has pictures. transport: the transport that brings published weights to the replicas.
+    publications: folder of the run's publications, for the transport Folder; None with any other transport.
     """
 
     def __init__(

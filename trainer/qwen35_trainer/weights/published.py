@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Consecutive bytes of a file."""
+    """The place of a bucket: `size` bytes from byte `offset` of a file."""
 
     path: str
     """Path of the file, relative to `FolderBuckets.folder`."""
@@ -36,11 +36,11 @@ class EncodedPart:
     """The encoding of one part of a tensor in a bucket."""
 
     size: int
-    """Number of bytes in the bucket."""
+    """Number of bytes of the encoding."""
     changes: int | None
-    """Number of values that differ from those of the version before, if the bucket contains only these (`changed_values`).
+    """Number of changed values, if the encoding contains only these (`changed_values`).
 
-    None: the bucket contains all bytes of the part.
+    None: the encoding contains all bytes of the part.
     """
 
 
@@ -55,11 +55,11 @@ class WeightBucket:
 
 @dataclass(frozen=True)
 class VersionStep:
-    """The buckets of one version, with all bytes of the version or with what has changed since the version `base`."""
+    """The buckets of one version, with all bytes of the version or only what has changed since the version `base`."""
 
     version: int
     base: int | None
-    """The version that must be known to decode the buckets. None: the buckets contain the whole version."""
+    """The version that a replica must have to decode the buckets. None: the buckets contain the whole version."""
     buckets: tuple[WeightBucket, ...]
 
 
@@ -115,7 +115,7 @@ type WeightSource = SegmentHandle | StoredBuckets | FolderBuckets | RegisteredSh
 
 @dataclass(frozen=True)
 class StagedShard:
-    """The copy that one train rank has made for a publication: its parts of the tensors, and where replicas find their bytes."""
+    """The copy that one train rank has made for a publication: its parts of the tensors, and where their bytes are."""
 
     layout: WeightLayout | None
     """Layout of the version, from rank 0; None from other ranks."""
@@ -136,7 +136,8 @@ class PublishedWeights:
 def joined(shards: Sequence[StagedShard], version: int) -> PublishedWeights:
     """Return the version that consists of the copies of all ranks. shards: in the order of ranks.
 
-    Raises WeightsDamaged if ranks disagree about names, shapes or types, or if tensors are incomplete or were written twice.
+    Raises WeightsDamaged if ranks disagree about names, shapes or types, or if a tensor is incomplete or was written
+    twice.
     """
     layout = shards[0].layout
     assert layout is not None, "rank 0 comes first"

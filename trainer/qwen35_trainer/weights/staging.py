@@ -33,8 +33,10 @@ class WeightShard:
     start: int
     """Index of the shard's first value in the flattened tensor."""
     values: Tensor
-    """Consecutive values of the tensor, on any device and in any type; empty if another rank publishes them. They may share memory
-    with the live weights."""
+    """Consecutive values of the tensor, on any device and in any type. Empty if other ranks publish all its values.
+
+    The values may share memory with the live weights.
+    """
 
     @property
     def dtype_name(self) -> str:
@@ -60,12 +62,15 @@ class ShardPiece:
 
 
 def layout_of(shards: Iterable[WeightShard]) -> WeightLayout:
-    """Return the layout of a version from one rank's shards. Every rank gets the same layout."""
+    """Return the layout of a version from one rank's shards. It is the same on every rank."""
     return WeightLayout.of((shard.name, shard.shape, shard.dtype_name) for shard in shards)
 
 
 def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES) -> Iterator[ShardPiece]:
-    """Yield the shards of this rank in pieces. most: maximum bytes of a piece, a multiple of 8. An empty shard has no pieces."""
+    """Yield the shards of this rank in pieces. An empty shard has no pieces.
+
+    most: maximum number of bytes of a piece, a multiple of 8.
+    """
     for number, shard in enumerate(shards):
         item = ITEM_BYTES[shard.dtype_name]
         flat = shard.values.detach().reshape(-1)
