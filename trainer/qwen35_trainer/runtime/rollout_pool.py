@@ -125,7 +125,11 @@ class RolloutReplica:
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """The limits of the rollout pool: `slots`, the number of sequences per replica, and deadlines in seconds."""
+    """The limits of the rollout pool.
+
+    slots: number of sequences per replica. The others are maximum times in seconds. open: to build an engine. publish:
+    to load a version of the weights. too_few: for which the run continues with too few replicas.
+    """
 
     slots: int
     open: float
@@ -146,7 +150,7 @@ class StepWatch:
         self._mean = 0.0
 
     def observe(self, report: EngineReport, now: float) -> None:
-        """Record a report of the replica. Raises ReplicaFailed if the engine hangs."""
+        """Record a report of the replica at time `now`, in seconds. Raises ReplicaFailed if the engine hangs."""
         if report.steps > self._steps or not report.busy:
             if report.steps > self._steps:
                 duration = (now - self._since) / (report.steps - self._steps)
@@ -165,8 +169,9 @@ class StepWatch:
 class RolloutPool:
     """Keeps `target` replicas running, and `lanes` replicas in the straggler lane.
 
-    spawn: starts a replica with (number, name, lane). minimum: number of replicas, without those of the lane, that the
-    run needs to continue. replica_ranks: number of devices of one replica.
+    spawn: starts a replica with (number, name, lane). listener: gets the events and reports of the replicas. minimum:
+    number of replicas, without those of the lane, that the run needs to continue. replica_ranks: number of devices of
+    one replica.
     """
 
     def __init__(
@@ -274,9 +279,10 @@ class RolloutPool:
         return True
 
     def publish(self, weights: PublishedWeights) -> None:
-        """Send new weights to all replicas, while the replicas continue to generate. `WeightDistribution` decides when.
+        """Send new weights to all replicas, while the replicas continue to generate.
 
-        An event reports each replica that has loaded the weights.
+        `WeightDistribution` decides when each replica gets them. An event reports each replica that has loaded the
+        weights.
         """
         self._distribution.publish(weights, self._replicas.values())
 
@@ -313,7 +319,10 @@ class RolloutPool:
             ray.kill(replica.actor)
 
     async def _start(self, name: str, lane: bool) -> None:
-        """Start the replica with a name, after a delay that grows with the recent losses of that name."""
+        """Start the replica called `name`, after a delay that grows with the recent losses of that name.
+
+        lane: whether the replica belongs to the straggler lane.
+        """
         now = asyncio.get_running_loop().time()
         losses = self._losses[name]
         while losses and losses[0][0] < now - LOSS_WINDOW_SECONDS:
@@ -343,7 +352,7 @@ class RolloutPool:
                 self._lose(replica, error)
 
     async def _open(self, replica: RolloutReplica) -> None:
-        """Wait until the replica's process has started, for any time, and then until its engine is built."""
+        """Wait until the replica's process has started, without a deadline, and then until its engine is built."""
         address = await self._answered(replica, "address", replica.address, "starting its process", None)
         replica.host, replica.state = address.host, f"loads the model on {address.host}"
         replica.token_room = await self._answered(
@@ -383,7 +392,7 @@ class RolloutPool:
     async def _loaded(self, replica: RolloutReplica, version: int) -> None:
         """Wait until a replica has loaded `version`.
 
-        Raises ReplicaFailed if it has not after PoolLimits.publish seconds.
+        Raises ReplicaFailed if that takes longer than PoolLimits.publish seconds.
         """
         try:
             async with asyncio.timeout(self._limits.publish):
@@ -475,7 +484,10 @@ class RolloutPool:
             seconds = self._limits.too_few
 
     def _recount(self) -> None:
-        """Update the events that depend on the target and on the number of working replicas, after one has changed."""
+        """Update the asyncio events for which the pool's tasks wait.
+
+        Must be called after the target or the number of working replicas has changed.
+        """
         self._changed.set()
         is_enough = not self.has_too_few
         for event, is_so in ((self._enough, is_enough), (self._lacking, not is_enough)):

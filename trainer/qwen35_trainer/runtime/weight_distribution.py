@@ -36,7 +36,10 @@ class WeightDistribution:
     """Decides when each replica gets the newest version, and from where it reads the version."""
 
     def __init__(self, replica_ranks: int = 1) -> None:
-        """replica_ranks: number of ranks, and thus of devices, of one replica."""
+        """Create a distribution without a version.
+
+        replica_ranks: number of ranks, and thus of devices, of one replica.
+        """
         self._replica_ranks = replica_ranks
         self.newest: PublishedWeights | None = None
         self._relay = Relay()

@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections import Counter
 
 MIN_TRAINER_READERS = 4
-"""Number of replicas that may always read from the train ranks at the same time, so that one slow replica does not delay all others."""
+"""Number of replicas that may always read from the train ranks at the same time.
+
+With fewer readers, one slow replica could delay all others.
+"""
 REPLICA_READERS = 1
 """Maximum number of replicas that read from the same replica at the same time."""
 TRAINER = -1
@@ -22,9 +25,11 @@ TRAINER = -1
 
 
 def trainer_readers(train_ranks: int, replica_ranks: int) -> int:
-    """Return how many replicas may read from the train ranks at the same time: as many as have the bandwidth of all train ranks together.
+    """Return how many replicas may read from the train ranks at the same time.
 
-    train_ranks: ranks that hold a shard. replica_ranks: ranks of one replica. Each rank has a device with its network interface.
+    This is the number of replicas with the same total bandwidth as the train ranks, and at least MIN_TRAINER_READERS.
+    train_ranks: number of ranks that hold a shard. replica_ranks: number of ranks of one replica. Each rank has a
+    device with its own network interface.
     """
     return max(MIN_TRAINER_READERS, train_ranks // replica_ranks)
 
@@ -114,9 +119,10 @@ class Relay:
 
 
 def waves(replicas: int, from_trainer: int = MIN_TRAINER_READERS) -> list[list[int]]:
-    """Return the sources of each wave of a publication to `replicas` replicas whose transfers all take equally long.
+    """Return the sources of each wave of a publication to `replicas` replicas, if all transfers take equally long.
 
-    from_trainer: as in `Relay`. A wave begins when the one before has ended. Each entry of a wave is the source of one reader.
+    from_trainer: as in `Relay`. A wave begins when the one before has ended. Each entry of a wave is the source of one
+    reader.
     """
     relay = Relay(from_trainer)
     for replica in range(replicas):
