@@ -146,7 +146,7 @@ class VLLMEngine:
 
     @property
     def token_room(self) -> int:
-        """The tokens that vLLM's free blocks hold. Blocks that only the prefix cache uses are free."""
+        """The number of tokens that vLLM's free blocks hold. Blocks that only the prefix cache uses count as free."""
         return self._room.tokens
 
     def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:

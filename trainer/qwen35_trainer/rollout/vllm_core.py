@@ -161,10 +161,10 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
 
 
 def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
-    """Return the context manager to call the core's `step` in.
+    """Return the context manager in which the core's `step` must be called. on_cpu: whether the model is on the CPU.
 
-    vLLM compiles a few small functions of its sampler at their first call. On the CPU this starts a C++ compiler, for half a
-    minute on a busy machine, and gains nothing, so they run uncompiled there.
+    vLLM compiles a few small functions of its sampler at their first call. On the CPU this starts a C++ compiler, for
+    half a minute on a busy machine, and gains nothing, so the functions run uncompiled there.
     """
     return torch.compiler.set_stance("force_eager") if on_cpu else contextlib.nullcontext()
 

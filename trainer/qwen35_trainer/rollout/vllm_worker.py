@@ -95,7 +95,10 @@ def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTens
 
 
 def finish_replacement(worker: Worker) -> list[str]:
-    """Bring the new weights into the layout of vLLM's kernels. Returns the parameters that got no tensor."""
+    """Bring the new weights into the layout of vLLM's kernels.
+
+    Returns the names of the parameters that got no tensor.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 

@@ -49,7 +49,7 @@ class WeightDistribution:
     def publish(self, weights: PublishedWeights, replicas: Iterable[WeightReader]) -> None:
         """Send a new version to `replicas`, and to the replicas that still wait for the version before.
 
-        These replicas get only the new version.
+        The version before is no longer sent to replicas that still wait for it.
         """
         waiting = [self._readers[number] for number in self._relay.waiting]
         self.newest = weights

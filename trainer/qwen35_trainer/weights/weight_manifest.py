@@ -120,9 +120,9 @@ class WeightManifest:
 
 
 def packed(sizes: Iterable[int]) -> Iterator[slice]:
-    """Yield the range of bytes of each part, given by its size, if parts follow one another.
+    """Yield the range of bytes of each part in a layout of parts one after another.
 
-    Each part starts at a multiple of ALIGNMENT bytes.
+    sizes: number of bytes of each part. Each part starts at a multiple of ALIGNMENT bytes.
     """
     start = 0
     for size in sizes:

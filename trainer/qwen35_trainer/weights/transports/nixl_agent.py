@@ -20,7 +20,10 @@ from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.transfer_agent import PendingRead, RemoteMemory, SourceLost, Span
 
 PACKAGE, MODULE = "nixl-cu13", "nixl_cu13"
-"""NIXL for CUDA 13. It needs no device and no driver of one. The package `nixl` would also install the libraries for CUDA 12."""
+"""The package of NIXL for CUDA 13, and its Python module. They work on machines without a GPU and its driver.
+
+The package `nixl` would also install the libraries for CUDA 12.
+"""
 HOST_MEMORY = "DRAM"
 PROGRESS_MICROSECONDS = 100_000
 """Maximum time that NIXL's thread waits for an event before it looks again. NIXL's class `nixl_agent` has 0: a thread that never waits and

@@ -44,9 +44,9 @@ from qwen35_trainer.weights.transports.registered_segments import RegisteredSegm
 from qwen35_trainer.weights.weight_manifest import WeightManifest, packed
 
 READ_SECONDS = 60.0
-"""Maximum time of one read, of 64 MiB or one larger part.
+"""Maximum time of one read, which has 64 MiB or one larger part.
 
-A network at a hundredth of the rate of a slow one meets it.
+A read of 64 MiB meets it at 1.1 MB/s, which is a hundredth of the rate of a slow network.
 """
 MAX_READS = 4
 """Maximum number of reads that a replica has under way. Reads from different ranks share its bandwidth."""
