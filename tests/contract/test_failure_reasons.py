@@ -116,8 +116,9 @@ def test_the_check_would_find_a_class_that_loses_its_reason():
         "PackingInexact",
         "JournalNotWritten",
         "NothingToTrain",
-        "WeightsDamaged",
     } <= certain
+    # A replica handles it where another replica served the version, and else it leaves the replica.
+    assert _has_failure("WeightsDamaged")
 
 
 def test_every_reason_is_used():
