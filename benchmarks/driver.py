@@ -32,6 +32,7 @@ from typing import Any, cast
 import numpy as np
 import psutil
 import ray
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -130,6 +131,12 @@ class CountingEngine:
 
     def discard(self) -> None:
         """Drop nothing: `receive` takes nothing."""
+
+    def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
+        """Compute nothing: publications here have no probe."""
+
+    def checksums(self) -> dict[str, tuple[int, ...]]:
+        return {}
 
     def step(self) -> StepOutput:
         started: dict[SequenceId, int] = {}

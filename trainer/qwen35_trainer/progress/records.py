@@ -101,6 +101,11 @@ class UpdateRecord:
     """Mean KL divergence of the policy from the reference model, in nats per token."""
     behaviour_kl: float | None = None
     """Mean KL divergence of the policy that generated the tokens from the trainer's policy, in nats per token."""
+    probe_difference_mean: float | None = None
+    """Mean absolute difference, in nats, between the log-probs that a replica and the trainer compute for the same tokens with the
+    same version: that of the replica with the largest one, of the probes since the previous update. None: no probe ended."""
+    probe_difference_max: float | None = None
+    """The same for the token with the largest difference."""
     clip_fraction: float | None = None
     """Share of the tokens, 0 to 1, whose loss the clipping of the ratio changed."""
     correction_weight_mean: float | None = None

@@ -200,6 +200,8 @@ class StepOutput:
     started: Mapping[SequenceId, int] = field(default_factory=dict)
     """Sequences whose first token was computed in this step, with the weight version that computed it."""
     tokens: int = 0
+    probed: tuple[NDArray[np.float32], ...] | None = None
+    """The result of a probe that ended in this step: the log-probs (T - 1,) of each of its sequences."""
 
 
 class RolloutEngine(Protocol):
@@ -267,4 +269,16 @@ class RolloutEngine(Protocol):
 
     def step(self) -> StepOutput:
         """Advance every running sequence by one token."""
+        ...
+
+    def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
+        """Compute the log-probs of the tokens of `sequences` in the next steps, with the version in service, at temperature 1.
+
+        sequences: (T,) token ids each, T ≥ 2. The engine is busy until `StepOutput.probed` has the result. A later `probe` or `commit`
+        drops a probe that has not ended.
+        """
+        ...
+
+    def checksums(self) -> Mapping[str, tuple[int, ...]]:
+        """Return a checksum of each parameter in service, by the engine's own names, for each process that has a part of it."""
         ...

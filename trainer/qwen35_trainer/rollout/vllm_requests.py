@@ -37,6 +37,9 @@ class NewTokens:
     """(n, 1 + m) log-probs of `returned_ids` in the distribution from which the token was drawn; -inf: dropped by the sampler."""
     finish_reason: str | None
     """vLLM's reason why the request ended: "stop", "length", "abort", "error" or "repetition". None: it continues."""
+    prompt_log_probs: NDArray[np.float32] | None = None
+    """(P - 1,) log-prob of each token of the prompt but the first one, at temperature 1. They come with the first token, if the
+    request's parameters have `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,13 @@ class CoreRequests:
         *,
         salt: str,
         lora_request: Any = None,  # noqa: ANN401
+        first: bool = False,
     ) -> None:
         """Add a request for one sequence.
 
         parameters: vLLM's SamplingParams, with `logprobs`. salt: only requests of the same salt share cached blocks.
-        lora_request: vLLM's LoRARequest of the adapter that generates; None: none. Raises vLLM's error if vLLM refuses the request.
-        The engine core does not have it then.
+        lora_request: vLLM's LoRARequest of the adapter that generates; None: none. first: whether it gets the next free slot, before
+        all other waiting requests. Raises vLLM's error if vLLM refuses the request. The engine core does not have it then.
         """
         from vllm.inputs.engine import tokens_input
 
@@ -93,6 +97,11 @@ class CoreRequests:
         except Exception:
             core.engine_core.abort_requests([request.request_id])  # part of vLLM may have it
             raise
+        if first:
+            scheduler = core.engine_core.engine_core.scheduler
+            waiting = scheduler.requests[request.request_id]
+            scheduler.waiting.remove_request(waiting)
+            scheduler.waiting.prepend_request(waiting)
         self._submitted[request.request_id] = _Submitted(name, 1 + parameters.logprobs)
         self._ids[name] = request.request_id
 
@@ -117,4 +126,12 @@ class CoreRequests:
         reason = output.finish_reason
         if reason is not None:
             del self._submitted[output.request_id], self._ids[submitted.name]
-        return NewTokens(submitted.name, output.new_token_ids, ids, log_probs, None if reason is None else str(reason))
+        prompt = output.new_prompt_logprobs_tensors
+        return NewTokens(
+            submitted.name,
+            output.new_token_ids,
+            ids,
+            log_probs,
+            None if reason is None else str(reason),
+            None if prompt is None else prompt.logprobs[:, 0].numpy(),
+        )

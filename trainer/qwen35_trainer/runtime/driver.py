@@ -51,6 +51,7 @@ from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
+from qwen35_trainer.weights.probe import probe_sequences
 from qwen35_trainer.weights.transports import choose
 
 logger = logging.getLogger(__name__)
@@ -219,6 +220,10 @@ class Driver(Process):
         data = opening.result()
         if not await self._waited(loading):
             return "Stopped"
+        if spec.rollout is not None:
+            texts = (each.token_ids for each in data.prompts if not (each.prompt.images or each.prompt.videos))
+            length = spec.data.maxPromptTokens + spec.data.maxResponseTokens
+            train.probe(probe_sequences(texts, length), spec.publication.maxLogProbDifference)
         training = TrainSession(
             spec=spec,
             pool=train,

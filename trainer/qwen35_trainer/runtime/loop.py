@@ -273,7 +273,8 @@ class TrainingLoop:
         untrained_total = Counter({str(reason): self.coordinator.left_by_reason[reason] for reason in untrained})
         new, self._reported = untrained_total - self._reported, untrained_total
         failures, generation.failures = generation.failures, Failures()
-        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures)
+        probe_results, generation.probe_results = tuple(generation.probe_results), []
+        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures, probe_results)
 
     # Publications and evaluations.
 

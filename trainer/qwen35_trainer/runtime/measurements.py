@@ -23,6 +23,7 @@ from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, writ
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
+from qwen35_trainer.weights.probe import ProbeResult
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ class PipelineMeasures:
     """Reason → number of groups that left untrained."""
     failures: Failures
     """Failed reward calls in all groups that were scored since the previous batch, including groups that do not train."""
+    probe_results: Sequence[ProbeResult] = ()
+    """Results of the probes that replicas have passed since the previous batch."""
 
 
 def update_record(
@@ -176,6 +179,7 @@ def update_record(
     rewards = np.array([reward for group in groups for reward in group.rewards if reward is not None])
     sequences = [sequence for group in groups for sequence in group.sequences]
     failures = pipeline.failures if pipeline is not None and first else Failures()
+    probe_results = pipeline.probe_results if pipeline is not None and first else ()
     lengths = np.array([len(sequence.tokens) for sequence in sequences])
     mean = measured.means.get
     clipped = [value for name, value in measured.means.items() if name in ("clip_fraction_low", "clip_fraction_high")]
@@ -198,6 +202,8 @@ def update_record(
         entropy=mean("entropy"),
         kl=mean("kl"),
         behaviour_kl=mean("behaviour_kl"),
+        probe_difference_mean=max((each.mean for each in probe_results), default=None),
+        probe_difference_max=max((each.maximum for each in probe_results), default=None),
         clip_fraction=sum(clipped) if clipped else None,
         correction_weight_mean=mean("correction_weight"),
         router_load_balancing=mean("router_load_balancing"),

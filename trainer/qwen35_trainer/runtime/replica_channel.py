@@ -29,6 +29,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.probe import ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 
 MAX_REPORT_SECONDS = 20.0
@@ -109,6 +110,8 @@ class EngineReport:
     """The memory in which other replicas can read the version `loaded`. None: they cannot, or no version was loaded."""
     unread: int | None = None
     """The newest version that could not be read from another replica since the previous report, so that it must be sent again."""
+    probed: ProbeResult | None = None
+    """The result of the last probe since the previous report, which the replica has passed. None: no probe ended."""
     generated: int = 0
     """Number of tokens that were generated since the previous report. A later report may contain their ids."""
     intervals: tuple[tuple[float, float], ...] = ()

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
@@ -54,12 +55,16 @@ from qwen35_trainer.runtime.replica_channel import (
     TakeSequences,
 )
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.probe import LogProbsDiffer, Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 from qwen35_trainer.weights.transfer_agent import SourceLost
 from qwen35_trainer.weights.transports import RelayingReceiver, receiver
-from qwen35_trainer.weights.weight_manifest import WeightsDamaged
+from qwen35_trainer.weights.weight_manifest import WeightsDamaged, listed
 
 logger = logging.getLogger(__name__)
+
+type ProbedLogProbs = tuple[NDArray[np.float32], ...]
+"""The log-probs (T - 1,) of each sequence of a probe."""
 
 IDLE_WAIT_SECONDS = 0.5
 """Maximum time that the engine thread waits on an empty inbox before it checks whether it has to end."""
@@ -124,6 +129,7 @@ class _Outbox:
     loaded: int | None = None
     copy: RegisteredCopy | None = None
     unread: int | None = None
+    probed: ProbeResult | None = None
     generated: int = 0
     intervals: list[tuple[float, float]] = field(default_factory=list)
 
@@ -143,6 +149,7 @@ class EngineThread:
         self._closing = threading.Event()
         self._progressed = time.time()
         self._steps = 0
+        self._probing: Future[ProbedLogProbs | None] | None = None
         self._commanded = False  # whether a command is being carried out
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
         self._submitted: dict[SequenceId, float] = {}  # wall-clock second
@@ -188,6 +195,30 @@ class EngineThread:
             self._outbox.unread = version
         self._on_report()
 
+    def probe(self, probe: Probe, version: int) -> Future[ProbedLogProbs | None]:
+        """Queue a probe of `version`.
+
+        The future has the log-probs of its sequences, or None if another version comes into service before it ends. If the engine
+        fails before, the future is never done.
+        """
+        probing: Future[ProbedLogProbs | None] = Future()
+        self._inbox.put(lambda: self._probe(probe, version, probing))
+        return probing
+
+    def passed(self, result: ProbeResult) -> None:
+        """Add the result of a probe that was passed to the next report, which does not come earlier because of it."""
+        with self._lock:
+            self._outbox.probed = result
+
+    def changed_by_loading(self, weights: Any, version: int) -> Future[list[str]]:  # noqa: ANN401  # as for `receive`
+        """Queue the command to load the version in service again. The future has the names of the parameters that changed.
+
+        They had other values than those of the version.
+        """
+        changed: Future[list[str]] = Future()
+        self._inbox.put(lambda: self._load_again(weights, version, changed))
+        return changed
+
     def fail(self, error: BaseException) -> None:
         """Record `error`, such as damaged weights, unless an earlier error is recorded, and end the engine.
 
@@ -211,6 +242,7 @@ class EngineThread:
             loaded=outbox.loaded,
             copy=outbox.copy,
             unread=outbox.unread,
+            probed=outbox.probed,
             generated=outbox.generated,
             intervals=tuple(outbox.intervals),
             steps=self._steps,
@@ -293,10 +325,35 @@ class EngineThread:
 
     def _commit(self, version: int, committed: Future[None], copy: RegisteredCopy | None = None) -> None:
         self._engine.commit(version)
+        self._end_probe(None)
         with self._lock:
             self._outbox.loaded, self._outbox.copy = version, copy
         committed.set_result(None)
         self._on_report()
+
+    def _probe(self, probe: Probe, version: int, probing: Future[ProbedLogProbs | None]) -> None:
+        self._end_probe(None)
+        if self._engine.version == version:
+            self._engine.probe(probe.sequences)
+            self._probing = probing
+        else:
+            probing.set_result(None)
+
+    def _end_probe(self, result: ProbedLogProbs | None) -> None:
+        if self._probing is not None:
+            self._probing.set_result(result)
+            self._probing = None
+
+    def _load_again(self, weights: Any, version: int, changed: Future[list[str]]) -> None:  # noqa: ANN401
+        try:
+            before = self._engine.checksums()
+            self._engine.receive(weights, version)
+            self._engine.commit(version)
+            after = self._engine.checksums()
+        except Exception as error:  # noqa: BLE001  # raised to the caller, which then ends the engine
+            changed.set_exception(error)
+        else:
+            changed.set_result([name for name, checksum in before.items() if after.get(name) != checksum])
 
     def _step(self) -> None:
         started = time.time()
@@ -319,6 +376,8 @@ class EngineThread:
             else:
                 box.intervals.append((started, time.time()))
             awaited = self._is_awaited(output.finished)
+        if output.probed is not None:
+            self._end_probe(output.probed)
         if awaited:
             self._on_report()
 
@@ -396,6 +455,8 @@ class RolloutWorker(Process):
         self._arrived: asyncio.Queue[PublishedWeights] = asyncio.Queue()
         self._opening: asyncio.Task[int | None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
+        self._replacing = asyncio.Lock()  # held from the receipt of a version until its commit
 
     async def address(self) -> WorkerAddress:
         """Return the address of this process. An answer means that the process has started."""
@@ -581,9 +642,51 @@ class RolloutWorker(Process):
             logger.warning("version %d could not be read from another replica: %s", version, error)
             engine.report_unread(version)
             return
-        await asyncio.to_thread(engine.receive, weights, version)
-        del published, weights  # a reference would keep the version in memory
-        await asyncio.wrap_future(engine.commit(version, arriving.copy))
+        async with self._replacing:
+            await asyncio.to_thread(engine.receive, weights, version)
+            del weights  # a reference would keep the version in memory
+            await asyncio.wrap_future(engine.commit(version, arriving.copy))
+        if published.probe is not None:
+            # The next version does not wait for it. The driver keeps the newest version in memory for as long as a probe takes.
+            probing = asyncio.create_task(self._probe(published, published.probe))
+            self._probes.add(probing)
+            probing.add_done_callback(self._probes.discard)
+
+    async def _probe(self, published: PublishedWeights, probe: Probe) -> None:
+        """Compare log-probs of the version in service with those of the trainer. If they differ, the engine ends.
+
+        Without effect if a later version comes into service before.
+        """
+        version, engine = published.manifest.version, self._running
+        try:
+            log_probs = await asyncio.wrap_future(engine.probe(probe, version))
+            if log_probs is None:
+                return
+            result = probe.result(log_probs, version)
+            if result.mean <= probe.limit:
+                engine.passed(result)
+                return
+            async with self._replacing:
+                engine.fail(
+                    LogProbsDiffer(
+                        f"with the weights of version {version}, its log-probs differ from the trainer's by {result.mean:.3g} nats in "
+                        f"the mean, and the limit is {probe.limit:g} (spec.publication.maxLogProbDifference); {await self._wrong(published)}"
+                    )
+                )
+        except Exception as error:  # noqa: BLE001  # raised by the next call for reports
+            engine.fail(error)
+
+    async def _wrong(self, published: PublishedWeights) -> str:
+        """Load the version in service once more, and return which parameters had other values, as text."""
+        try:
+            weights = await receiver().fetch(published)
+            version = published.manifest.version
+            changed = await asyncio.wrap_future(self._running.changed_by_loading(weights, version))
+        except Exception as error:  # noqa: BLE001  # a part of the message: the replica is lost in any case
+            return f"its parameters could not be compared with the published ones: {type(error).__name__}: {error}"
+        if not changed:
+            return "its parameters are the published ones, so its kernels compute something else"
+        return f"its parameters differ from the published ones in {listed(changed)}"
 
 
 def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from qwen35_trainer.engines.batch_division import ONE_SHARE, BatchDivision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.runtime.calls import Stalled, answer, answers
 from qwen35_trainer.runtime.site import rank_order
-from qwen35_trainer.weights.published import PublishedWeights, joined
+from qwen35_trainer.weights.probe import Probe
+from qwen35_trainer.weights.published import PublishedWeights, StagedShard, joined
+
+type ProbeTokens = tuple[NDArray[np.int32], ...]
 
 
 class TrainPool:
@@ -36,6 +42,7 @@ class TrainPool:
         self._workers, self._deadline = list(workers), deadline
         self._division, self._groups = division, groups
         self._names = [f"train-{rank}" for rank in range(len(workers))]
+        self._probe: tuple[ProbeTokens, float] | None = None
 
     async def start(self, seconds: float) -> tuple[float, float]:
         """Give each worker its rank, form the process group and build the engines.
@@ -83,21 +90,33 @@ class TrainPool:
         act: description of the call, for errors. Raises Stalled if storing the shares or a call takes longer than the
         deadline.
         """
+        shares = await self._shares(act, batch)
+        calls = [
+            getattr(worker, method).remote(share, *arguments)
+            for worker, share in zip(self._workers, shares, strict=True)
+        ]
+        return (await self._answers(calls, act))[0]
+
+    async def _shares(self, act: str, batch: TrainBatch) -> list[ray.ObjectRef[TrainBatch]]:
+        """Copy the shares of a batch to the object store, and return the share of each rank. act: as in `_on_shares`."""
         try:
             # In a thread: the tokens of the whole batch are copied twice, into shares and into the object store.
             shares = await asyncio.wait_for(asyncio.to_thread(self._put_shares, batch), self._deadline)
         except TimeoutError as error:
             raise Stalled(f"{act}: the object store did not take the batch within {self._deadline:g} s") from error
         of_share = len(self._workers) // len(shares)
-        calls = [
-            getattr(worker, method).remote(shares[rank // of_share], *arguments)
-            for rank, worker in enumerate(self._workers)
-        ]
-        return (await self._answers(calls, act))[0]
+        return [shares[rank // of_share] for rank in range(len(self._workers))]
 
     def _put_shares(self, batch: TrainBatch) -> list[ray.ObjectRef[TrainBatch]]:
         """Copy the shares of a batch to the object store. Neighbouring ranks with the same share read the same object."""
         return [ray.put(share) for share in self._division.shares_of(batch)]
+
+    def probe(self, sequences: ProbeTokens, limit: float) -> None:
+        """Publish each later version with the trainer's log-probs of `sequences`, which replicas compare with theirs.
+
+        limit: mean difference, in nats, above which a replica is lost. Without sequences, or with a limit of 0, nothing is compared.
+        """
+        self._probe = (sequences, limit) if sequences and limit else None
 
     async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
         """Copy the weights as `version`, and return the description by which replicas fetch the copy.
@@ -105,8 +124,19 @@ class TrainPool:
         needed: earlier versions that replicas have or may still fetch. Raises WeightsDamaged, with the names of the
         tensors, if the ranks copied tensors incompletely or twice.
         """
-        staged = await self._all("publication", "copying the weights", version, needed)
-        return joined(staged, version)
+        act = "copying the weights"
+        if self._probe is None:
+            return joined(await self._all("publication", act, version, needed), version)
+        sequences, limit = self._probe
+        shares = await self._shares(act, _probe_batch(sequences))
+        calls = [
+            worker.publication.remote(version, needed, share)
+            for worker, share in zip(self._workers, shares, strict=True)
+        ]
+        staged: list[StagedShard] = await self._answers(calls, act)
+        log_probs = staged[0].log_probs
+        assert log_probs is not None, "every rank computes the probe"
+        return replace(joined(staged, version), probe=Probe(sequences, log_probs, limit))
 
     async def save(self, folder: Path) -> None:
         """Begin to write a checkpoint. Returns when the ranks have copied their state, so that they may train again.
@@ -127,3 +157,15 @@ class TrainPool:
 
     async def _answers(self, calls: Sequence[ray.ObjectRef[Any]], act: str) -> list[Any]:
         return await answers(calls, of="the train pool", act=act, seconds=self._deadline, names=self._names)
+
+
+def _probe_batch(sequences: ProbeTokens) -> TrainBatch:
+    """Return a batch whose responses are all tokens of `sequences` but the first one of each."""
+    responses = [sequence[1:] for sequence in sequences]
+    return TrainBatch(
+        prompts=np.array([sequence[0] for sequence in sequences], np.int32),
+        prompt_lengths=np.ones(len(sequences), np.int64),
+        responses=np.concatenate(responses),
+        response_lengths=np.array([len(response) for response in responses], np.int64),
+        trainable=np.ones(sum(map(len, responses)), np.bool_),
+    )

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,14 +133,16 @@ class TrainWorker(Process):
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
         return self._ready_engine.negative_log_likelihood(batch)
 
-    def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
+    def publication(self, version: int, needed: frozenset[int], probe: TrainBatch | None = None) -> StagedShard:
         """Copy this rank's part of the weights as `version`. All ranks must call this together.
 
+        probe: this rank's share of the tokens whose log-probs the result contains; None: it contains none.
         needed: earlier versions that replicas have or may still fetch. The copy is complete before the next optimizer
         step, so that replicas can read the copy while the weights change.
         """
         assert self._sender is not None, "join comes first"
-        return self._sender.stage(self._ready_engine.shards(), version, needed)
+        shard = self._sender.stage(self._ready_engine.shards(), version, needed)
+        return shard if probe is None else replace(shard, log_probs=self._ready_engine.log_probs(probe))
 
     def save(self, folder: Path) -> None:
         """Copy the state of this rank, and begin to write it into `folder` as its part of a checkpoint.

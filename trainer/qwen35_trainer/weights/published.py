@@ -13,6 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.segment import SegmentHandle
 from qwen35_trainer.weights.transfer_agent import RemoteMemory
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
@@ -123,6 +127,8 @@ class StagedShard:
     """Checksum of the rank's layout. It must be equal on all ranks."""
     parts: tuple[TensorPart, ...]
     source: WeightSource
+    log_probs: NDArray[np.float32] | None = None
+    """The trainer's log-probs of the publication's probe, the same on all ranks; None: the publication has no probe."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,8 @@ class PublishedWeights:
 
     manifest: WeightManifest
     source: WeightSource
+    probe: Probe | None = None
+    """Tokens whose log-probs replicas compare with the trainer's; None: they compare nothing."""
 
 
 def joined(shards: Sequence[StagedShard], version: int) -> PublishedWeights:

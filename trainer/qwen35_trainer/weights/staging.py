@@ -79,6 +79,12 @@ def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES) -> Iterator[Sh
             yield ShardPiece(number, shard.dtype, (shard.start + first) * item, values.numel() * item, values)
 
 
+def tensor_checksum(tensor: Tensor) -> int:
+    """Return the XXH3 of a tensor's bytes, 64 bits. The tensor is copied if it is on a device or not contiguous."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return int(xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy()))
+
+
 def _write(values: Tensor, target: Tensor, memory: Memory) -> int:
     """Copy values to `target`, whose bytes are `memory`. Returns their checksum."""
     if values.device.type != "cpu":  # converted there, and copied together

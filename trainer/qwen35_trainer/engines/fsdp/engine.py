@@ -46,7 +46,7 @@ from qwen35_trainer.engines.fsdp.micro_batch import (
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.published_shard import published_precision, published_shard
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
-from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import TrainingSpec
@@ -137,6 +137,17 @@ class FSDPEngine:
         self._check_share(batch)
         table = self._table(self._model, batch, Offsets.of(batch), temperature=1.0)
         return -float(self._ranks.sum(table.values.double().sum())) / max(1, int(batch.trained.sum()))
+
+    def log_probs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        self._check_share(batch)
+        table = self._table(self._model, batch, Offsets.of(batch), temperature=1.0)
+        lengths, held = batch.response_lengths, batch.held_samples
+        whole = torch.zeros(int(lengths.sum()))
+        for start, sample in zip(starts_of(lengths)[held], held, strict=True):
+            of_share = int(table.starts[sample])
+            whole[start : start + lengths[sample]] = table.values[of_share : of_share + lengths[sample]]
+        summed: NDArray[np.float32] = self._ranks.sum(whole).numpy()
+        return summed
 
     def shards(self) -> list[WeightShard]:
         settings, precision = self._spec.train.lora, published_precision(self._spec)
