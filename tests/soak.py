@@ -111,9 +111,14 @@ def _with_processes() -> tuple[Kind, ...]:
     )
 
 
+def with_limits_in_seconds() -> list[str]:
+    """Return the files below tests/ that have tests marked `quiet`."""
+    files = sorted(TESTS.rglob("test_*.py"))
+    return [str(file.relative_to(TESTS)) for file in files if "mark.quiet" in file.read_text()]
+
+
 def _alone() -> tuple[Kind, ...]:
-    files = (file for file in sorted(TESTS.rglob("test_*.py")) if "mark.quiet" in file.read_text())
-    timed = tuple(name for file in files if (name := str(file.relative_to(TESTS))) != SIGNALS)
+    timed = tuple(name for name in with_limits_in_seconds() if name != SIGNALS)
     return (
         Kind("signals at random moments of the start", Lane.ALONE, (SIGNALS,), ("-m", "quiet or soak", "-s")),
         Kind("limits in seconds", Lane.ALONE, timed, ("-m", "quiet")),

@@ -31,7 +31,7 @@ def test_each_kind_gives_pytest_places_that_exist_and_its_seed() -> None:
 
 
 def test_only_the_kinds_that_run_alone_have_tests_with_limits_in_seconds() -> None:
-    timed = {str(file.relative_to(TESTS)) for file in TESTS.rglob("test_*.py") if "mark.quiet" in file.read_text()}
+    timed = set(soak.with_limits_in_seconds())
     alone = [kind for kind in soak.kinds() if kind.lane is soak.Lane.ALONE]
     assert timed <= {place for kind in alone for place in kind.tests}
     for kind in soak.kinds():
