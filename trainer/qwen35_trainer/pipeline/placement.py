@@ -33,9 +33,9 @@ from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
 from qwen35_trainer.pipeline.sequences import EVALUATION_POSITION, PlacedGroup, PlacedSequence, WaitingSequences
 
 EVALUATION_PRIORITY = -1
-"""Priority of an evaluation's sequences, lower than every version and batch number, so that they are placed first.
+"""Priority of an evaluation's sequences. It is lower than every version and batch number, so they are placed first.
 
-A publication waits for the evaluation.
+They are placed first because the next publication waits for the evaluation.
 """
 RUNNING_SHARE = 0.5
 """Assumed share of the window's groups that are being generated.
@@ -45,20 +45,22 @@ The other groups of the window have finished, or have trained since the last pub
 BOUND_SHARE = 0.25
 """Maximum number of sequences that wait for one replica, as a share of its slots.
 
-A waiting sequence then waits for at most about this share of the time that one response takes.
+With this limit, a sequence waits for at most about this share of the time that one response takes.
 """
 MAX_OBSERVED_LENGTHS = 1000
-"""Number of finished sequences over which the mean response length is taken, roughly."""
+"""Approximate number of the latest finished sequences over which the mean response length is computed."""
 MIN_OUTDATED_STRAGGLERS = 64
-"""Number of outdated entries that the queue of stragglers may always hold before they are removed."""
+"""Outdated entries are removed from the queue of stragglers when it has more entries than this number plus twice the
+number of sequences in the pool.
+"""
 
 
 class Placement:
     """Tracks the groups from dispatch to their end, and chooses the replicas that generate their sequences.
 
-    buffer: is notified of the birth of each group, the oldest version of its tokens. lane_after: response tokens after
-    which a sequence moves to the straggler lane; None: there is no lane. group_affinity: whether the samples of a
-    prompt go to the same replica.
+    buffer: gets the birth of each group, which is the version of the group's oldest token. lane_after: number of
+    response tokens after which a sequence moves to the straggler lane; None: there is no lane. group_affinity: whether
+    the samples of a prompt go to the same replica.
     """
 
     def __init__(self, buffer: Buffer, lane_after: int | None, *, group_affinity: bool = True) -> None:
@@ -86,7 +88,10 @@ class Placement:
         return len(self._waiting)
 
     def add(self, number: int, position: int, samples: int) -> None:
-        """Add a dispatched group of `samples` sequences. The call of `place` that dispatched the group starts them."""
+        """Add a dispatched group of `samples` sequences.
+
+        The call of `place` that dispatched the group starts its sequences.
+        """
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 
     def add_evaluation(self, numbers: Iterable[int], samples: int) -> None:
@@ -100,7 +105,10 @@ class Placement:
                 self._waiting.add((number, index), EVALUATION_PRIORITY)
 
     def drop(self, numbers: Iterable[int], actions: list[Action]) -> None:
-        """Cancel the sequences of the groups `numbers`. The groups stay in `groups` until the caller removes them."""
+        """Cancel the sequences of the groups `numbers`, and append the commands to `actions`.
+
+        The groups stay in `groups` until the caller removes them.
+        """
         cancelled: dict[int, list[SequenceId]] = {}
         for number in numbers:
             for index, sequence in enumerate(self.groups[number].sequences):
@@ -114,7 +122,10 @@ class Placement:
     # Replicas.
 
     def pool_of(self, number: int) -> ReplicaPool:
-        """Return the collection that holds a replica: `lane`, `behind`, or else `pool`."""
+        """Return the collection that holds a replica: `lane` or `behind` if the replica is there, and otherwise `pool`.
+
+        The result is `pool` also for a replica that is in no collection.
+        """
         return next((pool for pool in (self.lane, self.behind) if number in pool), self.pool)
 
     def join(self, event: on.ReplicaJoined) -> bool:
@@ -128,7 +139,10 @@ class Placement:
         return self.catch_up(event.replica, event.version)
 
     def catch_up(self, number: int, version: int) -> bool:
-        """Record that a replica in `behind` has loaded `version`. Returns whether it may get sequences now."""
+        """Record that a replica in `behind` has loaded `version`. Returns whether it may get sequences now.
+
+        number: number of the replica. It may not get sequences if `version` is older than the published version.
+        """
         if version < self._buffer.published:
             return False
         replica = self.behind.remove(number)
@@ -146,7 +160,8 @@ class Placement:
     def lose(self, event: on.ReplicaLost, *, keep: bool) -> ReplicaState:
         """Remove a lost replica and enqueue its sequences. Returns the removed replica.
 
-        keep: whether the sequences keep the tokens that are still available; otherwise they start over.
+        keep: whether each sequence keeps the tokens that are still available (`ReplicaLost.kept`); if False, all start
+        over.
         """
         replica = self.pool_of(event.replica).remove(event.replica)
         self._unbind(event.replica)
@@ -180,7 +195,7 @@ class Placement:
     def progressed(self, event: on.SequencesProgressed) -> None:
         """Record the number of tokens of running sequences.
 
-        Those that have become stragglers are enqueued for the lane.
+        Sequences that have become stragglers are enqueued for the lane.
         """
         by_replica: dict[int, dict[SequenceId, int]] = {}
         groups, straggler = self.groups, math.inf if self._lane_after is None else self._lane_after
@@ -264,7 +279,10 @@ class Placement:
         actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
     def _place_waiting(self, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Start the sequences that any replica may take, then those that wait for one replica with a free slot."""
+        """Start the sequences that any replica may take, then those that wait for one replica with a free slot.
+
+        starts: the sequences to start, by replica; the started sequences are added to it.
+        """
         while (name := self._waiting.first(before=self._buffer.published)) is not None:
             if self._bind(name):
                 continue
@@ -278,7 +296,10 @@ class Placement:
         self._homes_with_slots.clear()
 
     def _place_new(self, number: int, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Start the sequences of a new group. Sequences for which their replica has no free slot wait."""
+        """Start the sequences of a new group, and add them to `starts`, the sequences to start by replica.
+
+        Sequences for which their replica has no free slot wait.
+        """
         for index in range(len(self.groups[number].sequences)):
             name = (number, index)
             if self._bind(name):
@@ -347,7 +368,8 @@ class Placement:
     def _share(self, group: PlacedGroup) -> int:
         """Return how many sequences of a group go to one replica.
 
-        All of them do, unless there are so few groups that other replicas would get no sequences.
+        With group affinity, all of them go to one replica, unless there are so few groups that other replicas would get
+        no sequences. Without group affinity, the result is 1.
         """
         samples = len(group.sequences)
         if not self._group_affinity:
@@ -359,9 +381,10 @@ class Placement:
         return self._lane_after is not None and sequence.tokens >= self._lane_after
 
     def _update_birth(self, number: int, sequence: PlacedSequence, replica: ReplicaState) -> None:
-        """Lower the birth of a sequence to the version of its new replica, if that is older.
+        """Lower the birth of a sequence to the version of its new replica, if the replica's version is older.
 
-        The replica can be older than the replica that generated the last token, because a version may be in transfer.
+        The replica can have an older version than the replica that generated the last token, because a version may be
+        in transfer.
         """
         born_before = None if sequence.tokens == 0 else sequence.born
         born = replica.version if born_before is None else min(born_before, replica.version)

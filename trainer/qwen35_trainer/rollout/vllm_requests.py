@@ -24,7 +24,7 @@ _NO_IDS, _NO_LOG_PROBS = np.empty((0, 1), np.int32), np.empty((0, 1), np.float32
 class NewTokens:
     """The n tokens that a step of vLLM generated for one request, with the m most likely tokens of each position.
 
-    The arrays share memory with the arrays of the whole step: copy what is kept.
+    The arrays share memory with the arrays of the whole step, so copy the values that are kept longer.
     """
 
     request: str
@@ -41,18 +41,21 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """A request that the engine core has."""
+    """A request that is in the engine core."""
 
     name: str
     columns: int
-    """1 + m: number of log-probs for each of its tokens. An engine core returns as many as the request with the most has."""
+    """1 + m: number of log-probs for each token of this request.
+
+    The arrays of a step have as many columns as its request with the most log-probs, so further columns are cut.
+    """
 
 
 class CoreRequests:
-    """The requests of an engine core, each with a name that is unique among the present ones.
+    """The requests of an engine core, each with a name that is unique among the present requests.
 
-    core: vLLM's LLMEngine, whose scheduler runs in this process. No request may be added to it, and no step made, in another way
-    while it has requests of this object.
+    core: vLLM's LLMEngine, whose scheduler runs in this process. While this object has requests, requests must be added
+    and steps must be made only through it.
     """
 
     def __init__(self, core: Any) -> None:  # noqa: ANN401  # vLLM's, untyped
@@ -71,9 +74,10 @@ class CoreRequests:
     ) -> None:
         """Add a request for one sequence.
 
-        parameters: vLLM's SamplingParams, with `logprobs`. salt: only requests of the same salt share cached blocks.
-        lora_request: vLLM's LoRARequest of the adapter that generates; None: none. Raises vLLM's error if vLLM refuses the request.
-        The engine core does not have it then.
+        name: of the request. prompt: token ids. parameters: vLLM's SamplingParams, with `logprobs`. salt: only requests
+        with the same salt share cached blocks. lora_request: vLLM's LoRARequest of the adapter that generates; None: no
+        adapter. Raises vLLM's error if vLLM refuses the request; the engine core does not have the request in this
+        case.
         """
         from vllm.inputs.engine import tokens_input
 
