@@ -2,6 +2,7 @@
 
 tables   the tables of docs/design/staleness.md: reference workload, cv 1.0 and 1.5, with and without a lane
 checks   the ratios that the rule has to reach
+lane     whether stragglers should move: no lane, all that are long enough move, those move that gain; by length of prompts
 beyond   other settings that exceed the tables, best first
 verl     its published step times at 128 devices, by staleness and by batches required: the constants come from one row
 
@@ -11,7 +12,7 @@ all rows, and `sensitivity` shows the results of the others. Fitted only to the 
 trainer's seconds per token, to its update; the rest of the step, to step - gen - update. The other rows are predictions. In the second sweep verl's own update time nearly doubles when batches
 get smaller, which no constant per token can give: the first prediction keeps the constants, the second uses the update time of each row.
 
-    python -m benchmarks.scheduler [--seeds 5]
+    python -m benchmarks.scheduler [--seeds 5] [--only lane]
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from qwen35_trainer.simulate.workload import (
     LaneSpeed,
     Lognormal,
     MissedDeadlinePolicy,
+    PrefillCost,
     PublicationCost,
     ReplicaGroup,
     ReplicaSpeed,
@@ -163,6 +165,12 @@ BEYOND = {
     "Wait, S 6, s 2.5, 2 lanes 1.5 × after 4000": with_lane(knobs(2.5, 6), 1.5, 4000, 2),
 }
 
+LANE_PREFILLS = {
+    "free, 200 steps to arrive": (PrefillCost(), 200.0),
+    **{f"prompts of {tokens:,} tokens": (PrefillCost(150.0, tokens), 0.0) for tokens in (0, 2048, 16_384, 32_768)},
+}
+"""Cost of prefill, and steps to arrive in the lane. 150 tokens are prefilled in the time of a step, as for a manifest."""
+
 SWEEP = {
     0.0: (231.34, 128.47, 98.77),
     0.1: (171.30, 58.17, 109.12),
@@ -232,6 +240,25 @@ def checks(seeds: int) -> dict[str, object]:
         "maskEffectiveOverFifo": {"value": round(effective, 3), "atLeast": 1.3, "holds": effective >= 1.3},
         "maskMaxTrainedTokenLag": {"value": mask["maxTokenLag"], "atMost": 4, "holds": mask["maxTokenLag"] <= 4},
     }
+
+
+def lane(seeds: int) -> list[dict[str, object]]:
+    """Return effective tokens per unit of time, and moves, with 8 replicas, or 6 and a lane of 1.5 × in place of two."""
+    rows: list[dict[str, object]] = []
+    for name, (prefill, arrival) in LANE_PREFILLS.items():
+        decided = replace(with_lane(knobs(2, 4), 1.5, 4000), prefill=prefill)
+        assert decided.lane is not None
+        decided = replace(decided, lane=replace(decided.lane, arrival_steps=arrival))
+        assert decided.lane is not None
+        every = replace(decided, lane=replace(decided.lane, breaks_even=False))
+        ways = {"noLane": replace(knobs(2, 4), prefill=prefill), "allMove": every, "decided": decided}
+        tokens = {way: mean_of(workload, seeds)["effective"] for way, workload in ways.items()}
+        over = tokens["decided"] / max(tokens["noLane"], tokens["allMove"])
+        rows.append(
+            {"prefill": name, **tokens, "moves": {way: play(ways[way]).moves for way in ("allMove", "decided")}}
+            | {"decidedOverBetter": {"value": round(over, 3), "atLeast": 0.99, "holds": over >= 0.99}}
+        )
+    return rows
 
 
 def beyond(seeds: int) -> list[dict[str, object]]:
@@ -336,14 +363,18 @@ def verl() -> dict[str, object]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    seeds = parser.parse_args(arguments).seeds
-    results = {
-        "seeds": seeds,
-        "checks": checks(seeds),
-        "tables": tables(seeds),
-        "beyond": beyond(seeds),
-        "verl": verl(),
+    parser.add_argument("--only", choices=("checks", "tables", "lane", "beyond", "verl"))
+    options = parser.parse_args(arguments)
+    seeds = options.seeds
+    parts = {
+        "checks": lambda: checks(seeds),
+        "tables": lambda: tables(seeds),
+        "lane": lambda: lane(seeds),
+        "beyond": lambda: beyond(seeds),
+        "verl": verl,
     }
+    names = parts if options.only is None else (options.only,)
+    results: dict[str, object] = {"seeds": seeds} | {name: parts[name]() for name in names}
     json.dump(results, sys.stdout, indent=2)
     print()
 

@@ -294,7 +294,7 @@ def test_discard_drops_the_group_and_dispatches_its_prompt_again():
 
 
 def test_a_straggler_moves_to_the_lane_and_its_slot_is_taken_again():
-    played = world(4, lane_after=5)
+    played = world(4, lane_after=5, lane_breaks_even=False)
     played.join(1, lane=True)
     played.generate(0, 5)
     played.tell(0)
@@ -304,7 +304,7 @@ def test_a_straggler_moves_to_the_lane_and_its_slot_is_taken_again():
 
 
 def test_of_those_that_wait_for_the_lane_the_earliest_deadline_goes_first():
-    played = world(2, groups=1, group_size=1, lag=2, threshold=2.0, lane_after=5)
+    played = world(2, groups=1, group_size=1, lag=2, threshold=2.0, lane_after=5, lane_breaks_even=False)
     lane = played.join(1, lane=True)
     finish_group(played, 0)
     played.train()
@@ -321,7 +321,7 @@ def test_of_those_that_wait_for_the_lane_the_earliest_deadline_goes_first():
 
 
 def test_a_straggler_of_a_lost_lane_continues_in_the_pool_and_returns_to_the_next_lane():
-    played = world(4, lane_after=5)
+    played = world(4, lane_after=5, lane_breaks_even=False)
     played.join(1, lane=True)
     played.generate(0, 5)
     played.tell(0)
@@ -335,7 +335,7 @@ def test_a_straggler_of_a_lost_lane_continues_in_the_pool_and_returns_to_the_nex
 
 def test_a_straggler_whose_lane_is_lost_before_it_arrives_continues_from_what_it_had_reported():
     """As when the lane is lost while the journal is flushed: it does not know the straggler yet."""
-    played = world(4, lane_after=5)
+    played = world(4, lane_after=5, lane_breaks_even=False)
     lane = played.join(1, lane=True)
     played.generate(0, 5)
     played.tell(0)
@@ -364,7 +364,7 @@ def test_stragglers_that_end_while_the_lane_is_full_are_forgotten():
 
 
 def test_the_lane_takes_everything_when_the_pool_has_no_replica_left():
-    played = world(2, lane_after=5)
+    played = world(2, lane_after=5, lane_breaks_even=False)
     played.join(2, lane=True)
     played.lose(0, keep=0)
     assert len(played.replicas[1].running) == 2

@@ -40,6 +40,7 @@ class Histories(RuleBasedStateMachine):
         mode=st.sampled_from(["partial", "partial", "whole", "turns"]),
         filtering=st.booleans(),
         lane_after=st.none() | st.integers(1, 4),
+        breaks_even=st.sampled_from([True, True, False]),
         adaptive=st.booleans(),
         start=st.integers(0, 5),
         pending=st.integers(0, 3),
@@ -48,7 +49,8 @@ class Histories(RuleBasedStateMachine):
         stops=st.booleans(),
     )
     def begin(
-        self, window, samples, batches, policy, mode, filtering, lane_after, adaptive, start, pending, slots, affinity, stops
+        self, window, samples, batches, policy, mode, filtering, lane_after, breaks_even, adaptive, start, pending, slots,
+        affinity, stops,
     ):  # fmt: skip
         self.settings = CoordinatorSettings(
             window=window,
@@ -59,6 +61,8 @@ class Histories(RuleBasedStateMachine):
             taking_turns=mode == "turns",
             dynamic_sampling=filtering and samples > 1,
             lane_after=lane_after,
+            lane_breaks_even=breaks_even,
+            max_response_tokens=40,
             adaptive=adaptive,
             group_affinity=affinity,
         )
@@ -68,7 +72,9 @@ class Histories(RuleBasedStateMachine):
         for each in slots:
             self.world.join(each)
         if lane_after is not None:
-            self.world.join(2, lane=True)
+            self.world.join(6, lane=True)
+            for number in self.world.replicas if breaks_even else ():
+                self.world.measure(number, 1.0 if number < len(slots) else 0.25)
 
     # The rollout pool.
 
@@ -135,6 +141,25 @@ class Histories(RuleBasedStateMachine):
     def report_of_a_lost_replica(self, version):
         gone = min(set(range(self.world.joined)) - self.world.replicas.keys())
         self.world.send(on.VersionLoaded(gone, version), on.ReplicaLeaving(gone), on.ReplicaLost(gone))
+
+    @rule(
+        replica=SMALL,
+        step=st.sampled_from([0.25, 0.5, 1.0]),
+        prefill=st.sampled_from([0.0, 0.25, 2.0]),
+        hand_over=SMALL,
+    )
+    def measure(self, replica, step, prefill, hand_over):
+        if (number := self.replica(replica)) is not None:
+            self.world.measure(number, step, prefill, hand_over)
+
+    @precondition(lambda self: self.settings.lane_after is not None)
+    @rule(tokens=st.integers(1, 5))
+    def stragglers(self, tokens):
+        """All replicas generate, and the pool's report together: many may move at one moment."""
+        with self.world.together():
+            for number in self.world.replicas:
+                self.world.generate(number, tokens)
+                self.world.tell(number)
 
     @rule(replica=SMALL, leaving=st.booleans())
     def leave(self, replica, leaving):
@@ -251,6 +276,17 @@ class Histories(RuleBasedStateMachine):
         assert world.exits == Counter({reason: n for reason, n in coordinator.left_by_reason.items() if n})
         assert all(len(replica.running) <= replica.slots for replica in world.replicas.values())
         assert coordinator.running == len(world.running)
+        if self.settings.lane_after is not None:
+            outside = [replica for replica in world.replicas.values() if not replica.lane]
+            long = {
+                name
+                for each in outside
+                for name in each.running
+                if len(world.reported[name]) >= self.settings.lane_after
+            }
+            stragglers = coordinator._placement._stragglers
+            assert {name for name in long if name in stragglers} == long, "each straggler is considered"
+            assert len(stragglers) == len(long), "and nothing else"
         if self.settings.partial_rollout and not self.settings.taking_turns and coordinator.waiting:
             pool = (each for each in world.replicas.values() if not each.lane and each.token_room is None)
             assert not any(replica.has_free_slot for replica in pool), "no slot is free while a sequence waits"

@@ -20,9 +20,11 @@ from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import Event, SequenceId
 from qwen35_trainer.pipeline.notices import LeaveReason
+from qwen35_trainer.pipeline.replica_times import UNMEASURED, ReplicaTimes
 from qwen35_trainer.pipeline.requests import EvaluateVersion, Request, StopTraining
 
 EVALUATION = 1 << 40
+PROMPT_TOKENS = 3
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Replica:
     is_behind: bool = False
     """It joined with older weights than the published ones, and has not loaded those."""
     token_room: int | None = None
+    times: ReplicaTimes = UNMEASURED
     running: dict[SequenceId, list[int]] = field(default_factory=dict)
 
     @property
@@ -55,7 +58,7 @@ class World:
 
     def __init__(self, settings: CoordinatorSettings, start: SchedulingSnapshot = SchedulingSnapshot()) -> None:  # noqa: B008, frozen
         self.settings, self.window = settings, settings.window
-        self.coordinator = Coordinator(settings, start)
+        self.coordinator = Coordinator(settings, start, prompt_tokens_of=lambda position: PROMPT_TOKENS)
         self.log: list[Action] = []
         self.replicas: dict[int, Replica] = {}
         self.joined = 0
@@ -81,6 +84,7 @@ class World:
         self.exits: Counter[LeaveReason] = Counter()
         self.evaluations: list[Evaluation] = []
         self.masked = 0
+        self.longest = 0  # tokens of the longest finished response
         self.is_stopping = self.ended = False
         self._collected: list[Event | Request] | None = None
 
@@ -88,7 +92,10 @@ class World:
         if self._collected is not None:
             self._collected += inputs
             return
-        for action in self.coordinator.handle(*inputs):
+        actions = self.coordinator.handle(*inputs)
+        ways = [(each.source, each.target) for each in actions if isinstance(each, do.MoveSequences)]
+        assert len(ways) == len(set(ways)), "what moves from one replica to another at one moment moves together"
+        for action in actions:
             assert not self.ended, "nothing follows the end"
             self.log.append(action)
             self._carry_out(action)
@@ -120,7 +127,10 @@ class World:
                         self._evaluation_of(name[0]).is_running = True
             case do.MoveSequences(source, target, names):
                 assert self.replicas[target].lane
+                assert not self.replicas[source].lane
                 for name in names:
+                    if self.settings.lane_breaks_even:
+                        self._is_worth_moving(name, self.replicas[source], self.replicas[target])
                     tokens = self.replicas[source].running.pop(name)
                     assert self.settings.lane_after is not None
                     assert len(tokens) >= self.settings.lane_after, "only stragglers go to the lane"
@@ -159,6 +169,22 @@ class World:
             case notices.RunEnded():
                 assert (self.training, self.saving) == (None, None), "the end waits for what is under way"
                 self.ended = True
+
+    def _is_worth_moving(self, name: SequenceId, source: Replica, target: Replica) -> None:
+        """Assert what must be true of a move, however long the rest of the sequence is expected to be.
+
+        Times of steps are equal for all numbers of sequences here, so the formula can be seen from outside.
+        """
+        assert source.times.is_measured, "nothing moves before it was measured how fast it is where it is"
+        if not target.times.is_measured:
+            assert not target.running, "a replica that was never measured is tried with one"
+            return
+        assert len(target.running) < 2 * target.times.largest, "twice what was measured"
+        faster = source.times.steps[0][1] - target.times.steps[0][1]
+        present = len(self.reported[name])
+        prefill = (PROMPT_TOKENS * (name[0] < EVALUATION) + present) * target.times.prefill_seconds_per_token
+        most = (max(self.settings.max_response_tokens, self.longest) - present) * faster
+        assert most > prefill * (len(target.running) + 1) + source.times.hand_over_seconds, "it gains nothing"
 
     def _takes(self, batch: do.TrainGroups) -> None:
         assert (self.training, self.copying) == (None, None), "the weights are copied before the next batch"
@@ -219,6 +245,13 @@ class World:
         self.kept |= kept
         self.send(on.ReplicaLost(number, {name: len(tokens) for name, tokens in kept.items()}))
 
+    def measure(self, number: int, step: float, prefill: float = 0.0, hand_over: float = 0.0) -> None:
+        """Report the speed of a replica, as measured with the sequences that it holds now, or with more before."""
+        replica = self.replicas[number]
+        most = max(1.0, float(len(replica.running)), replica.times.largest)
+        replica.times = ReplicaTimes(((most, step),), prefill, hand_over)
+        self.send(on.ReplicaMeasured(number, replica.times))
+
     def leave(self, number: int, leaving: bool) -> None:
         self.replicas[number].leaving = leaving
         self.send(on.ReplicaLeaving(number, leaving))
@@ -249,6 +282,7 @@ class World:
             self.finished[name] = tokens
             if all((name[0], index) in self.finished for index in range(self.settings.group_size)):
                 self.unscored[name[0]] = None
+        self.longest = max(self.longest, len(tokens))
         self.send(on.SequenceFinished(name, len(tokens)))
 
     def score(self, group: int, *, signal: bool = True) -> None:

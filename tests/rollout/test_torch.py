@@ -21,6 +21,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     GeneratedTokens,
     Sampling,
     SequenceRequest,
+    StepOutput,
 )
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.weights.segment import MemorySegment
@@ -182,6 +183,18 @@ def test_a_sequence_starts_with_its_first_token_and_not_when_it_is_queued(make_m
     while engine.busy:
         started += engine.step().started.items()
     assert started == [((1, 0), 1), ((1, 1), 1), ((1, 2), 1)]
+
+
+def test_a_step_counts_the_tokens_that_it_prefills_once_for_all_samples_of_a_prompt(make_model, tokens) -> None:
+    engine = engine_of(make_model(), slots=4, end_token=NEVER)
+    engine.submit(samples_of(0, (3, 4, 5), 2, 3))
+    step = engine.step()
+    assert (step.tokens, step.prefilled, step.prefills) == (2, 3, True)
+    step = engine.step()
+    assert (step.tokens, step.prefilled, step.prefills) == (2, 0, False)
+    taken = engine.take([(0, 0)])
+    engine.submit([dataclasses.replace(samples_of(0, (3, 4, 5), 1, 9)[0], kept=taken[0, 0])])
+    assert engine.step().prefilled == 3 + 2
 
 
 def test_more_samples_than_slots_start_once_each(make_model) -> None:
@@ -595,5 +608,5 @@ def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_mo
         else:
             assert_same(tokens[: len(kept)], kept)
     for engine in history.engines:
-        assert dataclasses.astuple(engine.step()) == ((), {}, 0)
+        assert engine.step() == StepOutput()
         assert engine.progress() == {}

@@ -239,6 +239,18 @@ def test_the_engine_runs_in_the_workers_process(replica: Replica) -> None:
     assert replica.processes == set()
 
 
+def test_a_step_counts_the_tokens_that_it_prefills(replica: Replica) -> None:
+    def counted() -> tuple[int, int, bool]:
+        step = replica.engine.step()
+        return step.tokens, step.prefilled, step.prefills
+
+    [name] = replica.submit(prompt_of(5, seed=325), 30, GREEDY)
+    assert [counted(), counted()] == [(1, 5, True), (1, 0, False)]
+    taken = replica.engine.take([name])[name]
+    replica.submit(prompt_of(5, seed=325), 30, GREEDY, kept=taken)
+    assert [counted(), counted()] == [(1, 5 + 2, True), (1, 0, False)]
+
+
 def test_a_continuation_from_any_prefix_is_the_uninterrupted_run(replica: Replica) -> None:
     prompt = prompt_of(5, seed=325)  # no token of its response is a matter of rounding
     [whole] = replica.generate(prompt, 30, GREEDY)

@@ -18,9 +18,11 @@ from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.pipeline.replica_times import ReplicaTimes
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.runtime import generation
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import (
@@ -30,6 +32,7 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
+from qwen35_trainer.runtime.step_times import DecodeSum, MeasuredSteps, PrefillSum
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 
 from .replicas import settled
@@ -99,9 +102,9 @@ def end() -> None:
 class Room:
     """Generation between a coordinator and replicas, both of which are played by the test."""
 
-    def __init__(self, folder: Path, write: Callable[..., Path]) -> None:
+    def __init__(self, folder: Path, write: Callable[..., Path], more: dict[str, object] | None = None) -> None:
         changes = {"data.maxResponseTokens": 20, "algorithm.groupSize": 2, "rollout.temperature": 0.5}
-        changes |= {"train.batch.microBatchSequences": 8}
+        changes |= {"train.batch.microBatchSequences": 8} | (more or {})
         self.spec = load_manifest(write(folder, changes)).spec
         self.pool, self.scoring = Pool(), Length()
         self.events: list[on.Event] = []
@@ -357,6 +360,31 @@ async def test_sequences_that_move_together_are_taken_by_one_command_and_submitt
         (LANE, SubmitSequences),
     ]
     assert (room.sent(LANE, (0, 0)), room.sent(LANE, (0, 1))) == ([[5]], [[6]])
+
+
+async def test_with_a_lane_the_coordinator_gets_the_durations_of_steps_prefill_and_moves(tmp_path, write, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(generation.time, "monotonic", lambda: now)
+    lane = {"rollout.nodes": 3, "rollout.stragglerLane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 2}}
+    room = Room(tmp_path, write, lane)
+    async with room.open():
+        room.begin()
+        room.report(POOL, measured=MeasuredSteps((DecodeSum(5, 10, 1.0),), PrefillSum(1, 0, 40, 1.0)))
+        room.move((0, 0), (0, 1))
+        now = 103.0
+        room.report(POOL, {(0, 0): tokens(5), (0, 1): tokens(6)}, taken=((0, 0), (0, 1)))
+        room.report(POOL, measured=MeasuredSteps((DecodeSum(5, 10, 1.01),)))
+    assert room.of(on.ReplicaMeasured) == [
+        on.ReplicaMeasured(POOL, ReplicaTimes(((2.0, 0.2),), 0.02)),
+        on.ReplicaMeasured(POOL, ReplicaTimes(((2.0, 0.2),), 0.02, 3.0)),
+    ]
+
+
+async def test_without_a_lane_no_event_contains_durations_of_steps(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, measured=MeasuredSteps((DecodeSum(5, 10, 1.0),)))
+    assert room.of(on.ReplicaMeasured) == []
 
 
 async def test_a_sequence_whose_source_is_lost_on_the_way_continues_from_what_it_had_reported(room):

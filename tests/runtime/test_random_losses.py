@@ -138,7 +138,12 @@ class Room:
         self.window = Window(2, 1, 1.0, 2)
         self.batches = 4
         settings = CoordinatorSettings(
-            self.window, group_size=2, batches=self.batches, lane_after=LANE_AFTER, partial_rollout=partial
+            self.window,
+            group_size=2,
+            batches=self.batches,
+            lane_after=LANE_AFTER,
+            lane_breaks_even=False,
+            partial_rollout=partial,
         )
         self.coordinator = Coordinator(settings)
         self.tokens = itertools.count(1)

@@ -56,13 +56,14 @@ def test_a_manifest_of_asynchronous_training_in_full(settings):
         partial_rollout=False,
         dynamic_sampling=True,
         lane_after=2,
+        max_response_tokens=3,
         adaptive=True,
     )
 
 
 def test_what_a_manifest_leaves_out_keeps_everything_and_waits(settings):
     assert settings({"async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}}) == CoordinatorSettings(
-        window=Window(4, 1, 1.0, 2), group_size=4, batches=8
+        window=Window(4, 1, 1.0, 2), group_size=4, batches=8, max_response_tokens=3
     )
 
 
@@ -74,7 +75,12 @@ def test_with_a_threshold_of_nothing_each_sequence_comes_from_one_version(settin
 def test_colocated_pools_take_turns_and_nothing_runs_ahead(settings):
     chosen = settings({"mode": "Colocated", "async": {"batchesPerPublication": 2}})
     assert chosen == CoordinatorSettings(
-        window=Window(4, 2, 0.0, 0), group_size=4, batches=8, partial_rollout=False, taking_turns=True
+        window=Window(4, 2, 0.0, 0),
+        group_size=4,
+        batches=8,
+        partial_rollout=False,
+        taking_turns=True,
+        max_response_tokens=3,
     )
 
 

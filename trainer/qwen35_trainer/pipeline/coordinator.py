@@ -12,7 +12,8 @@
 waits                 for                                                              then
 a prompt              no reason in `why_no_dispatch`, a free slot, an empty queue      GroupDispatched, StartSequences
 a sequence            a free slot; the earliest birth first                            StartSequences
-a straggler           a free slot of the lane; the earliest deadline first             MoveSequences
+a straggler           a free slot of the lane where it finishes sooner; the            MoveSequences
+                      earliest deadline first
 a batch               P finished groups, among them those due; an idle trainer;        TrainGroups
                       the copy of a version whose batches have trained
 a copied version      the previous version: loaded by all, and evaluated               PublishWeights
@@ -60,12 +61,13 @@ class Coordinator:
         start: SchedulingSnapshot = SchedulingSnapshot(),  # noqa: B008, frozen
         *,
         source_of: Callable[[int], str] = lambda position: "",
+        prompt_tokens_of: Callable[[int], int] = lambda position: 0,
         buffer: Buffer | None = None,
     ) -> None:
         """Create the coordinator of a run.
 
         start: the state from which the run starts or continues. source_of: returns the data source of the prompt at a
-        position. buffer: a buffer with another staleness rule, to compare rules; None: the default buffer.
+        position. prompt_tokens_of: returns its number of tokens. buffer: a buffer with another staleness rule, to compare rules; None: the default buffer.
         """
         self.settings = settings
         self.buffer = buffer or Buffer(settings.window, settings.on_missed_deadline, batch=start.batch)
@@ -74,7 +76,7 @@ class Coordinator:
         self._source_of = source_of
         self._feed = PromptFeed(start.position, start.pending)
         self._next_group = start.group
-        self._placement = Placement(self.buffer, settings.lane_after, group_affinity=settings.group_affinity)
+        self._placement = Placement(self.buffer, settings, prompt_tokens_of)
         self._evaluations = EvaluationQueue(self._placement)
         self._publication = PublicationState(
             self.buffer, self._placement, self._evaluations, partial_rollout=settings.partial_rollout
@@ -90,6 +92,7 @@ class Coordinator:
         self._handlers: dict[type, Callable[[Any, list[Action]], object]] = {
             on.ReplicaJoined: self._joined,
             on.ReplicaLeaving: lambda event, _: placement.set_leaving(event),
+            on.ReplicaMeasured: lambda event, _: placement.measured(event),
             on.ReplicaLost: self._lost,
             on.SequenceStarted: lambda event, _: placement.started(event),
             on.SequencesProgressed: lambda event, _: placement.progressed(event),

@@ -8,6 +8,7 @@ from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.window import Window
 
 PATIENCE_BATCHES = 100
+MAX_RESPONSE_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,13 @@ class CoordinatorSettings:
     dynamic_sampling: bool = False
     """Whether groups without signal (all rewards equal) leave untrained, and other prompts are dispatched instead."""
     lane_after: int | None = None
-    """Number of response tokens after which a sequence moves to the straggler lane. None: there is no lane."""
+    """Number of response tokens after which a sequence may move to the straggler lane. None: there is no lane."""
+    lane_breaks_even: bool = True
+    """Whether a sequence moves to the lane only if it is expected to finish sooner there. If not, every sequence moves after
+    `lane_after` tokens, for comparison.
+    """
+    max_response_tokens: int = MAX_RESPONSE_TOKENS
+    """Maximum number of tokens of a response (data.maxResponseTokens)."""
     group_affinity: bool = True
     """Whether the samples of a prompt go to the same replica, which computes the prompt once. If not, each goes to the
     least loaded replica.

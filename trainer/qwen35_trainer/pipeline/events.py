@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from qwen35_trainer.pipeline.replica_times import ReplicaTimes
+
 type SequenceId = tuple[int, int]
 """Identifies a sequence: (number of its group, index of the sample in the group)."""
 
@@ -38,6 +40,17 @@ class ReplicaLeaving:
 
     replica: int
     leaving: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMeasured:
+    """The steps of a replica were measured. times: all that is known about its speed now.
+
+    Only runs with a straggler lane need this event.
+    """
+
+    replica: int
+    times: ReplicaTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +143,7 @@ class CheckpointCompleted:
 type Event = (
     ReplicaJoined
     | ReplicaLeaving
+    | ReplicaMeasured
     | ReplicaLost
     | SequenceStarted
     | SequencesProgressed

@@ -2,7 +2,7 @@
 
     dispatch ─► a new group ──place──► replica of the pool ──SequenceFinished──► done
                     │                    ▲     │      │
-                    │ no free slot       │     │      └── past afterTokens: move_stragglers ─► replica of the lane ─► done
+                    │ no free slot       │     │      └── past afterTokens, and sooner there: ─► replica of the lane ─► done
                     └──────► waiting ────┘     │
                                 ▲              ├── drop: its group left
                                 └─── lost ◄────┘
@@ -14,13 +14,16 @@ sequences that wait for another replica. A group is divided if whole groups woul
 (`_share`), or would wait too long.
 
 Sequences of a lost replica or of an evaluation may go to any replica, the earliest birth first. A sequence that waits
-for its group's replica may also go to any replica once a version has been published since its dispatch. Stragglers move
-in order of their deadlines. Events about groups that have left are ignored.
+for its group's replica may also go to any replica once a version has been published since its dispatch. Events about
+groups that have left are ignored.
+
+Stragglers move in order of their deadlines, those that finish sooner in the lane (`lane_decision.py`). All that move from
+one replica to another at one moment move in one command. The others stay where they are, and are considered again when
+they have grown, or when the lane changes (`stragglers.py`).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable
 
@@ -28,9 +31,13 @@ from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.buffer import Buffer
 from qwen35_trainer.pipeline.commands import Action
+from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.pipeline.finished_lengths import FinishedLengths
+from qwen35_trainer.pipeline.lane_decision import Straggler, gained_seconds, sequence_limit
 from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
 from qwen35_trainer.pipeline.sequences import EVALUATION_POSITION, PlacedGroup, PlacedSequence, WaitingSequences
+from qwen35_trainer.pipeline.stragglers import Stragglers
 
 EVALUATION_PRIORITY = -1
 """Priority of an evaluation's sequences. It is lower than every version and batch number, so they are placed first.
@@ -49,21 +56,17 @@ With this limit, a sequence waits for at most about this share of the time that 
 """
 MAX_OBSERVED_LENGTHS = 1000
 """Approximate number of the latest finished sequences over which the mean response length is computed."""
-MIN_OUTDATED_STRAGGLERS = 64
-"""Outdated entries are removed from the queue of stragglers when it has more entries than this number plus twice the
-number of sequences in the pool.
-"""
 
 
 class Placement:
     """Tracks the groups from dispatch to their end, and chooses the replicas that generate their sequences.
 
-    buffer: gets the birth of each group, which is the version of the group's oldest token. lane_after: number of
-    response tokens after which a sequence moves to the straggler lane; None: there is no lane. group_affinity: whether
-    the samples of a prompt go to the same replica.
+    buffer: gets the birth of each group, which is the version of the group's oldest token. settings: the straggler lane
+    and whether the samples of a prompt go to the same replica are read from it. prompt_tokens_of: returns the number of
+    tokens of the prompt at a position.
     """
 
-    def __init__(self, buffer: Buffer, lane_after: int | None, *, group_affinity: bool = True) -> None:
+    def __init__(self, buffer: Buffer, settings: CoordinatorSettings, prompt_tokens_of: Callable[[int], int]) -> None:
         self.groups: dict[int, PlacedGroup] = {}
         self.pool, self.lane = ReplicaPool(), ReplicaPool()
         self.behind = ReplicaPool()
@@ -71,10 +74,12 @@ class Placement:
 
         They get no sequences until they have loaded that version.
         """
-        self._buffer, self._lane_after, self._group_affinity = buffer, lane_after, group_affinity
+        self._buffer, self._settings, self._prompt_tokens_of = buffer, settings, prompt_tokens_of
+        self._lane_after = math.inf if settings.lane_after is None else settings.lane_after
         self._waiting = WaitingSequences()
         self._homes_with_slots: dict[int, None] = {}  # replicas with a free slot for which sequences may wait
-        self._stragglers: list[tuple[int, int, int]] = []  # (deadline, group, index) waiting for the lane
+        self._stragglers = Stragglers()
+        self._lengths = FinishedLengths(settings.max_response_tokens)
         self._mean_length, self._observed_lengths = 0.0, 0
 
     @property
@@ -148,6 +153,7 @@ class Placement:
         replica = self.behind.remove(number)
         replica.version = version
         (self.lane if replica.lane else self.pool).add(replica)
+        self._stragglers.reconsider_all()
         return True
 
     def set_leaving(self, event: on.ReplicaLeaving) -> None:
@@ -156,6 +162,13 @@ class Placement:
         if event.replica in pool:
             pool.set_leaving(event.replica, event.leaving)
             self._unbind(event.replica)
+            self._stragglers.reconsider_all()
+
+    def measured(self, event: on.ReplicaMeasured) -> None:
+        """Record the measured times of a replica."""
+        if (replica := self.pool_of(event.replica).get(event.replica)) is not None:
+            replica.times = event.times
+            self._stragglers.reconsider_all()
 
     def lose(self, event: on.ReplicaLost, *, keep: bool) -> ReplicaState:
         """Remove a lost replica and enqueue its sequences. Returns the removed replica.
@@ -166,6 +179,7 @@ class Placement:
         replica = self.pool_of(event.replica).remove(event.replica)
         self._unbind(event.replica)
         for name in replica.sequences:
+            self._stragglers.discard(name)
             sequence = self.groups[name[0]].sequences[name[1]]
             sequence.replica = None
             sequence.tokens = event.kept.get(name, sequence.tokens_at_start) if keep else 0
@@ -198,7 +212,7 @@ class Placement:
         Sequences that have become stragglers are enqueued for the lane.
         """
         by_replica: dict[int, dict[SequenceId, int]] = {}
-        groups, straggler = self.groups, math.inf if self._lane_after is None else self._lane_after
+        groups, straggler = self.groups, self._lane_after
         for name, tokens in event.tokens.items():  # for every few tokens of a run
             group = groups.get(name[0])
             if group is None:
@@ -209,8 +223,8 @@ class Placement:
                 continue
             sequence.tokens = tokens
             by_replica.setdefault(replica, {})[name] = tokens
-            if before < straggler <= tokens:
-                self._enqueue_for_lane(name)
+            if tokens >= straggler and replica not in self.lane:
+                self._stragglers.grow(name, tokens) if before >= straggler else self._add_straggler(name)
         for number, sequences in by_replica.items():
             self.pool_of(number).grow(number, sequences)
 
@@ -232,12 +246,16 @@ class Placement:
     def _release(self, name: SequenceId, sequence: PlacedSequence) -> None:
         """Remove a sequence from its replica, which frees the slot."""
         assert sequence.replica is not None
+        self._stragglers.discard(name)
+        if sequence.replica in self.lane:
+            self._stragglers.reconsider_all()
         self.pool_of(sequence.replica).remove_sequence(sequence.replica, name)
         if self._waiting.has_bound(sequence.replica):
             self._homes_with_slots[sequence.replica] = None
         sequence.replica = None
 
     def _observe_length(self, tokens: int) -> None:
+        self._lengths.add(tokens)
         self._observed_lengths = min(self._observed_lengths + 1, MAX_OBSERVED_LENGTHS)
         self._mean_length += (tokens - self._mean_length) / self._observed_lengths
         self.pool.expect(self._mean_length)
@@ -246,20 +264,43 @@ class Placement:
     # Slots.
 
     def move_stragglers(self, actions: list[Action]) -> None:
-        """Move stragglers to the lane, in order of their deadlines, until the lane has no free slot."""
+        """Move the stragglers that finish sooner in the lane, in order of their deadlines, while the lane has room."""
         moves: dict[tuple[int, int], list[SequenceId]] = {}
-        while self._stragglers and (target := self.lane.least_loaded()) is not None:
-            _, number, index = heapq.heappop(self._stragglers)
-            if not self._may_move(number, index):
-                continue  # it has finished, waits for another replica, or started over
-            sequence = self.groups[number].sequences[index]
+        for name in self._stragglers.take_due():
+            if (target := self._room_in_lane()) is None:
+                break
+            sequence = self.groups[name[0]].sequences[name[1]]
             assert sequence.replica is not None
-            moves.setdefault((sequence.replica, target.number), []).append((number, index))
-            self._release((number, index), sequence)
-            self.lane.add_sequence(target, (number, index), sequence.tokens)
-            sequence.replica, sequence.tokens_at_start = target.number, sequence.tokens
-            self._update_birth(number, sequence, target)
+            if self._gains(name, target):
+                moves.setdefault((sequence.replica, target.number), []).append(name)
+                self._move(name, sequence, target)
         actions += [do.MoveSequences(*replicas, tuple(names)) for replicas, names in moves.items()]
+
+    def _room_in_lane(self) -> ReplicaState | None:
+        """Return the replica of the lane that takes the next straggler: the least loaded one. None if it may take none."""
+        target = self.lane.least_loaded()
+        if target is None or not self._settings.lane_breaks_even:
+            return target
+        return target if len(target.sequences) < sequence_limit(target.times) else None
+
+    def _gains(self, name: SequenceId, target: ReplicaState) -> bool:
+        """Return whether a straggler is expected to finish sooner on a replica of the lane than where it is."""
+        if not self._settings.lane_breaks_even:
+            return True
+        group = self.groups[name[0]]
+        sequence = group.sequences[name[1]]
+        assert sequence.replica is not None
+        source = self.pool[sequence.replica]
+        prompt = 0 if group.is_evaluation else self._prompt_tokens_of(group.position)
+        straggler = Straggler(prompt, sequence.tokens, self._lengths.remaining(sequence.tokens))
+        held, taken = len(source.sequences), len(target.sequences)
+        return gained_seconds(straggler, source.times, target.times, held=held, taken=taken) > 0
+
+    def _move(self, name: SequenceId, sequence: PlacedSequence, target: ReplicaState) -> None:
+        self._release(name, sequence)
+        self.lane.add_sequence(target, name, sequence.tokens)
+        sequence.replica, sequence.tokens_at_start = target.number, sequence.tokens
+        self._update_birth(name[0], sequence, target)
 
     def place(self, actions: list[Action], dispatch: Callable[[list[Action]], int | None]) -> None:
         """Assign waiting sequences to free slots, and then fill the remaining slots with new groups.
@@ -334,20 +375,22 @@ class Placement:
         if sequence.tokens == 0 and replica.number == group.home:
             group.home_room -= 1
         if self._is_straggler(sequence) and not replica.lane:
-            self._enqueue_for_lane(name)
+            self._add_straggler(name)
         self._update_birth(name[0], sequence, replica)
         starts.setdefault(replica.number, []).append((name, sequence.tokens))
 
     def _replica_for(self, name: SequenceId) -> ReplicaState | None:
         """Return the replica that takes a waiting sequence; None if no slot is free.
 
-        A straggler gets a replica of the lane, or one of the pool if the lane has no free slot. Any other sequence gets
-        a replica of the pool: its group's replica if it has no tokens yet, otherwise the least loaded one. While the
+        A straggler gets a replica of the lane, or one of the pool if the lane has no room. Any other sequence gets a
+        replica of the pool: its group's replica if it has no tokens yet, otherwise the least loaded one. While the
         pool has no replica, all sequences get a replica of the lane.
         """
         group = self.groups[name[0]]
         sequence = group.sequences[name[1]]
-        if (self._is_straggler(sequence) or not len(self.pool)) and (lane := self.lane.least_loaded()) is not None:
+        if self._is_straggler(sequence) and (room := self._room_in_lane()) is not None:
+            return room
+        if not len(self.pool) and (lane := self.lane.least_loaded()) is not None:
             return lane
         if sequence.tokens > 0:
             return self.pool.least_loaded()
@@ -372,13 +415,13 @@ class Placement:
         no sequences. Without group affinity, the result is 1.
         """
         samples = len(group.sequences)
-        if not self._group_affinity:
+        if not self._settings.group_affinity:
             return 1
         sequences = self._buffer.window.limit * RUNNING_SHARE * samples
         return min(samples, math.ceil(sequences / len(self.pool)))
 
     def _is_straggler(self, sequence: PlacedSequence) -> bool:
-        return self._lane_after is not None and sequence.tokens >= self._lane_after
+        return sequence.tokens >= self._lane_after
 
     def _update_birth(self, number: int, sequence: PlacedSequence, replica: ReplicaState) -> None:
         """Lower the birth of a sequence to the version of its new replica, if the replica's version is older.
@@ -402,24 +445,11 @@ class Placement:
             born = [sequence.born for sequence in group.sequences if sequence.born is not None]
             self._buffer.born(number, min(born, default=self._buffer.published))
 
-    def _enqueue_for_lane(self, name: SequenceId) -> None:
+    def _add_straggler(self, name: SequenceId) -> None:
+        """Let a sequence that runs outside the lane be considered for the lane."""
         is_evaluation = self.groups[name[0]].is_evaluation
-        priority = EVALUATION_PRIORITY if is_evaluation else self._buffer.deadline(name[0])
-        heapq.heappush(self._stragglers, (priority, *name))
-        if len(self._stragglers) > MIN_OUTDATED_STRAGGLERS + 2 * self.pool.sequence_count:
-            # The lane may be full or lost for long, and sequences end meanwhile.
-            self._stragglers = sorted({entry for entry in self._stragglers if self._may_move(*entry[1:])})
-
-    def _may_move(self, number: int, index: int) -> bool:
-        """Return whether a sequence may move to the lane: it is a straggler, and runs on a replica outside the lane."""
-        group = self.groups.get(number)
-        sequence = None if group is None else group.sequences[index]
-        return (
-            sequence is not None
-            and sequence.replica is not None
-            and sequence.replica not in self.lane
-            and self._is_straggler(sequence)
-        )
+        deadline = EVALUATION_PRIORITY if is_evaluation else self._buffer.deadline(name[0])
+        self._stragglers.add(name, self.groups[name[0]].sequences[name[1]].tokens, deadline)
 
     def _enqueue(self, name: SequenceId) -> None:
         """Let a sequence wait for any replica."""

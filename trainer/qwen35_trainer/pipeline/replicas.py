@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.pipeline.replica_times import UNMEASURED, ReplicaTimes
 
 LENGTH_CHANGE = 0.1
 """Relative change of the expected response length above which the loads of all replicas are computed again."""
@@ -27,6 +28,8 @@ class ReplicaState:
     token_room: int | None = None
     """Number of tokens that the replica's memory holds for all its sequences together. None: unknown."""
     leaving: bool = False
+    times: ReplicaTimes = UNMEASURED
+    """The measured times of the replica."""
     sequences: dict[SequenceId, int] = field(default_factory=dict)
     """The sequences that the replica holds, in order of arrival, each with its number of response tokens so far."""
     tokens: int = 0

@@ -200,6 +200,11 @@ class StepOutput:
     started: Mapping[SequenceId, int] = field(default_factory=dict)
     """Sequences whose first token was computed in this step, with the weight version that computed it."""
     tokens: int = 0
+    """Number of tokens that were generated."""
+    prefilled: int = 0
+    """Number of tokens of prompts and kept responses whose computation this step completed. Cached ones do not count."""
+    prefills: bool = False
+    """Whether the step computed any such tokens, so that it took longer than one that only generates."""
 
 
 class RolloutEngine(Protocol):

@@ -194,7 +194,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        started = self._admit()
+        started, prefilled = self._admit()
         n = len(self._running)
         if n == 0:
             return StepOutput()
@@ -217,17 +217,18 @@ class TorchEngine:
             running = len(self._running)
             self._logits[:running] = self._decoder.step(tokens[:running])
             self._logits_version[:running] = self._version
-        return StepOutput(finished, started, n)
+        return StepOutput(finished, started, n, prefilled, prefills=prefilled > 0)
 
-    def _admit(self) -> dict[SequenceId, int]:
+    def _admit(self) -> tuple[dict[SequenceId, int], int]:
         """Assign free slots to waiting sequences. New samples of a prompt share one prefill.
 
-        Returns the sequences that had no tokens before, with the version that computes their first token.
+        Returns the sequences that had no tokens before, with the version that computes their first token, and the number
+        of tokens that the prefill computed.
         """
         start = len(self._running)
         admitted = [self._waiting.popleft() for _ in range(min(self._slots - start, len(self._waiting)))]
         if not admitted:
-            return {}
+            return {}, 0
         # A sequence that already has tokens has a prefix of its own.
         prefixes: dict[tuple[int, int], list[int]] = {}
         for slot, request in enumerate(admitted, start):
@@ -250,7 +251,8 @@ class TorchEngine:
         for slot, request in enumerate(admitted, start):
             self._put_back(slot, request.kept)
             self._candidates.begin(slot, request.kept, truncates=request.sampling.truncates)
-        return {request.sequence: self._version for request in admitted if not len(request.kept)}
+        started = {request.sequence: self._version for request in admitted if not len(request.kept)}
+        return started, sum(map(len, prompts))
 
     def _set_stop_tokens(self, slots: slice, admitted: Sequence[SequenceRequest]) -> None:
         stop = [(self._end_token, *request.sampling.stop) for request in admitted]

@@ -245,17 +245,20 @@ class VLLMEngine:
             outputs = self._requests.step()
         started: dict[SequenceId, int] = {}
         finished: list[Completed] = []
-        tokens = 0
+        tokens = prefilled = 0
         for new in outputs:
             held = self._sequences[new.request]
             if new.ids and not held.ids and not len(held.request.kept):
                 started[held.request.sequence] = self._version
             held.add(new, self._version)
             tokens += len(new.ids)
+            prefilled += new.prefilled
             if new.finish_reason is not None:
                 del self._sequences[new.request]
                 finished.append(_completed(held, new.finish_reason))
-        return StepOutput(tuple(finished), started, tokens)
+        return StepOutput(
+            tuple(finished), started, tokens, prefilled, prefills=prefilled > 0 or self._requests.prefills
+        )
 
     def _parameters(self, request: SequenceRequest) -> Any:  # noqa: ANN401  # vLLM's SamplingParams
         from vllm import SamplingParams

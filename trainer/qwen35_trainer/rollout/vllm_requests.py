@@ -37,6 +37,9 @@ class NewTokens:
     """(n, 1 + m) log-probs of `returned_ids` in the distribution from which the token was drawn; -inf: dropped by the sampler."""
     finish_reason: str | None
     """vLLM's reason why the request ended: "stop", "length", "abort", "error" or "repetition". None: it continues."""
+    prefilled: int = 0
+    """If these are the first tokens of the request, the number of tokens of its prompt that were not in the prefix cache. Steps
+    computed them, the last of them this one. Otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,11 @@ class CoreRequests:
         """Make one step of the engine core. Returns the new tokens of each request that has some, or that has ended."""
         return [self._new_tokens(output) for output in self._core.engine_core.get_output().outputs]
 
+    @property
+    def prefills(self) -> bool:
+        """Whether the last step computed a part of a prompt that is not complete yet."""
+        return any(request.is_prefill_chunk for request in self._core.engine_core.engine_core.scheduler.running)
+
     def _new_tokens(self, output: Any) -> NewTokens:  # noqa: ANN401  # vLLM's EngineCoreOutput
         submitted = self._submitted[output.request_id]
         ids, log_probs = _NO_IDS, _NO_LOG_PROBS
@@ -121,4 +129,12 @@ class CoreRequests:
         reason = output.finish_reason
         if reason is not None:
             del self._submitted[output.request_id], self._ids[submitted.name]
-        return NewTokens(submitted.name, output.new_token_ids, ids, log_probs, None if reason is None else str(reason))
+        prefill = output.prefill_stats
+        return NewTokens(
+            submitted.name,
+            output.new_token_ids,
+            ids,
+            log_probs,
+            None if reason is None else str(reason),
+            0 if prefill is None else prefill.num_computed_tokens,
+        )

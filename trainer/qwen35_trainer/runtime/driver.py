@@ -370,6 +370,7 @@ class Driver(Process):
                 coordinator_settings(spec, self._job.updates_total),
                 start,
                 source_of=lambda position: data.prompts[order.prompt_index(position)].prompt.source,
+                prompt_tokens_of=lambda position: len(data.prompts[order.prompt_index(position)].token_ids),
             ),
             generation=generation,
             training=training,

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +38,7 @@ from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
+from qwen35_trainer.runtime.step_times import StepTimes
 from qwen35_trainer.runtime.suspects import LossCounts
 from qwen35_trainer.runtime.token_buffer import TokenBuffer
 
@@ -98,7 +101,9 @@ class Generation:
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
         self._holders: dict[SequenceId, int] = {}  # the replica that each sequence runs on
         self._targets: dict[SequenceId, int] = {}  # of moving sequences: the replica that each moves to
-        self._taking: set[tuple[SequenceId, int]] = set()  # takes that the replica has not answered
+        # Takes that the replica has not answered → time of the command, by `time.monotonic`.
+        self._taking: dict[tuple[SequenceId, int], float] = {}
+        self._times: defaultdict[int, StepTimes] = defaultdict(StepTimes)  # by replica; empty without a lane
         self._tasks: asyncio.TaskGroup | None = None
         self._evaluations = FIRST_EVALUATION_GROUP
         self._failed_sequences = 0
@@ -131,7 +136,7 @@ class Generation:
         names = tuple(name for name in command.sequences if name in self._buffers)  # others have just finished
         for name in names:
             self._targets[name] = command.target
-            self._taking.add((name, command.source))
+            self._taking[name, command.source] = time.monotonic()
         if not self.pool.send(command.source, TakeSequences(names)):
             # The loss of the source was reported while the coordinator decided to move them: they continue at their target.
             self._hand_over([name for name in names if self._given_back(name, command.source)])
@@ -193,6 +198,7 @@ class Generation:
 
     def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
         self._measure(replica, report)
+        self._time_steps(replica.number, report)
         here = replica.number
         for name, version in report.started.items():
             if self._holders.get(name) == here:
@@ -221,7 +227,8 @@ class Generation:
         gone = replica.number
         held = [name for name, holder in self._holders.items() if self._targets.get(name, holder) == gone]
         moving_away = [name for name, to in self._targets.items() if to != gone and self._given_back(name, gone)]
-        self._taking = {(name, source) for name, source in self._taking if source != gone}
+        self._taking = {take: at for take, at in self._taking.items() if take[1] != gone}
+        self._times.pop(gone, None)
         for name in held:
             self._release(name)
         self._losses.lost(replica.name, held)
@@ -235,13 +242,25 @@ class Generation:
             self.meter.add(start, end)
             self._parts.recorder.append(SpanRecord(lane=replica.name, kind="generate", start=at(start), end=at(end)))
 
+    def _time_steps(self, replica: int, report: EngineReport) -> None:
+        """Tell the coordinator about the speed of a replica if it has changed. Only the decisions about the lane use it."""
+        rollout = self._parts.spec.rollout
+        if rollout is None or rollout.stragglerLane is None:
+            return
+        times, now = self._times[replica], time.monotonic()
+        times.add(report.measured)
+        commands = (self._taking.get((name, replica)) for name in report.taken)
+        if (first := min((at for at in commands if at is not None), default=None)) is not None:
+            times.add_hand_over(now - first)
+        if (changed := times.changed()) is not None:
+            self.tell(on.ReplicaMeasured(replica, changed))
+
     def _given_back(self, name: SequenceId, source: int) -> bool:
         """Record that replica `source` no longer generates a sequence.
 
         Returns whether the sequence was at `source` until now, so that no replica generates it any more.
         """
-        was_taking = (name, source) in self._taking
-        self._taking.discard((name, source))
+        was_taking = self._taking.pop((name, source), None) is not None
         return self._holders.get(name, source if was_taking else None) == source
 
     def _hand_over(self, names: Sequence[SequenceId]) -> None:

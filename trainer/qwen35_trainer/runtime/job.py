@@ -152,6 +152,7 @@ def coordinator_settings(spec: TrainingSpec, updates_total: int) -> CoordinatorS
         taking_turns=spec.mode == "Colocated",
         dynamic_sampling=spec.algorithm.dynamicSampling,
         lane_after=rollout.stragglerLane.afterTokens if rollout.stragglerLane else None,
+        max_response_tokens=spec.data.maxResponseTokens,
         adaptive=knobs.adaptiveDispatch,
     )
 

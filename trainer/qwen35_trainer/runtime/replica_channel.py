@@ -28,6 +28,7 @@ from typing import Any
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer
+from qwen35_trainer.runtime.step_times import NO_STEPS, MeasuredSteps
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 
@@ -115,6 +116,8 @@ class EngineReport:
     """(start, end) of each interval in which the engine had sequences, in Unix seconds."""
     steps: int = 0
     """Number of steps of the engine since it was built."""
+    measured: MeasuredSteps = NO_STEPS
+    """The durations of the steps since the previous report."""
     busy: bool = False
     """Whether the engine has sequences to generate, or commands that it has not carried out."""
 

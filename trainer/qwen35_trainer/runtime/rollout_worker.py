@@ -53,6 +53,7 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
+from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 from qwen35_trainer.weights.transfer_agent import SourceLost
@@ -142,7 +143,7 @@ class EngineThread:
         self._reported: dict[SequenceId, int] = {}  # number of tokens of each sequence that the driver has or will get
         self._closing = threading.Event()
         self._progressed = time.time()
-        self._steps = 0
+        self._steps, self._step_log = 0, StepLog()
         self._commanded = False  # whether a command is being carried out
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
         self._submitted: dict[SequenceId, float] = {}  # wall-clock second
@@ -201,6 +202,7 @@ class EngineThread:
         """Return the report of everything since the previous report. number: number of the report."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
+            steps, measured = self._steps, self._step_log.take()
         return EngineReport(
             number,
             started=outbox.started,
@@ -213,7 +215,8 @@ class EngineThread:
             unread=outbox.unread,
             generated=outbox.generated,
             intervals=tuple(outbox.intervals),
-            steps=self._steps,
+            steps=steps,
+            measured=measured,
             busy=self._engine.busy or self._commanded or not self._inbox.empty(),
         )
 
@@ -301,11 +304,13 @@ class EngineThread:
     def _step(self) -> None:
         started = time.time()
         output = self._engine.step()
+        seconds = time.time() - started
         progress: dict[SequenceId, GeneratedTokens] = {}
         if started - self._progressed >= self.progress_seconds:
             self._progressed, progress = started, self._engine.progress()
         with self._lock:
             self._steps += 1
+            self._step_log.add(output, seconds)
             box = self._outbox
             box.started |= output.started
             box.generated += output.tokens

@@ -96,9 +96,15 @@ class LaneSpeed:
     per_sequence: float = 0.003
     """Seconds that each sequence adds to a decode step in the lane."""
     arrival_steps: float = 200.0
-    """Decode steps that a sequence loses when it moves to the lane, because its prefix is computed again there."""
+    """Decode steps that a sequence loses when it moves to the lane, in addition to the prefill that `prefill` charges for
+    its prompt and its tokens. With the default of `prefill`, which is free, they stand for prefill too.
+    """
     after_tokens: int = 4000
-    """Number of response tokens after which a sequence moves to the lane."""
+    """Number of response tokens after which a sequence may move to the lane."""
+    breaks_even: bool = True
+    """Whether a sequence moves only if it is expected to finish sooner in the lane, as in real runs. If not, every sequence
+    moves after `after_tokens` tokens, for comparison.
+    """
 
     def __post_init__(self) -> None:
         raise_if_any(

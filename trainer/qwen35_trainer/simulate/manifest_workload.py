@@ -36,6 +36,12 @@ PREFILL_TOKENS_PER_STEP: Final = 150.0
 It is computed for an H100 in bfloat16. A token takes 2 FLOP per parameter, and a parameter has 2 bytes. With half of
 989e12 FLOP/s and with 3.35e12 B/s, the result is 148.
 """
+HAND_OVER_STEPS: Final = 5.0
+"""Assumed time from the decision that a sequence moves until a replica of the lane has it, in the same unit.
+
+Two calls and the end of a step are tens of milliseconds, and a step of a large model takes about ten. The prefill is
+extra.
+"""
 COPY_STEPS: Final = 6000.0
 """Assumed time to copy the weights for a publication, as a multiple of the time in which one device reads them once.
 
@@ -172,6 +178,7 @@ def _lane(spec: TrainingSpec, replica: ReplicaSpeed, speed: float) -> LaneSpeed 
         speed=speed**doublings,
         base=replica.base,
         per_sequence=replica.per_sequence * SEQUENCE_COST_FACTOR_PER_DOUBLING**doublings,
+        arrival_steps=HAND_OVER_STEPS,
         after_tokens=pool.stragglerLane.afterTokens,
     )
 

@@ -123,6 +123,7 @@ class SimulatedReplica:
         "lane",
         "leaving",
         "lost",
+        "measured",
         "number",
         "ready",
         "service",
@@ -136,6 +137,8 @@ class SimulatedReplica:
         self.held: dict[SequenceId, SimulatedSequence] = {}
         self.active = 0
         """Number of sequences that decode. Sequences that wait for their environment are not counted."""
+        self.measured = 0
+        """Largest number of decoding sequences with which the coordinator knows the duration of a step."""
         self.service = 0.0
         self.ready = now
         """Time until which the replica decodes nothing, because of prefill or because it loads weights."""

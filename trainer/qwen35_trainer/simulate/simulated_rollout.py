@@ -10,6 +10,7 @@ from random import Random
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.pipeline.replica_times import ReplicaTimes
 from qwen35_trainer.simulate.cost_model import PrefillCost, PublicationCost, ReplicaSpeed
 from qwen35_trainer.simulate.simulated_replica import Capacity, SimulatedReplica, SimulatedSequence, VirtualClock
 from qwen35_trainer.simulate.workload import Workload
@@ -77,17 +78,14 @@ class SimulatedRollout:
 
         number: number of the replica. sequences: each with the number of its response tokens that it keeps.
         """
-        replica, prefill = self._replicas[number], self._workload.prefill
+        replica = self._replicas[number]
         replica.advance(self._clock.now)
         for sequence, kept in sequences:
             if kept != sequence.tokens:
                 sequence.keep(kept)
             sequence.turns = self._workload.turns.count * kept // sequence.length
             sequence.crossed = self._lane_after <= kept
-            shares_prompt = prefill.shared and (number, sequence.name[0]) in self._held_of_group
-            tokens = kept if shares_prompt else prefill.prompt_tokens + kept
-            self.prefill_tokens += tokens
-            replica.pause(prefill.seconds(tokens))
+            self._prefill(replica, sequence, kept)
             self._put(replica, sequence, 0.0)
         self._schedule(replica)
         if self.full_at is None and 0 < self.pool.slots <= self._pool_sequences:
@@ -100,6 +98,7 @@ class SimulatedRollout:
             sequence = self._release(self._replicas[action.source].held[name])
             replica = self._replicas[action.target]
             replica.advance(self._clock.now)
+            self._prefill(replica, sequence, int(sequence.tokens))
             self._put(replica, sequence, self._workload.lane.arrival_steps)
             self._schedule(replica)
             self.moves += 1
@@ -109,6 +108,15 @@ class SimulatedRollout:
         for name in action.sequences:
             self._release(self._replicas[action.replica].held[name])
 
+    def _prefill(self, replica: SimulatedReplica, sequence: SimulatedSequence, tokens: int) -> None:
+        """Let a replica compute the prompt and the first `tokens` tokens of a sequence that comes to it."""
+        prefill = self._workload.prefill
+        shares_prompt = prefill.shared and (replica.number, sequence.name[0]) in self._held_of_group
+        if not shares_prompt:
+            tokens += prefill.prompt_tokens
+        self.prefill_tokens += tokens
+        replica.pause(prefill.seconds(tokens))
+
     def _put(self, replica: SimulatedReplica, sequence: SimulatedSequence, extra_steps: float) -> None:
         replica.held[sequence.name] = sequence
         self._held_of_group[replica.number, sequence.name[0]] += 1
@@ -116,6 +124,20 @@ class SimulatedRollout:
         self._pool_sequences += not replica.lane
         if not sequence.in_environment:
             replica.begin_decoding(sequence, self._next_stop(sequence), extra_steps)
+            if self._workload.lane is not None and replica.active > replica.measured:
+                self._clock.after(replica.speed.step(replica.active), self._measure, replica)
+
+    def _measure(self, replica: SimulatedReplica) -> None:
+        """Report the speed of a replica with up to as many sequences as it decodes now."""
+        lane, most = self._workload.lane, replica.active
+        if lane is None or replica.lost or most <= replica.measured:
+            return
+        replica.measured = most
+        speed = replica.speed
+        steps = tuple((float(sequences), speed.step(sequences)) for sequences in sorted({1, most}))
+        hand_over = lane.arrival_steps * lane.replica.step(lane.slots)
+        times = ReplicaTimes(steps, self._workload.prefill.seconds(1), hand_over)
+        self._send(on.ReplicaMeasured(replica.number, times))
 
     def _release(self, sequence: SimulatedSequence) -> SimulatedSequence:
         """Remove a sequence, with its tokens, from its replica, and return it."""

@@ -49,7 +49,11 @@ class Simulation:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.clock = VirtualClock()
-        self.coordinator = Coordinator(workload.settings, buffer=buffer_of(workload))
+        self.coordinator = Coordinator(
+            workload.settings,
+            prompt_tokens_of=lambda position: workload.prefill.prompt_tokens,
+            buffer=buffer_of(workload),
+        )
         self.rollout = SimulatedRollout(workload, self.clock, self.send, self._sequence_finished)
         self._sampler = GroupSampler(
             workload.lengths,

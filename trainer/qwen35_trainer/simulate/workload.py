@@ -239,6 +239,8 @@ class Workload:
             taking_turns=self.policy is BatchPolicy.COLOCATED,
             dynamic_sampling=self.dynamic_sampling,
             lane_after=None if self.lane is None else self.lane.after_tokens,
+            lane_breaks_even=self.lane is None or self.lane.breaks_even,
+            max_response_tokens=self.lengths.cap,
             adaptive=self.adaptive,
             group_affinity=self.group_affinity,
         )

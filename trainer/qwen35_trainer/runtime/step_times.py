@@ -1,0 +1,161 @@
+"""The measured times of a replica: counted by its worker, averaged by the driver, and passed to the coordinator.
+
+    worker: StepLog.add, once per step ─► MeasuredSteps, in each report ─► driver: StepTimes.add ─► ReplicaTimes ─► coordinator
+
+Steps that only decode are averaged by their number of sequences, in buckets of powers of two. All others prefill: the time
+that they take longer than decoding alone would is that of the prefilled tokens. Sums of a report, and averages of a
+replica, have one entry for each bucket, so their size does not grow with the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwen35_trainer.pipeline.replica_times import UNMEASURED, ReplicaTimes
+from qwen35_trainer.rollout.rollout_engine import StepOutput
+
+RECENT_STEPS = 200
+"""Number of steps, roughly, over which the duration of steps with about as many sequences is averaged."""
+RECENT_PREFILL_TOKENS = 50_000
+"""Number of tokens, roughly, over which the duration of prefill is averaged."""
+RECENT_HAND_OVERS = 20
+"""Number of hand-overs, roughly, over which their duration is averaged."""
+MIN_CHANGE = 0.1
+"""Relative change of a duration, or of a number of sequences, below which the coordinator keeps the earlier times."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSum:
+    """Steps that only decoded, with about as many sequences."""
+
+    steps: int
+    tokens: int
+    """Number of tokens that the steps generated, one for each sequence and step."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSum:
+    """Steps that also prefilled."""
+
+    steps: int = 0
+    tokens: int = 0
+    """Number of tokens that the steps generated."""
+    prefilled: int = 0
+    """Number of tokens of prompts and earlier responses that the steps computed."""
+    seconds: float = 0.0
+
+
+NO_PREFILL = PrefillSum()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """The steps of an engine since the previous report."""
+
+    decode: tuple[DecodeSum, ...] = ()
+    prefill: PrefillSum = NO_PREFILL
+
+
+NO_STEPS = MeasuredSteps()
+
+
+class StepLog:
+    """Counts the steps of an engine between two reports."""
+
+    def __init__(self) -> None:
+        self._decode: dict[int, DecodeSum] = {}  # by bucket
+        self._prefill = NO_PREFILL
+        self._seen: set[int] = set()  # buckets of all steps so far; 0: those that prefill
+
+    def add(self, output: StepOutput, seconds: float) -> None:
+        """Add one step. seconds: its duration.
+
+        The first step of its kind does not count, because it may compile the model.
+        """
+        bucket = 0 if output.prefills else output.tokens.bit_length()
+        if bucket not in self._seen:
+            self._seen.add(bucket)
+        elif output.prefills:
+            held = self._prefill
+            self._prefill = PrefillSum(
+                held.steps + 1, held.tokens + output.tokens, held.prefilled + output.prefilled, held.seconds + seconds
+            )
+        elif output.tokens:
+            held_sum = self._decode.get(bucket, DecodeSum(0, 0, 0.0))
+            self._decode[bucket] = DecodeSum(
+                held_sum.steps + 1, held_sum.tokens + output.tokens, held_sum.seconds + seconds
+            )
+
+    def take(self) -> MeasuredSteps:
+        """Return everything since the previous call."""
+        steps = MeasuredSteps(tuple(self._decode.values()), self._prefill)
+        self._decode, self._prefill = {}, NO_PREFILL
+        return steps
+
+
+class _Mean:
+    """A mean of which the latest values are a fixed part. recent: number of the latest values, roughly, that matter."""
+
+    __slots__ = ("_recent", "value", "weight")
+
+    def __init__(self, recent: float) -> None:
+        self._recent = recent
+        self.value = self.weight = 0.0
+
+    def add(self, value: float, count: float) -> None:
+        """Add `count` values with the mean `value`."""
+        self.weight = min(self.weight + count, self._recent)
+        self.value += min(1.0, count / self.weight) * (value - self.value)
+
+
+class StepTimes:
+    """The averages of one replica."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, tuple[_Mean, _Mean]] = {}  # bucket → (sequences, seconds) of a step
+        self._prefill, self._hand_over = _Mean(RECENT_PREFILL_TOKENS), _Mean(RECENT_HAND_OVERS)
+        self._returned = UNMEASURED
+
+    def add(self, measured: MeasuredSteps) -> None:
+        """Add the steps of a report."""
+        for each in measured.decode:
+            sequences = each.tokens / each.steps
+            means = self._buckets.setdefault(int(sequences).bit_length(), (_Mean(RECENT_STEPS), _Mean(RECENT_STEPS)))
+            means[0].add(sequences, each.steps)
+            means[1].add(each.seconds / each.steps, each.steps)
+        prefill = measured.prefill
+        if prefill.prefilled and self._buckets:
+            decoding = prefill.steps * self._times().step_seconds(prefill.tokens / prefill.steps)
+            seconds = max(0.0, prefill.seconds - decoding)
+            self._prefill.add(seconds / prefill.prefilled, prefill.prefilled)
+
+    def add_hand_over(self, seconds: float) -> None:
+        """Add the duration of a hand-over: from the order to give sequences back until the replica has done so."""
+        self._hand_over.add(seconds, 1)
+
+    def changed(self) -> ReplicaTimes | None:
+        """Return the present times if they differ from those that this method last returned by MIN_CHANGE; otherwise None."""
+        times, earlier = self._times(), self._returned
+        same_buckets = len(times.steps) == len(earlier.steps)
+        if not times.is_measured or (same_buckets and not _differ(_values(times), _values(earlier))):
+            return None
+        self._returned = times
+        return times
+
+    def _times(self) -> ReplicaTimes:
+        # The mean of a bucket is within the bucket, so that the numbers of sequences ascend with the buckets.
+        steps = tuple((sequences.value, seconds.value) for _, (sequences, seconds) in sorted(self._buckets.items()))
+        return ReplicaTimes(steps, self._prefill.value, self._hand_over.value)
+
+
+def _values(times: ReplicaTimes) -> list[float]:
+    return [
+        *(value for step in times.steps for value in step),
+        times.prefill_seconds_per_token,
+        times.hand_over_seconds,
+    ]
+
+
+def _differ(values: list[float], earlier: list[float]) -> bool:
+    return any(abs(new - old) > MIN_CHANGE * max(abs(old), abs(new)) for new, old in zip(values, earlier, strict=True))
