@@ -77,7 +77,6 @@ def records(updates: int) -> list[UpdateRecord]:
             groups=GROUPS,
             times=times,
             pipeline=PIPELINE,
-            train_idle=0.5,
         )
         for step in range(updates)
     ]
@@ -92,6 +91,10 @@ def test_an_update_reports_its_samples_and_lags():
     assert (record.lag_mean, record.lag_max) == (0.75, 1)
     assert (record.window_dispatched, record.window_limit) == (3, 8)
     assert (record.rollout_idle, record.tokens_per_second) == (0.25, 100.0)
+
+
+def test_the_train_pool_is_idle_only_while_it_waits_for_a_batch():
+    assert [record.train_idle for record in records(2)] == [0.5 / 2.75, 0.5 / 2.75]
 
 
 def test_an_update_reports_the_scores_of_each_reward_and_the_reward_of_each_source():

@@ -92,8 +92,12 @@ class ProgressStatus(Section):
     )
     lagMean: float | None = Field(None, ge=0, description="Mean age of the last update's tokens, in weight versions.")
     lagMax: StatusCount | None = Field(None, description="Maximum age of the last update's tokens, in weight versions.")
-    rolloutIdle: StatusShare | None = Field(None, description="Share of time that the rollout pool waited, 0 to 1.")
-    trainIdle: StatusShare | None = Field(None, description="Share of time that the train pool waited, 0 to 1.")
+    rolloutIdle: StatusShare | None = Field(
+        None, description="Share of time in which the rollout replicas had no sequence to generate, 0 to 1."
+    )
+    trainIdle: StatusShare | None = Field(
+        None, description="Share of time in which the train pool waited for a batch, 0 to 1."
+    )
     tokensPerSecond: float | None = Field(None, ge=0, description="Tokens generated per second.")
     time: Time | None = Field(None, description="When the driver reported this, in RFC 3339.")
 

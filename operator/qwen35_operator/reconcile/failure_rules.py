@@ -124,7 +124,10 @@ def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list
 
 
 def failing_pods(situation: AttemptSituation) -> list[Pod]:
-    """Return the pods of the attempt's present cluster that do not work, including pods that are being deleted."""
+    """Return the pods of the attempt's present cluster that do not work, including pods that are being deleted.
+
+    Without a cluster, these are all such pods of the attempt.
+    """
     cluster, number = situation.cluster, situation.attempt.number
     pods = [pod for pod in situation.observed.pods if pod.attempt == number and pod.reason]
     return pods if cluster is None else [pod for pod in pods if pod.created >= cluster.created]

@@ -19,7 +19,8 @@ class AsyncSpec(Section):
     """Bounds of staleness, and how many batches and updates lie between publications.
 
     A batch has promptsPerUpdate × updatesPerBatch prompts and makes updatesPerBatch updates; weights are published after
-    every batchesPerPublication batches. Outside FullyAsync the window is 0: see `TrainingSpec.effective_async`.
+    every batchesPerPublication batches. In other modes than FullyAsync both bounds of staleness are 0, so
+    every batch trains on tokens of the newest weights: see `TrainingSpec.effective_async`.
     """
 
     stalenessThreshold: float = Field(

@@ -46,7 +46,7 @@ class AutoscaleSpec(Section):
         gt=0,
         le=1,
         description="Idle share of the train pool above which the rollout pool grows. Default 0.3: a train pool that "
-        "waits a third of its time. verl: none.",
+        "waits for batches almost a third of its time. verl: none.",
     )
     shrinkAboveRolloutIdle: float = Field(
         0.5,

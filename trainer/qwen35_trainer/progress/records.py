@@ -122,10 +122,11 @@ class UpdateRecord:
     window_limit: int | None = None
     """Maximum number of groups that may count against the window."""
     rollout_idle: float | None = None
-    """Share, 0 to 1, of the rollout pool's capacity that was unused since the previous update: slots without a
-    sequence, averaged over time."""
+    """Share, 0 to 1, of the time since the previous batch during which a replica had no sequence to generate, averaged
+    over the replicas. A replica with a single sequence counts as busy."""
     train_idle: float | None = None
-    """Share, 0 to 1, of the time since the previous update during which the train pool waited."""
+    """Share, 0 to 1, of the time since the previous batch during which the train pool waited for a batch:
+    `seconds_waiting` over `seconds`. Assembling, copying, saving and evaluating do not count as idle."""
     tokens_per_second: float | None = None
     """Tokens that the whole rollout pool generated per second since the previous update."""
     score_by_reward: dict[str, float] = field(default_factory=dict)

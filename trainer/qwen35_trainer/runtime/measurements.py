@@ -139,7 +139,8 @@ class PipelineMeasures:
     untrained: Mapping[str, int]
     """Reason → number of groups that left untrained."""
     failures: Failures
-    """Failed reward calls in all groups that were scored since the previous batch, including groups that do not train."""
+    """Failed reward calls in the groups that were scored for training since the previous batch, including groups that do
+    not train. Groups of an evaluation are counted in its own record."""
 
 
 def update_record(
@@ -157,14 +158,12 @@ def update_record(
     groups: Sequence[ScoredGroup],
     times: UpdateTimes,
     pipeline: PipelineMeasures | None,
-    train_idle: float,
 ) -> UpdateRecord:
     """Return the record of update `update`, which is number `step`, from 0, of the updates of its batch.
 
     time: training time at the end of the batch; wall_time: the same in Unix seconds. seconds: time since the previous
     batch ended. age: lags of the batch's tokens. groups: all groups of the batch. times: what the train pool did in
-    `seconds`. pipeline: measurements of the rollout pool; None in SFT. train_idle: share, 0 to 1, of the train pool's
-    time in which it was idle.
+    `seconds`. pipeline: measurements of the rollout pool; None in SFT.
 
     Times, and numbers that count something in the whole batch, are only in the record of the batch's first update, so
     that sums over records count them once.
@@ -210,7 +209,7 @@ def update_record(
         seconds_evaluating=times.evaluating if first else 0.0,
         seconds_driver=times.driver(seconds) if first else 0.0,
         seconds_publishing=times.publishing if first else 0.0,
-        train_idle=train_idle,
+        train_idle=min(1.0, times.waiting / max(seconds, 1e-6)),
         reward_mean=float(rewards.mean()) if rewards.size else None,
         reward_std=float(rewards.std()) if rewards.size else None,
         response_tokens_mean=float(lengths.mean()) if lengths.size else None,

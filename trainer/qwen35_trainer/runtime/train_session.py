@@ -28,7 +28,7 @@ from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore
 from qwen35_trainer.runtime.exporting import Exports
-from qwen35_trainer.runtime.measurements import PipelineMeasures, PoolMeter, TrainingClock, UpdateTimes, update_record
+from qwen35_trainer.runtime.measurements import PipelineMeasures, TrainingClock, UpdateTimes, update_record
 from qwen35_trainer.runtime.train_pool import TrainPool
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,6 @@ class TrainSession:
     Before the first save, it is the number of updates at the start of the attempt.
     """
     _saved: bool = False
-    _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
     _updated: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
@@ -110,10 +109,8 @@ class TrainSession:
         started = time.time()
         metrics: list[UpdateMetrics] = await self.pool.train(upcoming.batch, rates)
         ended = time.time()
-        self._busy.add(started, ended)
         self.span("train-0", "train", started, ended)
         self.times.trained(upcoming.waited, ended - started)
-        train_idle, _ = self._busy.read()
         rollouts = pipeline()
         seconds, self._updated = ended - self._updated, ended
         for step, measured in enumerate(metrics):
@@ -133,7 +130,6 @@ class TrainSession:
                     groups=upcoming.groups,
                     times=self.times,
                     pipeline=rollouts,
-                    train_idle=train_idle,
                 )
             )
         self.times = UpdateTimes()

@@ -164,7 +164,10 @@ def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange
 
 
 def _replayed(file: Path, cap: int | None) -> Replayed:
-    """Return the response lengths in a file. Lengths above `cap` become `cap`, because generation would stop there."""
+    """Return the response lengths in a file. Lengths above `cap` become `cap`, because generation would stop there.
+
+    Raises WorkloadRefused if the file cannot be read or a line is not a length.
+    """
     try:
         observed = Replayed.read(file)
     except OSError as error:

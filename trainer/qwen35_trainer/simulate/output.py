@@ -161,7 +161,8 @@ def _fitting(columns: list[Column], width: int) -> list[Column]:
 def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> RenderableType:
     """Return the table that `qwen35 plan` prints.
 
-    It shows the plan, its result, and the result of each neighbour, a plan that differs in one choice.
+    It has a row for the plan, for the manifest without changes if it differs from the plan, and for each neighbour, a plan
+    that differs in one choice. The text around it states the workload, the changes as `--set` options, and `constants`.
     """
     best = plan.recommended
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

@@ -89,7 +89,10 @@ class PlanChoice:
         return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values that the plan chooses, as path in the manifest → value. `--set` accepts both."""
+        """Return all values that the plan chooses, as path in the manifest → value.
+
+        `PATH=VALUE` of an item is what the option `--set` accepts.
+        """
         lane = self.lane and {
             "nodes": self.lane.nodes,
             "tensorParallel": self.lane.tensor_parallel,

@@ -40,9 +40,10 @@ class SimulationResult:
     masked_share: float
     """Share of the tokens of trained groups that were masked because of their age."""
     discarded_share: float
-    """Share of all groups that left the pipeline, in the whole run, that left because they missed their deadline."""
+    """Number of groups that missed their deadline, over the number of all groups that left the pipeline in the whole run."""
     filtered_share: float
-    """Share of all groups that left the pipeline, in the whole run, that left because all their rewards were equal."""
+    """Number of groups left out because all their rewards were equal, over the number of all groups that left the pipeline
+    in the whole run."""
     mean_trained_length: float
     """Mean number of response tokens of the trained sequences."""
     true_mean_length: float
@@ -63,9 +64,9 @@ class SimulationResult:
     None: there is no lane.
     """
     train_idle: float
-    """Share of the time during which the trainer waited for a batch."""
+    """Time during which the trainer waited for a batch, over the time of the measured batches."""
     train_copying: float
-    """Share of the time during which the trainer copied weights instead of training."""
+    """Time during which the trainer copied weights instead of training, over the time of the measured batches."""
     prefill_tokens: float
     """Number of tokens that prefill computed: prompts, and earlier response tokens of sequences that start again."""
     replicas_per_group: float

@@ -78,6 +78,8 @@ def combinations(
 ) -> tuple[list[tuple[tuple[str, ...], Workload]], list[SkippedCombination]]:
     """Return the workload of each combination of a sweep, and the combinations that are invalid.
 
+    changes: apply to every combination. Each workload comes with the values of the axes, in the order of `axes`.
+
     For example, a combination is invalid if its staleness threshold is above its maximum lag. Raises WorkloadRefused if
     all combinations are invalid, if a name or a value is wrong, or if there are too many rows.
     """

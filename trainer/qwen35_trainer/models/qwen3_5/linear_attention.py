@@ -4,7 +4,8 @@ The arithmetic is that of `forward` in transformers, with three differences: seq
 other, the state is explicit, so that sequences of different lengths can share a batch (see `decoder.py`), and the cost of
 a short sequence is that of its length instead of 64 positions (see `delta_rule.py`).
 
-Shapes: B sequences, T positions, D hidden, C convolution channels, W convolution width, H value heads.
+Shapes: B sequences, T positions, D hidden, C convolution channels, W convolution width, H value heads, G key heads,
+K dimension of a key, V dimension of a value.
 """
 
 from __future__ import annotations
