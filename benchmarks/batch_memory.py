@@ -24,8 +24,8 @@ from qwen35_trainer.algorithms.advantages import OneShare
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.engines.batch_division import BatchDivision
-from qwen35_trainer.engines.fsdp.learning_signal import LearningSignal
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets, TokenTable
+from qwen35_trainer.engines.learning_signal import LearningSignal
+from qwen35_trainer.engines.micro_batch import Offsets, TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import AlgorithmSpec
 from qwen35_trainer.rewards.reward import CombinedScore

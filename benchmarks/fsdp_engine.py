@@ -48,7 +48,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import HFModule, classes

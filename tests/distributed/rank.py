@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from qwen35_trainer.engines.fsdp import lora
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.loading import Origin, origin
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets
+from qwen35_trainer.engines.micro_batch import Offsets
+from qwen35_trainer.engines.origin import Origin, origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import HFModule

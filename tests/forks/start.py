@@ -39,7 +39,7 @@ MODULES = [
     "typer",
     "qwen35_trainer.data.prompt_set",
     "qwen35_trainer.engines.fsdp.engine",
-    "qwen35_trainer.engines.fsdp.loading",
+    "qwen35_trainer.engines.origin",
     "qwen35_trainer.models.qwen3_5.build_model",
     "qwen35_trainer.pipeline.coordinator",
     "qwen35_trainer.progress.html_report",

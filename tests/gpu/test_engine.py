@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.manifest import parse_spec
 from tests.distributed.rank import remembering
 from tests.distributed.samples import batch_of, spec_of

@@ -62,10 +62,10 @@ ENGINES = (
     ),
     mutant(
         name="Each token is scored by the output at its own position, which has seen it.",
-        file="trainer/qwen35_trainer/engines/fsdp/micro_batch.py",
+        file="trainer/qwen35_trainer/engines/micro_batch.py",
         old="starts[row] + batch.prompt_lengths[samples][row] - 1 + column",
         new="starts[row] + np.minimum(batch.prompt_lengths[samples][row] + column, lengths[row] - 1)",
-        killer="tests/engines/fsdp/test_micro_batch.py::test_trained_tokens_alone_are_scored_at_the_position_before_them",
+        killer="tests/engines/test_micro_batch.py::test_trained_tokens_alone_are_scored_at_the_position_before_them",
     ),
     mutant(
         name="Freezing the embeddings leaves the output layer to train.",

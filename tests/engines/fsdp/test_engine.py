@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import load_balancing_loss_func
 
-from qwen35_trainer.engines.fsdp.engine import MAX_SKIPPED_UPDATES, FSDPEngine, NotFinite
-from qwen35_trainer.engines.fsdp.loading import Origin
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+from qwen35_trainer.engines.micro_batch import Offsets
+from qwen35_trainer.engines.origin import Origin
+from qwen35_trainer.engines.skipped_updates import MAX_SKIPPED_UPDATES, NotFinite
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from tests.distributed.distance import distance, moved

@@ -9,10 +9,10 @@ from torch import nn
 from qwen35_trainer.engines.fsdp import lora
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.freezing import convert_frozen, freeze
-from qwen35_trainer.engines.fsdp.loading import Origin
 from qwen35_trainer.engines.fsdp.muon import Muon
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import layers
+from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.manifest import LoRASpec, OptimizerSpec
 from qwen35_trainer.rollout.torch import TorchEngine
 from tests.distributed.masters import masters

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.weights.adapters import SCALE
 
 pytestmark = pytest.mark.usefixtures("alone")

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from qwen35_trainer.engines.fsdp import sharded_checkpoint
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.loading import Origin, origin
+from qwen35_trainer.engines.origin import Origin, origin
 from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.rollout.torch import TorchEngine

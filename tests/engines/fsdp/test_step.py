@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.engines.origin import Origin
 from tests.distributed.masters import masters
 from tests.publications import published_by
 

@@ -23,8 +23,8 @@ from transformers import (
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.loading import Origin
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets, micro_batch, response_scores
+from qwen35_trainer.engines.micro_batch import Offsets, micro_batch, response_scores
+from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.rewards.reward import CombinedScore

@@ -1,4 +1,7 @@
-"""The protocol of a training engine, which a train worker runs. `TrainWorker.join` creates the engine."""
+"""The protocol of a training engine, which a train worker runs. `create_engine` builds the engine that the manifest names.
+
+What engines have in common is in `updating_engine`; an engine adds how the model is divided over ranks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,11 @@ class UpdateMetrics:
 
 
 class TrainEngine(Protocol):
-    """The engine of one rank of the train pool. Every rank must get the same calls in the same order."""
+    """The engine of one rank of the train pool. Every rank must get the same calls in the same order.
+
+    Every rank returns the same metrics and the same loss, so the driver reads those of rank 0. In a pool with pipeline stages
+    only the last stage computes them; the engine brings them to the other ranks.
+    """
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         """Do `batch.updates` optimizer steps. batch: this rank's share (`batch_division`).

@@ -102,8 +102,8 @@ class TrainWorker(Process):
         import torch  # as above
         import torch.distributed as dist
 
-        from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-        from qwen35_trainer.engines.fsdp.loading import origin
+        from qwen35_trainer.engines.create_engine import create
+        from qwen35_trainer.engines.origin import origin
 
         worker, location = self.name, self.location()
         self.rename(f"train-{rank}")
@@ -121,7 +121,7 @@ class TrainWorker(Process):
         source = origin(
             self._spec.model, seed=self._spec.seed, vocabulary=self._vocabulary, max_length=length, base=self._base
         )
-        self._engine = FSDPEngine(source, self._spec, own, pictures=self._pictures)
+        self._engine = create(source, self._spec, own, pictures=self._pictures)
         group = dist.new_group(backend="gloo", timeout=self._timeout) if ranks > 1 else None
         context = RankContext(rank, ranks, group, self._publications, self._spec.publication.wholeEvery)
         self._sender = sender(self._transport, context)

@@ -6,57 +6,15 @@ a folder        built without values ─► sharded ─► each rank reads its r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from qwen35_trainer.manifest import ModelSpec
-from qwen35_trainer.models.qwen3_5 import HFModule, classes
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, check_finite
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The source of a model: a function that builds it, and the files with the values of its weights, if there are
-    any.
-    """
-
-    construct: Callable[[], HFModule]
-    """Builds the model unsharded, on the CPU with its values, or on the meta device if `files` hold the values."""
-    files: CheckpointFiles | None = None
-
-
-def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
-    """Return the origin of the model that `spec.model` names. Raises CheckpointUnusable for a folder that cannot be loaded.
-
-    seed: seed of random weights. vocabulary: number of tokens of the tokenizer. max_length: maximum length of prompt and
-    response together, in tokens. base: the folder to which `source.path` is relative.
-    """
-    if model.source.random is not None:
-        return Origin(partial(build, model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base))
-    assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
-    files = CheckpointFiles.open(base / model.source.path)
-    return Origin(partial(_without_weights, files), files)
-
-
-def _without_weights(files: CheckpointFiles) -> HFModule:
-    """Build a model whose parameters are on the meta device.
-
-    Its buffers have their values, because buffers are computed and not stored in the files.
-    """
-    from accelerate import init_empty_weights  # type: ignore[import-untyped]
-
-    with init_empty_weights(include_buffers=False):
-        model = classes.construct(files.config)
-    model.tie_weights()
-    return model
 
 
 def fill(model: HFModule, files: CheckpointFiles, device: torch.device, *, offloaded: bool) -> None:

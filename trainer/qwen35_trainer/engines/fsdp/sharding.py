@@ -14,18 +14,19 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from qwen35_trainer.engines.batch_ranks import BatchRanks
 from qwen35_trainer.manifest import ParallelismSpec, TrainSpec
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(BatchRanks):
     """The number of this rank, and the groups of ranks among which its parameters and its sequences are divided."""
 
     rank: int
@@ -49,24 +50,6 @@ class Ranks:
         The ranks of a context group hold the same samples, so only the first rank of the group adds its values.
         """
         return self.context_group is None or self.context_group.rank() == 0
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor in host memory over all shares of a batch, entry by entry.
-
-        Collective. Every rank gets the sums.
-        """
-        total = values.clone() if self.adds_to_sums else torch.zeros_like(values)
-        dist.all_reduce(total)
-        return total
-
-    def max(self, values: Tensor) -> Tensor:
-        """Return the maximum of each entry of a tensor over all shares of a batch.
-
-        Collective. Every rank gets the maxima.
-        """
-        largest = values.clone()
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return largest
 
     @classmethod
     def of(cls, parallelism: ParallelismSpec, device: torch.device, timeout: timedelta) -> Ranks:

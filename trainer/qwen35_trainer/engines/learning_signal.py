@@ -20,7 +20,7 @@ from qwen35_trainer.algorithms.aggregation import GlobalCounts
 from qwen35_trainer.algorithms.kl import kl
 from qwen35_trainer.algorithms.objective import Objective
 from qwen35_trainer.algorithms.user import advantage_of, is_user_function, loss_of
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets, TokenTable
+from qwen35_trainer.engines.micro_batch import Offsets, TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.manifest import AlgorithmSpec, TrainingSpec
 

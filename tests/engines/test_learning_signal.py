@@ -3,7 +3,7 @@
 import numpy as np
 
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
-from qwen35_trainer.engines.fsdp.learning_signal import counts
+from qwen35_trainer.engines.learning_signal import counts
 from qwen35_trainer.engines.train_batch import TrainBatch
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qwen35_trainer.engines.fsdp.micro_batch import MicroBatch, Offsets, micro_batch, response_scores
+from qwen35_trainer.engines.micro_batch import MicroBatch, Offsets, micro_batch, response_scores
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets, TokenTable
+from qwen35_trainer.engines.micro_batch import Offsets, TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 
 

@@ -1,0 +1,217 @@
+"""The part of training that is the same for every engine: signal, loss, metrics, skipped steps. Engines add three hooks.
+
+    batch (this rank's share) ─► signal: advantages; log-probs of other policies ◄── `_score`
+                              ─► for each update: micro-batches of this rank ─► `_forward_backward` ─► sums of metrics
+                                    scores of each ─► `_losses` ─► loss ─► backward   (the engine calls `_losses`)
+                                                  ─► `_step`: clip, optimizer step (skipped if not finite)
+
+Losses are divided by counts over all ranks, so the step depends neither on the number of ranks nor on the micro-batch
+size. How gradients are summed over ranks is the engine's own concern: the sum of all ranks' losses is what it differentiates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen35_trainer.algorithms.aggregation import GlobalCounts
+from qwen35_trainer.algorithms.objective import needs_proximal, policy_objective, supervised_objective
+from qwen35_trainer.engines.batch_division import BatchDivision
+from qwen35_trainer.engines.batch_ranks import BatchRanks
+from qwen35_trainer.engines.learning_signal import LearningSignal, counts, objective
+from qwen35_trainer.engines.micro_batch import Offsets, Responses, TokenTable
+from qwen35_trainer.engines.skipped_updates import SkippedUpdates
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.models.qwen3_5.head import TokenScores
+
+type ScoredPolicy = Literal["Current", "Reference"]
+"""The policy whose log-probs are computed: the weights that train, or the reference model of the KL term."""
+
+
+@dataclass(frozen=True)
+class UpdateStep:
+    """Data of one optimizer step that all of its micro-batches need."""
+
+    batch: TrainBatch
+    offsets: Offsets
+    counts: GlobalCounts
+    inputs: int
+    """Number of tokens that the model reads in the step, over all ranks."""
+    signal: LearningSignal | None
+    """None for SFT."""
+    temperature: float
+    """Temperature of the distribution that the losses are about."""
+    with_entropy: bool
+    """Whether `_losses` needs the entropies of the scored tokens."""
+
+
+class UpdatingEngine(ABC):
+    """One rank of training. It needs an initialised process group.
+
+    ranks: this rank and its share of batches. device: device of the rank's sums.
+    """
+
+    def __init__(self, spec: TrainingSpec, ranks: BatchRanks, device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        self._ranks = ranks
+        self._division = BatchDivision.of(spec, ranks.data_shares)
+        self._objective = objective(spec)
+        self._uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
+        self._skipped_updates = SkippedUpdates(sft=spec.mode == "SFT")
+
+    @abstractmethod
+    def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
+        """Add the gradients of the micro-batches `shares` of this rank, and return the sums of their metrics, with the loss.
+
+        Each entry of `shares` lists the samples of a micro-batch, and may be empty. Every rank has the same number of entries.
+        `_losses` gives the loss and the metrics of each. The optimizer must then step by the gradient of the sum of all shares' losses.
+
+        Returns 0-dimensional tensors; all ranks return the same names in the same order. With pipeline stages, only the last
+        stage computes them, and brings them to the others.
+        """
+
+    @abstractmethod
+    def _step(self, learning_rate: float) -> float:
+        """Clip the gradient, update the parameters if its norm is finite, and drop the gradient.
+
+        Returns the norm before clipping, the same on every rank. If it is infinite or NaN, parameters and optimizer state are
+        unchanged: such a step would make every weight NaN.
+        """
+
+    @abstractmethod
+    def _score(self, policy: ScoredPolicy, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:
+        """Return the log-probs of the trained tokens of this rank's share; the table has 0 for all other tokens.
+
+        Collective. Every rank that computes the share gets the table.
+        """
+
+    @property
+    @abstractmethod
+    def _layers(self) -> int:
+        """Number of decoder layers of the whole model."""
+
+    def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
+        self._check_share(batch)
+        offsets = Offsets.of(batch)
+        signal = None if batch.rewards is None else self._signal(batch, offsets)
+        return [
+            self._update(batch, offsets, part, signal, rate)
+            for part, rate in zip(batch.parts, learning_rates, strict=True)
+        ]
+
+    def negative_log_likelihood(self, batch: TrainBatch) -> float:
+        self._check_share(batch)
+        table = self._score("Current", batch, Offsets.of(batch), 1.0)
+        return -float(self._ranks.sum(table.values.double().sum())) / max(1, int(batch.trained.sum()))
+
+    def _update(
+        self,
+        batch: TrainBatch,
+        offsets: Offsets,
+        part: NDArray[np.int64],
+        signal: LearningSignal | None,
+        learning_rate: float,
+    ) -> UpdateMetrics:
+        divisors = counts(batch, part, self._spec.data.maxResponseTokens)
+        if divisors is None:
+            # Without a token to train the step is skipped: Adam would still move the weights by its momentum.
+            return UpdateMetrics(0.0, 0.0, learning_rate, 0, {})
+        algorithm = self._spec.algorithm
+        update = UpdateStep(
+            batch,
+            offsets,
+            divisors,
+            int((batch.lengths[part] - 1).sum()),
+            signal,
+            self._spec.rollout.temperature if self._spec.rollout and signal else 1.0,
+            signal is not None and (algorithm.reportEntropy or algorithm.entropyCoefficient != 0),
+        )
+        totals = self._forward_backward(update, self._plan(batch, part))
+        norm = self._step(learning_rate)
+        self._skipped_updates.add(norm)
+        return self._metrics(totals, norm, learning_rate)
+
+    def _metrics(self, totals: Mapping[str, Tensor], norm: float, learning_rate: float) -> UpdateMetrics:
+        """Sum the metrics of this rank over all shares. Collective; every rank gets the same result."""
+        summed = torch.stack([value.float() for value in totals.values()]) * self._ranks.adds_to_sums
+        dist.all_reduce(summed)
+        sums = dict(zip(totals, summed.tolist(), strict=True))
+        tokens, loss = sums.pop("tokens"), sums.pop("loss")
+        means = {name: value / tokens for name, value in sums.items()}
+        return UpdateMetrics(loss, norm, learning_rate, round(tokens), means)
+
+    def _losses(
+        self, update: UpdateStep, samples: NDArray[np.int64], responses: Responses, scores: TokenScores
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return a micro-batch's share of the loss, including the losses of routers, and its share of the metrics.
+
+        The metrics contain the loss, without its graph. scores: tables (n, T), as `responses`.
+        """
+        loss, metrics = self._objective_of(update, samples, responses, scores)
+        if scores.router_losses is not None:
+            means, router = scores.router_losses / update.inputs, self._spec.train.router
+            loss = loss + router.loadBalancingLoss * means[0] + router.zLoss * means[1]
+            # Per layer; multiplied by the number of tokens, because metrics are divided by it.
+            balance, z = means.detach() * update.counts.tokens / self._layers
+            metrics |= {"router_load_balancing": balance, "router_z": z}
+        return loss, metrics | {"loss": loss.detach()}
+
+    def _objective_of(
+        self, update: UpdateStep, samples: NDArray[np.int64], responses: Responses, scores: TokenScores
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        signal, mask, log_probs = update.signal, responses.mask, scores.log_probs
+        if signal is None:
+            return supervised_objective(log_probs, mask, update.counts)
+        assert self._objective is not None
+        assert responses.log_probs is not None
+        proximal = None if signal.proximal is None else signal.proximal.rows(samples, mask)
+        if proximal is None and needs_proximal(self._objective.correction):
+            proximal = log_probs.detach()  # one step per batch: the weights at its start are the current ones
+        return policy_objective(
+            self._objective,
+            log_probs=log_probs,
+            entropy=scores.entropy,
+            behaviour_log_probs=responses.log_probs,
+            proximal_log_probs=proximal,
+            reference_log_probs=None if signal.reference is None else signal.reference.rows(samples, mask),
+            advantages=signal.advantages.rows(samples, mask),
+            mask=mask,
+            counts=update.counts,
+        )
+
+    def _signal(self, batch: TrainBatch, offsets: Offsets) -> LearningSignal:
+        assert self._objective is not None
+        assert self._spec.rollout is not None
+        temperature, reference, proximal = self._spec.rollout.temperature, None, None
+        if self._uses_kl:
+            reference = self._score("Reference", batch, offsets, temperature)
+        if batch.updates > 1 and self._objective.correction != "None":
+            proximal = self._score("Current", batch, offsets, temperature)
+        algorithm = self._spec.algorithm
+        return LearningSignal.of(batch, offsets, algorithm, self._ranks, reference=reference, proximal=proximal)
+
+    def _plan(self, batch: TrainBatch, part: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the micro-batches of this rank for one update. part: indices of the update's samples."""
+        return self._division.micro_batches(batch, part)[self._ranks.data_share]
+
+    def _check_share(self, batch: TrainBatch) -> None:
+        """Raise ValueError for a batch that is not this rank's share, because sums over all shares would then be
+        wrong.
+        """
+        if self._ranks.data_shares == 1:
+            expected = np.arange(batch.samples)
+        else:
+            expected = self._division.samples(batch)[self._ranks.data_share]
+        if not np.array_equal(batch.held_samples, expected):
+            share = f"share {self._ranks.data_share} of {self._ranks.data_shares}"
+            raise ValueError(f"rank {self._ranks.rank} got other samples than those of {share}")
