@@ -1,7 +1,9 @@
 """The transport through a folder: complete or absent, there for replicas and runs that start later, and deleted when nobody needs it."""
 
 import errno
+import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,13 @@ import pytest
 import torch
 
 from qwen35_trainer.weights import publication_folder
-from qwen35_trainer.weights.publication_folder import PublicationGone, PublicationNotStored, complete_numbers, latest
+from qwen35_trainer.weights.publication_folder import (
+    PublicationFolderMissing,
+    PublicationGone,
+    PublicationNotStored,
+    complete_numbers,
+    latest,
+)
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
 from tests.weights.ways import RANKS, WEIGHTS, Way, bits, fetch, reader
 
@@ -23,6 +31,13 @@ def way(open_way: Callable[[str], Way]) -> Way:
 def numbered(version: int) -> dict[str, torch.Tensor]:
     """Weights whose every value is the number of their version."""
     return {name: torch.full_like(tensor, version) for name, tensor in WEIGHTS.items()}
+
+
+def changed(version: int) -> dict[str, torch.Tensor]:
+    """Weights of which one value of the matrix, which rank 1 publishes, depends on the version."""
+    matrix = WEIGHTS["matrix"].clone()
+    matrix[3, 2] = version
+    return WEIGHTS | {"matrix": matrix}
 
 
 def test_a_publication_remains_when_its_writers_have_ended(way: Way) -> None:
@@ -97,13 +112,40 @@ def test_a_publication_that_is_not_completed_is_never_read(
     assert not list(way.folder.glob(".*"))
 
 
-def test_what_a_killed_writer_left_is_not_read_and_is_removed(way: Way) -> None:
+def test_what_a_killed_writer_left_is_not_read_and_is_removed_by_the_next_attempt(open_way) -> None:
+    way = open_way("Folder")
     way.publish(numbered(1), 1)
     partial = publication_folder.begin(way.folder)
     (partial / "rank-00000.bin").write_bytes(b"half")
+    half_deleted = way.folder / ".deleted-0"
+    half_deleted.mkdir()
     assert latest(way.folder).manifest.version == 1
-    way.publish(numbered(2), 2)
-    assert not partial.exists()
+    open_way("Folder").publish(numbered(2), 2)
+    assert sorted(path.name for path in way.folder.iterdir()) == ["publication-000001", "publication-000002"]
+
+
+def test_an_attempt_leaves_alone_what_a_later_one_is_writing(open_way) -> None:
+    old = open_way("Folder")
+    old.publish(numbered(1), 1)
+    partial = publication_folder.begin(old.folder)
+    old.publish(numbered(2), 2)
+    assert partial.exists()
+
+
+@pytest.mark.parametrize("loss", ["deleted", "emptied"])
+def test_a_publication_whose_files_another_process_took_is_not_completed(way: Way, monkeypatch, loss: str) -> None:
+    way.publish(numbered(1), 1)
+    original = publication_folder.complete
+
+    def complete(partial: Path, *arguments) -> None:
+        path = partial / "rank-00002.bin"
+        path.unlink() if loss == "deleted" else os.truncate(path, 0)
+        original(partial, *arguments)
+
+    monkeypatch.setattr(publication_folder, "complete", complete)
+    with pytest.raises(PublicationNotStored, match=r"rank-00002\.bin .*another process publishes into this folder"):
+        way.publish(numbered(2), 2)
+    assert [path.name for path in way.folder.iterdir()] == ["publication-000001"]
 
 
 def test_the_last_two_publications_and_those_that_the_driver_needs_are_kept(way: Way) -> None:
@@ -174,7 +216,99 @@ def test_a_publication_with_a_damaged_manifest_file_is_named_and_skipped(way: Wa
     path = way.folder / "publication-000002" / "manifest.json"
     path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
     assert latest(way.folder).manifest.version == 1
-    assert f"{path} is damaged" in caplog.text
+    assert f"{path} is missing or damaged" in caplog.text
+
+
+@pytest.mark.parametrize("field", ["version", "whole"])
+def test_a_publication_with_a_changed_header_is_skipped(open_way, field: str) -> None:
+    """With a wrong number of its last whole version, files that the publication needs would be deleted."""
+    way = open_way("Folder with changes")
+    for version in (1, 2):
+        way.publish(numbered(version), version)
+    path = way.folder / "publication-000002" / "manifest.json"
+    header, body = path.read_text().split("\n", 1)
+    path.write_text(json.dumps(json.loads(header) | {field: 0}) + "\n" + body)
+    assert latest(way.folder).manifest.version == 1
+
+
+def flipped(path: Path, at: int) -> None:
+    """Change the highest bit of a byte, after which the file is not UTF-8 any more."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x80
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a byte of the header": lambda folder: flipped(folder / "publication-000001" / "manifest.json", 5),
+    "a byte of the manifest": lambda folder: flipped(folder / "publication-000002" / "manifest.json", -10),
+    "no manifest": lambda folder: (folder / "publication-000001" / "manifest.json").unlink(),
+    "no folder of readers": lambda folder: (folder / "publication-000001" / "readers").rmdir(),
+    "a file with such a name": lambda folder: (folder / "publication-9").touch(),
+    "a folder with such a name": lambda folder: (folder / "publication-9").mkdir(),
+    "an empty folder with the name of a publication": lambda folder: (folder / "publication-000009").mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_nothing_in_the_folder_keeps_later_versions_from_being_published(open_way, damage) -> None:
+    way = open_way("Folder")
+    for version in (1, 2):
+        way.publish(numbered(version), version)
+    damage(way.folder)
+    for writer, version in ((way, 3), (open_way("Folder"), 3), (open_way("Folder"), 4), (open_way("Folder"), 5)):
+        published = writer.publish(numbered(version), version)
+        assert bits(fetch(reader(), published)) == bits(numbered(version))
+    assert not list(way.folder.glob("publication-00000[12]"))
+
+
+def test_a_publication_that_cannot_be_deleted_is_named_and_hinders_nobody(way: Way, monkeypatch, caplog) -> None:
+    original = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.name == "publication-000001":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return original(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    for version in range(1, 5):
+        way.publish(numbered(version), version)
+    assert complete_numbers(way.folder) == [1, 3, 4]
+    assert f"{way.folder / 'publication-000001'} is not needed any more and cannot be deleted" in caplog.text
+
+
+def removed(folder: Path, number: int) -> None:
+    shutil.rmtree(folder / f"publication-{number:06d}")
+
+
+LOSSES = {
+    "a changed byte": lambda folder: flipped(folder / "publication-000003" / "rank-00001.bin", 0),
+    "a shorter file": lambda folder: os.truncate(folder / "publication-000003" / "rank-00001.bin", 1),
+    "a missing file": lambda folder: (folder / "publication-000003" / "rank-00001.bin").unlink(),
+    "a missing version between": lambda folder: removed(folder, 2),
+    "a missing whole version": lambda folder: removed(folder, 1),
+    "a changed byte of the whole version": lambda folder: flipped(folder / "publication-000001" / "rank-00000.bin", 0),
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_a_run_that_starts_again_publishes_whole_what_replicas_could_not_read(open_way, caplog, lose) -> None:
+    way = open_way("Folder with changes")
+    for version in range(1, 4):
+        way.publish(changed(version), version)
+    lose(way.folder)
+    published = open_way("Folder with changes").publish(changed(3), 3)
+    assert published.source.number == 4
+    assert len(published.source.steps) == 1
+    assert bits(fetch(reader(), published)) == bits(changed(3))
+    assert "version 3 is published again" in caplog.text
+    assert open_way("Folder with changes").publish(changed(3), 3) == published
+
+
+def test_a_run_that_starts_again_uses_changes_that_are_intact(open_way: Callable[[str], Way]) -> None:
+    way = open_way("Folder with changes")
+    first = [way.publish(changed(version), version) for version in range(1, 4)][-1]
+    assert len(first.source.steps) == 3
+    assert open_way("Folder with changes").publish(changed(3), 3) == first
 
 
 def test_a_run_publishes_again_what_is_damaged_and_deletes_it_like_any_other(open_way: Callable[[str], Way]) -> None:
@@ -218,4 +352,12 @@ def test_a_file_that_is_too_short_fails_by_the_names_of_its_tensors(way: Way) ->
     path = way.folder / "publication-000001" / "rank-00002.bin"
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(WeightsDamaged, match="checksum of matrix differs"):
+        fetch(reader(), published)
+
+
+def test_a_replica_without_the_volume_names_the_field_the_folder_and_the_fix(way: Way) -> None:
+    published = way.publish(WEIGHTS, 1)
+    way.folder.rename(way.folder.with_name("elsewhere"))
+    fix = r"spec\.publication\.folder: .*Folder, .* does not exist .* Mount the same volume .* in spec\.pods\.rollout"
+    with pytest.raises(PublicationFolderMissing, match=fix):
         fetch(reader(), published)

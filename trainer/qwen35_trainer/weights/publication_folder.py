@@ -2,14 +2,15 @@
 
     FOLDER/.publication-TOKEN/            being written: nobody reads it
     FOLDER/publication-000007/            complete: renamed when all files were on the volume
-        manifest.json                     header, manifest and buckets, with a checksum; written last
+        manifest.json                     header, manifest and buckets, with checksums; written last
         rank-00000.bin                    the buckets of one train rank
         readers/TOKEN                     exists while a replica reads this publication
+    FOLDER/.deleted-TOKEN/                being deleted
 
 Publications are numbered in the order in which they are made. A publication with changes needs the files of all
 publications from the last whole one on, whose number is in its header. Several attempts of a run use the same folder,
 one after another, and continue the numbers. If two processes publish at the same time, one of them fails, because a
-number can be taken only once. This module imports neither torch nor Ray.
+number can be taken only once. All other entries of the folder are ignored. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import shutil
 import time
 import uuid
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,7 @@ MIN_PUBLICATIONS = 2
 MAX_READ_SECONDS = 3600.0
 """Age, in seconds, from which the mark of a reader is ignored, because the reader was killed."""
 PREFIX = "publication-"
+DELETED_PREFIX = ".deleted-"
 
 
 class PublicationNotStored(RuntimeError):
@@ -67,9 +71,18 @@ class PublicationGone(RuntimeError):
     failure = FailureReason.WORKER_LOST
 
 
+class PublicationFolderMissing(RuntimeError):
+    """The folder of the run's publications does not exist where a replica runs.
+
+    The message names the manifest's field, the folder, and what to do.
+    """
+
+    failure = FailureReason.STORAGE_FAILED
+
+
 @dataclass(frozen=True)
 class PublicationHeader:
-    """The first line of a manifest file."""
+    """The first line of a manifest file. It can be read alone, and has a checksum of its own."""
 
     version: int
     whole: int
@@ -80,6 +93,25 @@ class PublicationHeader:
     checksum: str
     """XXH3 of the second line of the manifest file, in hexadecimal."""
 
+    @classmethod
+    def decoded(cls, line: bytes) -> PublicationHeader | None:
+        """Return the header in the first line of a manifest file; None if the line is damaged."""
+        try:
+            fields = json.loads(line)
+            own_checksum = fields.pop("headerChecksum")
+            header = cls(**fields)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return None
+        return header if own_checksum == header._own_checksum else None
+
+    def encoded(self) -> str:
+        """Return the header as a line, without its newline."""
+        return json.dumps({**asdict(self), "headerChecksum": self._own_checksum})
+
+    @property
+    def _own_checksum(self) -> str:
+        return _checksum(json.dumps(asdict(self)).encode())
+
 
 def name_of(number: int) -> str:
     """Return the name of a publication's folder."""
@@ -88,22 +120,47 @@ def name_of(number: int) -> str:
 
 def complete_numbers(folder: Path) -> list[int]:
     """Return the numbers of the complete publications in `folder`, in ascending order."""
-    names = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
-    return sorted(int(name) for name in names if name.isdecimal())
+    suffixes = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*") if path.is_dir()]
+    numbers = [int(suffix) for suffix in suffixes if suffix.isdecimal()]
+    return sorted(number for number in numbers if name_of(number).removeprefix(PREFIX) in suffixes)
 
 
 def begin(folder: Path) -> Path:
     """Create the folder in which a publication is written, and return its path.
 
-    folder: the folder of the run's publications. Incomplete publications that an earlier process left there are
-    deleted.
+    folder: the folder of the run's publications.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(f".{PREFIX}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
     partial = folder / f".{PREFIX}{uuid.uuid4().hex}"
     (partial / READERS).mkdir(parents=True)
     return partial
+
+
+def discard(partial: Path) -> None:
+    """Delete an incomplete publication. partial: the folder from `begin`. A folder that does not exist is ignored."""
+    shutil.rmtree(partial, onexc=_warn_of_remains)
+
+
+def delete_abandoned(first: Path) -> None:
+    """Delete what processes left behind that were killed while they wrote or deleted a publication.
+
+    first: the folder from the first `begin` of this process. Incomplete publications that were begun before it are
+    deleted, and those that were begun later are kept: another process may be writing them. The times are those of the
+    volume, so that the clocks of the writers' machines need not agree.
+    """
+    for path in first.parent.glob(f".{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # its writer has completed or discarded it meanwhile
+            if path != first and _begun(path) <= _begun(first):
+                discard(path)
+    for path in first.parent.glob(f"{DELETED_PREFIX}*"):
+        discard(path)
+
+
+def _begun(partial: Path) -> int:
+    """Return the time at which `begin` created a folder, in nanoseconds on the volume's clock."""
+    try:  # nothing is created in this folder before the publication is complete, so its time does not change
+        return (partial / READERS).stat().st_mtime_ns
+    except FileNotFoundError:
+        return partial.stat().st_mtime_ns
 
 
 def complete(partial: Path, number: int, published: PublishedWeights, whole: int) -> None:
@@ -111,56 +168,93 @@ def complete(partial: Path, number: int, published: PublishedWeights, whole: int
 
     partial: the folder from `begin`, in which all files of the ranks are on the volume already. number: number of the
     publication. whole: number of the publication with the last whole version. Raises PublicationNotStored if another
-    process has made a publication of this number.
+    process has made a publication of this number, or has deleted or changed files of this one.
     """
-    body = json.dumps(_as_json(published))
-    header = PublicationHeader(published.manifest.version, whole, xxhash.xxh3_64_hexdigest(body.encode()))
-    path = partial / MANIFEST_FILE
-    path.write_text(f"{json.dumps(asdict(header))}\n{body}\n")
-    sync(path)
-    sync(partial)
     final = partial.with_name(name_of(number))
+    advice = "another process publishes into this folder. End it, or name another one in spec.publication.folder"
     try:
+        for name, size in _file_sizes(published).items():
+            if (stored := _size(partial / name)) < size:
+                raise PublicationNotStored(f"{partial / name} has {stored} of {size} bytes: {advice}")
+        _write_manifest(partial / MANIFEST_FILE, published, whole)
+        sync(partial)
         partial.rename(final)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
+    except FileNotFoundError as error:
         raise PublicationNotStored(
-            f"{final} exists: another process publishes into this folder. End it, or name another one in "
-            "spec.publication.folder"
+            f"{error.filename} was deleted before its publication was complete: {advice}"
         ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise PublicationNotStored(f"{final} exists: {advice}") from error
     sync(final.parent)
+
+
+def _file_sizes(published: PublishedWeights) -> dict[str, int]:
+    """Return the name of each file that a publication has of its own → number of bytes that its buckets need."""
+    assert isinstance(published.source, FolderBuckets)
+    sizes: dict[str, int] = {}
+    for bucket in published.source.steps[-1].buckets:
+        assert isinstance(bucket.place, FilePlace)
+        name = Path(bucket.place.path).name
+        sizes[name] = max(sizes.get(name, 0), bucket.place.offset + bucket.place.size)
+    return sizes
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file. It is opened for that, because NFS compares its cache with the server only then."""
+    with path.open("rb") as file:
+        return file.seek(0, os.SEEK_END)
+
+
+def _write_manifest(path: Path, published: PublishedWeights, whole: int) -> None:
+    """Write the manifest file at `path`, and return when it is on the volume."""
+    body = json.dumps(_as_json(published)).encode()
+    header = PublicationHeader(published.manifest.version, whole, _checksum(body))
+    path.write_bytes(header.encoded().encode() + b"\n" + body + b"\n")
+    sync(path)
 
 
 def latest(folder: Path) -> PublishedWeights | None:
     """Return the newest complete publication, whichever process made it; None if there is none.
 
-    A publication whose manifest file is damaged is skipped, with a warning. The tensors of the result are not verified.
+    A publication whose manifest file is missing or damaged is skipped, with a warning. The tensors of the result are
+    not verified.
     """
     for number in reversed(complete_numbers(folder)):
         if (published := _read(folder, number)) is not None:
             return published
         logger.warning(
-            "%s is damaged, so that the publication before it is used", folder / name_of(number) / MANIFEST_FILE
+            "%s is missing or damaged, so that the publication before it is used",
+            folder / name_of(number) / MANIFEST_FILE,
         )
     return None
 
 
 def _read(folder: Path, number: int) -> PublishedWeights | None:
-    """Return the complete publication with this number; None if its manifest file is damaged."""
-    first, _, body = (folder / name_of(number) / MANIFEST_FILE).read_text().partition("\n")
-    header = _header(first)
-    if header is None or xxhash.xxh3_64_hexdigest(body.removesuffix("\n").encode()) != header.checksum:
+    """Return the complete publication with this number; None if its manifest file is missing or damaged."""
+    lines = _manifest_lines(folder / name_of(number), 2)
+    header = _header(lines)
+    if header is None or len(lines) < 2 or _checksum(body := lines[1].removesuffix(b"\n")) != header.checksum:
         return None
     return _from_json(folder, number, json.loads(body))
 
 
-def _header(line: str) -> PublicationHeader | None:
-    """Return the header in the first line of a manifest file; None if the line is damaged."""
+def _header(lines: list[bytes]) -> PublicationHeader | None:
+    """Return the header in the first line of a manifest file; None if there is none, or if it is damaged."""
+    return PublicationHeader.decoded(lines[0]) if lines else None
+
+
+def _manifest_lines(path: Path, count: int) -> list[bytes]:
+    """Return the first `count` lines of a manifest file; none of them if the file cannot be read.
+
+    path: the publication's folder.
+    """
     try:
-        return PublicationHeader(**json.loads(line))
-    except (ValueError, TypeError):
-        return None
+        with (path / MANIFEST_FILE).open("rb") as file:
+            return list(islice(file, count))
+    except OSError:
+        return []
 
 
 def mark_reader(folder: Path, number: int) -> Path:
@@ -185,32 +279,63 @@ def delete_old(folder: Path, needed: frozenset[int]) -> None:
 
     A publication is needed if it is among the newest MIN_PUBLICATIONS, if a replica reads it, or if it has a version in
     `needed`. All publications from the last whole version before it on are needed too. The mark of a reader counts for
-    MAX_READ_SECONDS.
+    MAX_READ_SECONDS. What cannot be deleted is logged, because it takes room on the volume and does no other harm.
     """
-    numbers = complete_numbers(folder)
-    first = numbers[-1]
-    for number in numbers:
-        path = folder / name_of(number)
-        with (path / MANIFEST_FILE).open() as file:
-            header = _header(file.readline())
-        version, whole = (None, number) if header is None else (header.version, header.whole)
-        if number in numbers[-MIN_PUBLICATIONS:] or version in needed or _is_read(path):
-            first = min(first, whole)
+    try:
+        numbers = complete_numbers(folder)
+        first = min((_first_needed(folder, number, numbers, needed) for number in numbers), default=0)
+    except OSError as error:
+        logger.warning("no publication in %s is deleted, because it cannot be read: %s", folder, error)
+        return
     for number in numbers:
         if number < first:
-            # Renamed first, so that it is never found half deleted.
-            deleted = (folder / name_of(number)).rename(folder / f".{PREFIX}{uuid.uuid4().hex}")
-            shutil.rmtree(deleted, ignore_errors=True)
+            _delete(folder / name_of(number))
+
+
+def _first_needed(folder: Path, number: int, numbers: list[int], needed: frozenset[int]) -> int:
+    """Return the number of the first publication that has to be kept because of publication `number`.
+
+    If nobody needs that publication, the result is the number of the newest one. numbers: of all publications.
+    """
+    path = folder / name_of(number)
+    header = _header(_manifest_lines(path, 1))
+    version, whole = (None, number) if header is None else (header.version, header.whole)
+    return whole if number in numbers[-MIN_PUBLICATIONS:] or version in needed or _is_read(path) else numbers[-1]
+
+
+def _delete(path: Path) -> None:
+    """Delete a publication. path: its folder."""
+    deleted = path.with_name(f"{DELETED_PREFIX}{uuid.uuid4().hex}")
+    try:
+        path.rename(deleted)  # so that it is never found half deleted
+    except OSError as error:
+        logger.warning("%s is not needed any more and cannot be deleted: %s", path, error)
+    else:
+        discard(deleted)
+
+
+def _warn_of_remains(_: object, path: str, error: BaseException) -> None:
+    """Log an entry that shutil.rmtree could not delete, unless another process has deleted it."""
+    if not isinstance(error, FileNotFoundError):
+        logger.warning("%s is not needed any more and cannot be deleted: %s", path, error)
 
 
 def _is_read(path: Path) -> bool:
     """Return whether a replica reads a publication. path: the publication's folder."""
     oldest = time.time() - MAX_READ_SECONDS
-    for mark in (path / READERS).iterdir():
+    try:
+        marks = list((path / READERS).iterdir())
+    except FileNotFoundError:
+        return False  # no replica can leave a mark there
+    for mark in marks:
         with contextlib.suppress(FileNotFoundError):  # its reader has just removed it
             if mark.stat().st_mtime > oldest:
                 return True
     return False
+
+
+def _checksum(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
 
 
 def _as_json(published: PublishedWeights) -> dict[str, Any]:

@@ -248,14 +248,14 @@ def _decode(
         entry = manifest.layout.tensors[part.tensor]
         target = memory[entry.offset + part.start : entry.offset + part.start + part.size]
         contents = data[start : start + encoding.size]
-        if not (_is_written(target, contents, encoding, ITEM_BYTES[entry.dtype]) and is_intact(part, target)):
+        if not (is_decoded(target, contents, encoding, ITEM_BYTES[entry.dtype]) and is_intact(part, target)):
             damaged.add(part.tensor)
         start = _aligned(start + encoding.size)
     return damaged
 
 
-def _is_written(target: Memory, contents: Memory, encoding: EncodedPart, item_bytes: int) -> bool:
-    """Write an encoding to `target`, the bytes of its part. Returns False if it does not fit, because it is damaged.
+def is_decoded(target: Memory, contents: Memory, encoding: EncodedPart, item_bytes: int) -> bool:
+    """Decode an encoding into `target`, the bytes of its part. Returns False if it does not fit, because it is damaged.
 
     contents: bytes of the encoding. item_bytes: number of bytes of each value.
     """

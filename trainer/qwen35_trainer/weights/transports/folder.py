@@ -9,13 +9,15 @@ the folder, the buckets    rank 0; all ranks have written             that of th
 a file                     the volume                                 publication.timeoutSeconds, in the driver
 
 No process gathers the model, and an incomplete publication is never read (`publication_folder`). If a run starts again
-with exactly the weights of the newest publication, it uses this publication: the ranks compare checksums, and write
-nothing.
+with exactly the weights of the newest publication, it uses this publication and writes nothing: the ranks compare
+checksums, and each rank decodes its own parts once, from all files that a replica would read. If a file is missing or
+damaged, the version is published again, whole.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +29,7 @@ import torch.distributed as dist
 
 from qwen35_trainer.weights import publication_folder
 from qwen35_trainer.weights.host_weights import HostWeights
-from qwen35_trainer.weights.publication_folder import PublicationGone, PublicationNotStored
+from qwen35_trainer.weights.publication_folder import PublicationFolderMissing, PublicationGone, PublicationNotStored
 from qwen35_trainer.weights.published import (
     FilePlace,
     FolderBuckets,
@@ -40,7 +42,11 @@ from qwen35_trainer.weights.published import (
 from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.shard_streams import ShardStream, StreamReceiver
 from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces
+from qwen35_trainer.weights.stored_parts import damage
 from qwen35_trainer.weights.transports import RankContext
+from qwen35_trainer.weights.weight_manifest import TensorPart
+
+logger = logging.getLogger(__name__)
 
 
 class FolderSender:
@@ -52,6 +58,7 @@ class FolderSender:
         self._stream = ShardStream(context.whole_every)
         self._is_first = True
         self._number = 0  # of the last publication that this process wrote; 0 before the first one
+        self._partial: Path | None = None  # rank 0: the folder of the publication that is being written
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
         if self._is_first:
@@ -65,7 +72,10 @@ class FolderSender:
             self._of_first_rank(lambda: self._complete(all_shards, version, partial, needed))
         except BaseException:
             self._stream.forget()
+            if self._partial is not None:
+                publication_folder.discard(self._partial)
             raise
+        self._partial = None
         shard = all_shards[self._context.rank]
         return shard if self._context.rank == 0 else replace(shard, layout=None)
 
@@ -74,9 +84,11 @@ class FolderSender:
 
         No earlier attempt has used this number.
         """
-        partial = publication_folder.begin(self._folder)
-        earlier = self._number or max(publication_folder.complete_numbers(self._folder), default=0)
-        return partial, earlier + 1
+        self._partial = publication_folder.begin(self._folder)
+        if self._number:
+            return self._partial, self._number + 1
+        publication_folder.delete_abandoned(self._partial)
+        return self._partial, max(publication_folder.complete_numbers(self._folder), default=0) + 1
 
     def _write(self, shards: Sequence[WeightShard], version: int, partial: Path) -> StagedShard:
         """Write this rank's file into `partial`, and return what the file contains when it is on the volume."""
@@ -106,19 +118,26 @@ class FolderSender:
     def _is_unchanged(self, latest: PublishedWeights, shards: Sequence[WeightShard], version: int) -> bool:
         """Return whether `latest`, from an earlier start of the run, contains exactly these weights as this version.
 
-        All ranks must call this together.
+        Replicas must be able to read it, too: all its files must be present and undamaged. All ranks must call this
+        together.
         """
-
-        def own_parts() -> tuple[bool, int]:
-            scratch = np.empty(PART_BYTES, np.uint8)
-            parts = [piece.write(scratch[: piece.size]) for piece in pieces(shards)]
-            return set(parts) <= set(latest.manifest.parts), len(parts)
-
         if (latest.manifest.version, latest.manifest.layout) != (version, layout_of(shards)):
             return False
-        compared = self._of_all_ranks(own_parts)
+
+        own: list[TensorPart] = []
+
+        def compare() -> tuple[bool, int]:
+            own.extend(_parts(shards))
+            return set(own) <= set(latest.manifest.parts), len(own)
+
+        compared = self._of_all_ranks(compare)
         total = sum(count for _, count in compared)
-        return all(equal for equal, _ in compared) and total == len(latest.manifest.parts)
+        if not all(equal for equal, _ in compared) or total != len(latest.manifest.parts):
+            return False
+        problem = next(filter(None, self._of_all_ranks(lambda: damage(latest, own, _read))), None)
+        if problem is not None and self._context.rank == 0:
+            logger.warning("version %d is published again: %s", version, problem)
+        return problem is None
 
     def _published_again(self, latest: PublishedWeights) -> StagedShard:
         """Return this rank's shard of a publication from an earlier start of the run.
@@ -178,6 +197,11 @@ class FolderReceiver:
         try:
             return await self._receiver.fetch(published)
         except FileNotFoundError as error:
+            if not source.folder.is_dir():
+                raise PublicationFolderMissing(
+                    f"spec.publication.folder: {source.folder}, into which the train ranks publish, does not exist in the "
+                    "pod of this replica. Mount the same volume at the same path in spec.pods.rollout and spec.pods.train"
+                ) from error
             raise PublicationGone(
                 f"weights of version {published.manifest.version} are not in {source.folder} any more: {error.filename} is missing"
             ) from error
@@ -189,6 +213,12 @@ async def _bucket(source: VersionBuckets, bucket: WeightBucket) -> Memory:
     assert isinstance(source, FolderBuckets)
     assert isinstance(bucket.place, FilePlace)
     return await asyncio.to_thread(_read, source.folder, bucket.place)
+
+
+def _parts(shards: Sequence[WeightShard]) -> list[TensorPart]:
+    """Return the parts of this rank's shards, with the checksums that they have if they are published now."""
+    scratch = np.empty(PART_BYTES, np.uint8)
+    return [piece.write(scratch[: piece.size]) for piece in pieces(shards)]
 
 
 def _read(folder: Path, place: FilePlace) -> Memory:
