@@ -157,6 +157,32 @@ def test_a_replica_that_joins_reads_from_one_that_has_the_version(run: Run) -> N
     assert run.load(late).loaded == 1
 
 
+def test_a_starting_replica_whose_source_is_lost_after_the_next_publication_gets_that_one(run: Run) -> None:
+    run.publish(1)
+    run.load_all()
+    starting = Replica(100, run.network)
+    run.distribution.send(starting)
+    [source] = [replica for replica in run.replicas if replica.name == starting.source()]
+    run.publish(2)  # to the replicas that have joined
+    run.lose(source)
+    assert run.load(starting).unread == 1
+    run.replicas.append(starting)
+    run.load_all()
+    assert starting.held is not None
+    assert starting.held.version == 2
+    assert run.have(2)
+
+
+def test_a_starting_replica_that_has_read_the_version_before_is_sent_nothing_for_that(run: Run) -> None:
+    run.publish(1)
+    run.load_all()
+    starting = Replica(100, run.network)
+    run.distribution.send(starting)
+    run.publish(2)
+    assert run.load(starting).loaded == 1
+    assert starting.arrived == []
+
+
 def test_other_transports_send_a_version_to_all_replicas_immediately(run: Run) -> None:
     run.distribution.publish(weights(1), run.replicas)
     assert all(len(replica.arrived) == 1 for replica in run.replicas)

@@ -70,8 +70,16 @@ class WeightDistribution:
         self._send_waiting()
 
     def reported(self, replica: WeightReader, report: EngineReport) -> None:
-        """Record what a replica reports about the newest version, and send the version to replicas that wait."""
-        if self.newest is None or replica.number not in self._readers:
+        """Record what a replica reports about the newest version, and send the version to replicas that wait.
+
+        A replica that was still starting when the newest version was published was not among those to which it was sent.
+        If it cannot read the version before any more, it gets the newest one.
+        """
+        if self.newest is None:
+            return
+        if replica.number not in self._readers:
+            if report.unread is not None:
+                self.send(replica)
             return
         version = self.newest.manifest.version
         if report.loaded == version:

@@ -7,6 +7,10 @@
 The train ranks send a version at most `trainer_readers` times, however many replicas there are, unless replicas that have
 the version are lost. The number of replicas that have it doubles with each transfer. A replica serves one reader at a
 time, because two readers would each get half of its bandwidth, and neither could serve others before both had finished.
+
+If a read fails, or the reader is lost while it reads, the fault may be the source's or the reader's. The source is then
+not used any more. But after MAX_FAILED_READS failures of one reader the fault is taken to be the reader's: it reads from
+the train ranks, and the source of its last read stays in use. One bad reader therefore costs one source, not all.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ With fewer readers, one slow replica could delay all others.
 """
 REPLICA_READERS = 1
 """Maximum number of replicas that read from the same replica at the same time."""
+MAX_FAILED_READS = 2
+"""Number of failed reads of a version after which a replica reads it only from the train ranks."""
 TRAINER = -1
 """The number that stands for all train ranks together as a source. The numbers of replicas begin at 0."""
 
@@ -47,6 +53,7 @@ class Relay:
         self._waiting: dict[int, None] = {}  # in the order of requests
         self._reading: dict[int, int] = {}  # reader → source
         self._sources: dict[int, None] = {}  # replicas that serve the version, in the order in which they loaded it
+        self._failures: Counter[int] = Counter()  # number of failed reads of each replica
 
     @property
     def waiting(self) -> tuple[int, ...]:
@@ -76,43 +83,57 @@ class Relay:
     def failed(self, reader: int) -> None:
         """Record that a replica could not read from its source. The replica waits again.
 
-        The source serves no further replica, unless it is the trainer.
+        The source serves no further replica, unless it is the trainer, or the replica fails for the second time.
         """
-        source = self._reading.get(reader, TRAINER)
-        self._sources.pop(source, None)
+        self._failures[reader] += 1
+        if not self._needs_trainer(reader):
+            self._drop_source_of(reader)
         self.add(reader)
 
     def lost(self, replica: int) -> None:
         """Forget a replica that has ended.
 
-        Replicas that read from it notice that themselves, and are reported to `failed`.
+        If it was reading from a replica, that source serves no further replica: the driver may have ended the reader
+        because the source hangs. Replicas that read from the lost one notice that themselves, and are reported to
+        `failed`.
         """
-        for table in (self._waiting, self._reading, self._sources):
+        self._drop_source_of(replica)
+        for table in (self._waiting, self._reading, self._sources, self._failures):
             table.pop(replica, None)
 
     def assign(self) -> dict[int, int]:
         """Give sources to waiting replicas. Returns replica → source for those that can begin to read now.
 
-        A source is TRAINER only while no replica serves the version; otherwise it is a replica.
+        A source is TRAINER only while no replica serves the version, or if the reader has failed MAX_FAILED_READS
+        times; otherwise it is a replica.
         """
         begun: dict[int, int] = {}
         readers = Counter(self._reading.values())
-        for reader in self.waiting:
-            source = self._free_source(readers)
-            if source is None:
-                break
-            del self._waiting[reader]
-            self._reading[reader] = begun[reader] = source
-            readers[source] += 1
+        for needs_trainer in (True, False):
+            for reader in (each for each in self.waiting if self._needs_trainer(each) == needs_trainer):
+                source = self._free_source(readers, needs_trainer=needs_trainer)
+                if source is None:
+                    break
+                del self._waiting[reader]
+                self._reading[reader] = begun[reader] = source
+                readers[source] += 1
         return begun
 
-    def _free_source(self, readers: Counter[int]) -> int | None:
+    def _needs_trainer(self, reader: int) -> bool:
+        return self._failures[reader] >= MAX_FAILED_READS
+
+    def _drop_source_of(self, reader: int) -> None:
+        """Let the source from which a replica reads serve no further replica. The trainer stays a source."""
+        self._sources.pop(self._reading.get(reader, TRAINER), None)
+
+    def _free_source(self, readers: Counter[int], *, needs_trainer: bool) -> int | None:
         """Return the source with the minimum number of readers; None if it already has its maximum of readers.
 
-        readers: source → number of replicas that read from it. Replicas are preferred to TRAINER, as in `assign`.
+        readers: source → number of replicas that read from it. needs_trainer: whether only TRAINER is wanted. Otherwise
+        replicas are preferred to TRAINER, as in `assign`.
         """
         from_trainer, from_replica = self._limits
-        if not self._sources:
+        if needs_trainer or not self._sources:
             return TRAINER if readers[TRAINER] < from_trainer else None
         source = min(self._sources, key=lambda each: readers[each])
         return source if readers[source] < from_replica else None
