@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
@@ -17,6 +19,7 @@ from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job, coordinator_settings, replica_slots, scheduling_start
+from qwen35_trainer.runtime.journal_file import JournalNotRead
 
 
 @pytest.fixture
@@ -205,3 +208,21 @@ def test_with_a_damaged_journal_the_run_continues_from_the_checkpoint_and_the_lo
     assert resumed(job, checkpoint) == SAVED
     assert "line 6 of the journal: it cannot be read" in caplog.text
     assert f"the run continues from the position in checkpoint {checkpoint.path}" in caplog.text
+
+
+def test_with_a_journal_of_another_release_the_run_continues_from_the_checkpoint(job, caplog):
+    keep(job, *JOURNAL)
+    checkpoint = save(job, SAVED)
+    text = b'{"v":2}'
+    job.folder.journal.write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
+    assert resumed(job, checkpoint) == SAVED
+    assert "it has format 2, and this release reads 1" in caplog.text
+
+
+def test_a_journal_that_cannot_be_read_ends_the_run_as_storage_that_failed(job):
+    job.folder.journal.mkdir(parents=True)  # root may read every file
+    with pytest.raises(
+        JournalNotRead, match=r"journal .* was not read: Is a directory\. Make the file readable"
+    ) as error:
+        resumed(job, save(job, SAVED))
+    assert reason_of(error.value) is FailureReason.STORAGE_FAILED

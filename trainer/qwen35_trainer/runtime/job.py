@@ -20,6 +20,7 @@ from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore, SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.journal_file import read_journal
 from qwen35_trainer.runtime.owner import Owner, run_of
 
 logger = logging.getLogger(__name__)
@@ -169,17 +170,18 @@ def scheduling_start(job: Job) -> SchedulingSnapshot:
     If the attempt that saved the checkpoint also wrote the journal, the state comes from the journal, because the
     journal also contains the groups that left after the checkpoint. Otherwise the state comes from the checkpoint.
 
-    If the journal is damaged, that is logged, and the state also comes from the checkpoint. In this case, prompts whose
-    groups left untrained after the checkpoint are dispatched again.
+    If the journal is damaged, or has the format of another release, that is logged, and the state also comes from the
+    checkpoint. In this case, prompts whose groups left untrained after the checkpoint are dispatched again. Raises
+    JournalNotRead if the disk fails.
     """
     if job.resume is None:
         return SchedulingSnapshot()
     progress, file = job.resume.progress, job.folder.journal
-    journal = file.read_bytes() if file.exists() else b""
-    base = origin(journal)
-    if base is not None and base.attempt == progress.journal != "" and base.snapshot.batch <= progress.batch:
-        try:
+    journal = read_journal(file)
+    try:
+        base = origin(journal)
+        if base is not None and base.attempt == progress.journal != "" and base.snapshot.batch <= progress.batch:
             return recover(journal, progress.batch)
-        except JournalDamaged as error:
-            logger.warning("%s: the run continues from the position in checkpoint %s. %s", file, job.resume.path, error)
+    except JournalDamaged as error:
+        logger.warning("%s: the run continues from the position in checkpoint %s. %s", file, job.resume.path, error)
     return SchedulingSnapshot(progress.batch, progress.position, progress.pending, progress.group)

@@ -28,10 +28,32 @@ class JournalNotWritten(RuntimeError):
     failure = FailureReason.STORAGE_FAILED
 
 
+class JournalNotRead(RuntimeError):
+    """The journal exists and cannot be read. The message contains the path of the file and what to do."""
+
+    failure = FailureReason.STORAGE_FAILED
+
+
+def read_journal(path: Path) -> bytes:
+    """Return the contents of the journal that an earlier attempt left at `path`; no bytes if there is none.
+
+    Raises JournalNotRead if the disk fails.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise JournalNotRead(
+            f"journal {path} was not read: {error.strerror or error}. Make the file readable, then continue with --resume "
+            "auto. Without the file, the run continues from the position in the checkpoint"
+        ) from error
+
+
 class JournalFile:
     """The journal of a run, at `path`. It is open from `begin` to `close`.
 
-    `begin` replaces the file, so the journal of an earlier attempt must be read first, with `path.read_bytes()`. If a
+    `begin` replaces the file, so the journal of an earlier attempt must be read first, with `read_journal`. If a
     task that waits for a write is cancelled, the write still completes.
     """
 
