@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
-from qwen35_trainer.runtime.token_buffer import PackedTokens, TokenBlock, TokenBuffer
+from qwen35_trainer.runtime.token_buffer import TokenBlock, TokenBuffer, TokenRows
 
 BYTES_PER_TOKEN = 12
 
@@ -27,10 +27,10 @@ def drawn(count: int, seed: int = 0, *, truncated: bool = False) -> GeneratedTok
     )
 
 
-def packed(tokens: GeneratedTokens) -> PackedTokens:
+def packed(tokens: GeneratedTokens) -> tuple[TokenRows, Candidates | None]:
     """As a report contains them."""
-    [(_, data)] = TokenBlock({(0, 0): [tokens]}).packed()
-    return data
+    [(_, table, candidates)] = TokenBlock({(0, 0): [tokens]}).parts()
+    return table, candidates
 
 
 def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
@@ -49,7 +49,7 @@ def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
 def buffer_of(parts: Sequence[GeneratedTokens]) -> TokenBuffer:
     buffer = TokenBuffer()
     for part in parts:
-        buffer.append(packed(part))
+        buffer.append(*packed(part))
     return buffer
 
 
@@ -67,7 +67,7 @@ def test_a_buffer_contains_what_was_appended_and_not_cut_off(steps, truncated):
             new = drawn(
                 step, number, truncated=truncated == "all tokens" or (truncated == "later tokens" and number > 1)
             )
-            buffer.append(packed(new))
+            assert buffer.append(*packed(new)) == len(expected) + len(new)
             expected = GeneratedTokens.join([expected, new])
         else:
             buffer.cut(round(step * len(expected)))
@@ -81,16 +81,16 @@ def test_a_buffer_contains_what_was_appended_and_not_cut_off(steps, truncated):
 def test_a_buffer_has_the_memory_of_its_tokens_and_no_more(lengths):
     buffer = TokenBuffer()
     for length in lengths:
-        buffer.append(packed(drawn(length)))
-    assert sum(part.table.nbytes for part in buffer._parts) == BYTES_PER_TOKEN * len(buffer)
+        buffer.append(*packed(drawn(length)))
+    assert sum(table.nbytes for table, _ in buffer._parts) == BYTES_PER_TOKEN * len(buffer)
     buffer.tokens()
-    assert [part.table.nbytes for part in buffer._parts] == [BYTES_PER_TOKEN * len(buffer)], "the parts are gone"
+    assert [table.nbytes for table, _ in buffer._parts] == [BYTES_PER_TOKEN * len(buffer)], "the parts are gone"
 
 
 def test_no_token_is_copied_again_while_a_sequence_grows():
     buffer = buffer_of([drawn(10), drawn(20)])
     before = list(buffer._parts)
-    buffer.append(packed(drawn(30)))
+    buffer.append(*packed(drawn(30)))
     assert all(old is new for old, new in zip(before, buffer._parts, strict=False))
 
 
@@ -98,7 +98,7 @@ def test_tokens_that_are_read_do_not_change_when_more_arrive():
     buffer = buffer_of([drawn(5)])
     read = buffer.tokens()
     buffer.cut(2)
-    buffer.append(packed(drawn(9, seed=1)))
+    buffer.append(*packed(drawn(9, seed=1)))
     assert same(read, drawn(5))
 
 
@@ -106,13 +106,13 @@ def test_a_buffer_keeps_no_array_of_a_report_alive():
     """A part of a report is a view of the whole report, which contains the tokens of many sequences."""
     block = TokenBlock({(0, 0): [drawn(3, truncated=True)], (0, 1): [drawn(5000, truncated=True)]})
     buffers = []
-    for _, data in block.packed():
+    for _, *part in block.parts():
         buffers.append(TokenBuffer())
-        buffers[-1].append(data)
-        [part] = buffers[-1]._parts
-        assert not np.shares_memory(part.table, block._data)
-        assert not np.shares_memory(part.candidates.ids, block._candidates.ids)
-        assert part.table.base is None
+        buffers[-1].append(*part)
+        [(table, candidates)] = buffers[-1]._parts
+        assert not np.shares_memory(table, block._data)
+        assert not np.shares_memory(candidates.ids, block._candidates.ids)
+        assert table.base is None
     assert [len(buffer) for buffer in buffers] == [3, 5000]
 
 
@@ -140,10 +140,9 @@ def test_a_block_contains_the_tokens_of_each_sequence_even_after_it_was_sent(len
     }
     block = pickle.loads(pickle.dumps(TokenBlock(parts), protocol=5))
     assert list(block) == list(parts)
-    for name, data in block.packed():
+    for name, table, _ in block.parts():
         joined = GeneratedTokens.join(parts[name])
         assert same(block[name], joined)
         assert same(buffer_of([joined]).tokens(), joined)
-        assert data.table.shape == (3, len(joined))
-        assert len(data) == len(joined)
+        assert table.shape == (3, len(joined))
     assert (9, 9) not in block

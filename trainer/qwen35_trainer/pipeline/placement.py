@@ -131,6 +131,8 @@ class Placement:
 
         The result is `pool` also for a replica that is in no collection.
         """
+        if number in self.pool:
+            return self.pool
         return next((pool for pool in (self.lane, self.behind) if number in pool), self.pool)
 
     def join(self, event: on.ReplicaJoined) -> bool:

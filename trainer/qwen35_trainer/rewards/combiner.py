@@ -100,11 +100,14 @@ def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -
     """
     values: dict[str, float] = {}
     errors: dict[str, str] = {}
+    timeouts: frozenset[str] = frozenset()
     total: float | None = 0.0
     for term, score in zip(terms, scores, strict=True):
         value = score.value
         if score.error is not None:
             errors[term.name] = score.error
+            if score.timed_out:
+                timeouts |= {term.name}
             if term.on_error == "Fail":
                 raise RewardFailed(f"reward {term.name}, onError Fail, prompt {prompt}: {score.error}")
             value = 0.0 if term.on_error == "Zero" else None
@@ -114,7 +117,6 @@ def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -
         values[term.name] = value
         if total is not None:
             total += term.weight * value
-    timeouts = frozenset(term.name for term, score in zip(terms, scores, strict=True) if score.timed_out)
     return CombinedScore(total, values, errors, timeouts)
 
 

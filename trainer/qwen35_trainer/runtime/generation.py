@@ -205,11 +205,9 @@ class Generation:
                 self.tell(on.SequenceStarted(name, version))
         lengths: dict[SequenceId, int] = {}
         holders, buffers = self._holders, self._buffers
-        for name, tokens in report.tokens.packed():  # the driver's most frequent operation
+        for name, tokens, candidates in report.tokens.parts():  # the driver's most frequent operation
             if holders.get(name) == here:
-                buffer = buffers[name]
-                buffer.append(tokens)
-                lengths[name] = len(buffer)
+                lengths[name] = buffers[name].append(tokens, candidates)
         for name, reason in report.finished.items():
             if self._holders.get(name) == here:
                 lengths.pop(name, None)
@@ -335,6 +333,8 @@ class Generation:
         scores: tuple[CombinedScore, ...] = ()
         if responses:
             scores = await self._parts.scoring.score_group(group.prompt.prompt, responses, in_trial=in_trial)
+        if len(generated) == group.samples:
+            return scores
         by_name = {sequence.sequence: score for sequence, score in zip(generated, scores, strict=True)}
         return tuple(
             by_name.get(sequence.sequence) or CombinedScore(None, {}, {GENERATION: sequence.error})

@@ -191,7 +191,7 @@ class ReplicaChannel:
         """
         self._actor, self._name = actor, name
         self._queue: list[ReplicaCommand] = []
-        self._queued = asyncio.Event()
+        self._changed = asyncio.Event()  # a command was queued, or `exchange` is done
         self._next_command = 1
         self._received = 0  # number of the last report
         self._answers_follow = False  # the last reports will make the coordinator send commands
@@ -203,7 +203,7 @@ class ReplicaChannel:
         If a call of `receive` is in progress, it sends the command; otherwise the next call does.
         """
         self._queue.append(command)
-        self._queued.set()
+        self._changed.set()
 
     async def receive(self) -> tuple[EngineReport, ...]:
         """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS.
@@ -215,18 +215,13 @@ class ReplicaChannel:
             raise self._failure
         if self._answers_follow:
             await asyncio.sleep(_COMBINE_SECONDS)
-        exchange = asyncio.ensure_future(self._exchange())
-        # Retrieved here too, because the other call may fail first, and asyncio logs exceptions that nobody retrieves.
-        exchange.add_done_callback(lambda task: task.cancelled() or task.exception())
+        exchange = asyncio.ensure_future(self._exchange(self._take_queue()))
+        exchange.add_done_callback(self._exchanged)
         try:
             while not exchange.done():
-                queued = asyncio.ensure_future(self._queued.wait())
-                try:
-                    await asyncio.wait({exchange, queued}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    queued.cancel()
-                if not exchange.done():
-                    queued.result()  # raises in another event loop than the first one, instead of calling again and again
+                await self._changed.wait()  # raises in another event loop than the first one
+                self._changed.clear()
+                if self._queue and not exchange.done():
                     await self._obey(exchange)
             reports = exchange.result()
         finally:
@@ -248,11 +243,17 @@ class ReplicaChannel:
                 raise
             self._failure = error
 
-    async def _exchange(self) -> tuple[EngineReport, ...]:
+    def _exchanged(self, call: asyncio.Future[tuple[EngineReport, ...]]) -> None:
+        """Wake `receive`, because `exchange` has been answered or has failed."""
+        self._changed.set()
+        if not call.cancelled():
+            call.exception()  # retrieved here too, because `obey` may fail first, and asyncio logs what nobody retrieves
+
+    async def _exchange(self, batch: CommandBatch) -> tuple[EngineReport, ...]:
         reports: tuple[EngineReport, ...] = await self._call(
             "exchange",
             self._received,
-            self._take_queue(),
+            batch,
             act="generating",
             seconds=MAX_REPORT_SECONDS + ANSWER_SECONDS,
         )
@@ -262,7 +263,6 @@ class ReplicaChannel:
         batch = CommandBatch(self._next_command, tuple(self._queue))
         self._next_command += len(self._queue)
         self._queue.clear()
-        self._queued.clear()
         return batch
 
     async def _call(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result

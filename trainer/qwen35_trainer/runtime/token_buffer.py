@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,27 +11,10 @@ from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
 
-_EMPTY = np.empty((3, 0), np.int32)
+type TokenRows = NDArray[np.int32]
+"""T tokens of a sequence, (3, T) rows: token ids, the bits of the float32 log-probs, and versions of the weights."""
 
-
-@dataclass(frozen=True, slots=True)
-class PackedTokens:
-    """T tokens of a sequence, packed in the form in which the sequence's buffer stores them."""
-
-    table: NDArray[np.int32]
-    """(3, T) rows: token ids, the bits of the float32 log-probs, and versions of the weights."""
-    candidates: Candidates | None
-
-    def __len__(self) -> int:
-        return int(self.table.shape[1])
-
-    def first(self, count: int) -> PackedTokens:
-        """Return the first `count` tokens. The result shares the memory of this object."""
-        return PackedTokens(self.table[:, :count], None if self.candidates is None else self.candidates[:count])
-
-    def copy(self) -> PackedTokens:
-        """Return a copy that owns its arrays, so that it keeps no larger array in memory."""
-        return PackedTokens(self.table.copy(), None if self.candidates is None else self.candidates.copy())
+_EMPTY: TokenRows = np.empty((3, 0), np.int32)
 
 
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
@@ -46,7 +28,7 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         self._names = tuple(parts)
         self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
         all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)
-        self._data = _packed(all_tokens).table
+        self._data = _packed(all_tokens)
         self._candidates = all_tokens.candidates
 
     def __len__(self) -> int:
@@ -64,20 +46,25 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         if name not in self._names:
             raise KeyError(name)
         index = self._names.index(name)
-        return _unpacked(self._part(int(self._ends[index - 1]) if index else 0, int(self._ends[index])))
+        start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
+        return _unpacked(self._data[:, start:end], self._candidates_of(start, end))
 
-    def packed(self) -> Iterator[tuple[SequenceId, PackedTokens]]:
-        """Yield each sequence with its packed tokens, which `TokenBuffer.append` accepts."""
-        start = 0
+    def parts(self) -> Iterator[tuple[SequenceId, TokenRows, Candidates | None]]:
+        """Yield each sequence with its tokens and their candidates, as `TokenBuffer.append` takes them.
+
+        Both share the memory of this block.
+        """
+        data, start = self._data, 0
         for name, end in zip(self._names, self._ends.tolist(), strict=True):
-            yield name, self._part(start, end)
+            yield name, data[:, start:end], self._candidates_of(start, end)
             start = end
 
-    def _part(self, start: int, end: int) -> PackedTokens:
-        candidates = None if self._candidates is None else self._candidates[start:end]
-        if candidates is not None and not candidates.counts.any():
-            candidates = None  # only other sequences of the block are sampled with truncation
-        return PackedTokens(self._data[:, start:end], candidates)
+    def _candidates_of(self, start: int, end: int) -> Candidates | None:
+        if self._candidates is None:
+            return None
+        candidates = self._candidates[start:end]
+        # Without any, only other sequences of the block are sampled with truncation.
+        return candidates if candidates.counts.any() else None
 
 
 class TokenBuffer:
@@ -91,44 +78,50 @@ class TokenBuffer:
     __slots__ = ("_length", "_parts")
 
     def __init__(self, tokens: GeneratedTokens = NO_TOKENS) -> None:
-        self._parts: list[PackedTokens] = []
+        self._parts: list[tuple[TokenRows, Candidates | None]] = []
         self._length = 0
         if len(tokens):
-            self.append(_packed(tokens))
+            self.append(_packed(tokens), tokens.candidates)
 
     def __len__(self) -> int:
         return self._length
 
-    def append(self, tokens: PackedTokens) -> None:
-        """Append a copy of tokens. The arrays of `tokens`, which may be parts of larger arrays, are not kept."""
-        self._parts.append(tokens.copy())
-        self._length += tokens.table.shape[1]
+    def append(self, tokens: TokenRows, candidates: Candidates | None = None) -> int:
+        """Append a copy of tokens. Returns the number of all tokens.
+
+        The arrays, which may be parts of larger arrays, are not kept. candidates: those of `tokens`; None: each token
+        could be any of the vocabulary.
+        """
+        self._parts.append((tokens.copy(), None if candidates is None else candidates.copy()))
+        self._length += tokens.shape[1]
+        return self._length
 
     def cut(self, length: int) -> None:
         """Keep only the first `length` tokens. Raises ValueError if the buffer has fewer tokens."""
         if length > self._length:
             raise ValueError(f"{length} tokens are to be kept, and there are {self._length}")
         if length < self._length:
-            self._parts = [self._joined().first(length).copy()]
-            self._length = length
+            table, candidates = self._joined()
+            self._parts, self._length = [], 0
+            self.append(table[:, :length], None if candidates is None else candidates[:length])
 
     def tokens(self) -> GeneratedTokens:
         """Return all tokens. Later calls do not change the result."""
-        return _unpacked(self._joined())
+        return _unpacked(*self._joined())
 
-    def _joined(self) -> PackedTokens:
+    def _joined(self) -> tuple[TokenRows, Candidates | None]:
         if len(self._parts) != 1:
-            table = np.concatenate([_EMPTY, *(part.table for part in self._parts)], axis=1)
-            candidates = Candidates.join([part.candidates for part in self._parts], map(len, self._parts))
-            self._parts = [PackedTokens(table, candidates)]
+            tables = [table for table, _ in self._parts] or [_EMPTY]
+            candidates = Candidates.join([each for _, each in self._parts], [table.shape[1] for table in tables])
+            self._parts = [(np.concatenate(tables, axis=1), candidates)]
         return self._parts[0]
 
 
-def _packed(tokens: GeneratedTokens) -> PackedTokens:
+def _packed(tokens: GeneratedTokens) -> TokenRows:
     log_probs = np.asarray(tokens.log_probs, np.float32).view(np.int32)
-    return PackedTokens(np.stack([tokens.ids, log_probs, tokens.versions]), tokens.candidates)
+    return np.stack([tokens.ids, log_probs, tokens.versions])
 
 
-def _unpacked(tokens: PackedTokens) -> GeneratedTokens:
-    ids, log_probs, versions = tokens.table
-    return GeneratedTokens(ids, log_probs.view(np.float32), versions, tokens.candidates)
+def _unpacked(table: TokenRows, candidates: Candidates | None) -> GeneratedTokens:
+    ids, log_probs, versions = table
+    return GeneratedTokens(ids, log_probs.view(np.float32), versions, candidates)
