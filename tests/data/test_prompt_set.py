@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.data import DataError, Prompt, PromptOrder, PromptSet, epoch_permutations
-from qwen35_trainer.data.epoch_permutations import MIN_PREPARED_PROMPTS
+from qwen35_trainer.data import DataError, Prompt, PromptOrder, PromptSet, prompt_set
+from qwen35_trainer.data.prompt_set import MIN_PREPARED_PROMPTS
 from qwen35_trainer.manifest.data import SourceSpec
 
 lengths = st.integers(1, 60)
@@ -141,7 +141,7 @@ def test_the_order_of_the_next_epoch_is_computed_on_another_thread(monkeypatch: 
         computed[epoch] = threading.current_thread()
         return np.arange(length)
 
-    monkeypatch.setattr(epoch_permutations, "permutation", permutation)
+    monkeypatch.setattr(prompt_set, "permutation", permutation)
     order = PromptOrder(MIN_PREPARED_PROMPTS, epochs=4)
     order.prepare(MIN_PREPARED_PROMPTS + 5)
     for position in (MIN_PREPARED_PROMPTS + 5, 2 * MIN_PREPARED_PROMPTS, 3 * MIN_PREPARED_PROMPTS):
@@ -154,7 +154,7 @@ def test_an_error_on_the_other_thread_is_raised_where_the_order_is_needed(monkey
     def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
         raise MemoryError
 
-    monkeypatch.setattr(epoch_permutations, "permutation", permutation)
+    monkeypatch.setattr(prompt_set, "permutation", permutation)
     order = PromptOrder(MIN_PREPARED_PROMPTS)
     order.prepare(0)
     with pytest.raises(MemoryError):

@@ -13,7 +13,7 @@ from images import locks
 from images.definition import MACHINES, definition
 from images.repository import REPOSITORY
 from images.versions import versions
-from qwen35_trainer.runtime.installed import VLLM_PACKAGES
+from qwen35_trainer.runtime.machine import VLLM_PACKAGES
 
 LOCKS = [
     pytest.param(image, architecture, path, id=f"{image}-{architecture}")

@@ -7,7 +7,7 @@ import pytest
 
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
-from qwen35_trainer.runtime.installed import engine_arguments, unknown_arguments
+from qwen35_trainer.runtime.machine import engine_arguments, unknown_arguments
 
 KNOWN = frozenset({"block_size", "enable_chunked_prefill", "max_num_seqs", "long_prefill_token_threshold"})
 

@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from qwen35_trainer.progress.records import UpdateRecord
-from qwen35_trainer.runtime.user_code import problem_of
+from qwen35_trainer.runtime.preflight import problem_of
 
 MODULE = """
 import torch_is_not_imported

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.runtime.link.config_maps import ConfigMapLink
-from qwen35_trainer.runtime.link.service_account import ServiceAccount
+from qwen35_trainer.runtime.link.operator_link import ServiceAccount
 from tests.patience import PATIENCE
 from tests.testbed.certificates import Authority
 

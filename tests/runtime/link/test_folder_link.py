@@ -5,8 +5,7 @@ import pytest
 
 from qwen35_trainer.atomic_files import write_atomically
 from qwen35_trainer.contract import Control, parse_progress
-from qwen35_trainer.runtime.link.folder_link import FolderLink
-from qwen35_trainer.runtime.link.operator_link import LinkDown, LinkRefused
+from qwen35_trainer.runtime.link.operator_link import FolderLink, LinkDown, LinkRefused
 from tests.patience import PATIENCE
 
 

@@ -1,9 +1,7 @@
 import pytest
 
 from qwen35_trainer.runtime.link.config_maps import ConfigMapLink
-from qwen35_trainer.runtime.link.folder_link import FolderLink
-from qwen35_trainer.runtime.link.operator_link import LinkRefused, open_link
-from qwen35_trainer.runtime.link.service_account import ServiceAccount
+from qwen35_trainer.runtime.link.operator_link import FolderLink, LinkRefused, ServiceAccount, open_link
 
 POD = {
     "QWEN35_TRAINING": "demo",

@@ -26,7 +26,7 @@ from qwen35_trainer.progress.records import (
 from qwen35_trainer.progress.run_fold import MAX_POINTS, RunFold
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint
 from qwen35_trainer.runtime.link.courier import REPORT_INTERVAL_SECONDS
-from qwen35_trainer.runtime.link.folder_link import FolderLink
+from qwen35_trainer.runtime.link.operator_link import FolderLink
 from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, Reporter, RunHistory, earlier_records, reporting
 from tests.patience import PATIENCE
 

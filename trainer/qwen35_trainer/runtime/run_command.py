@@ -37,10 +37,9 @@ from qwen35_trainer.progress.run_view import View, make_view
 from qwen35_trainer.progress.summary import Summary, summary_of
 from qwen35_trainer.runtime.background import run_in_thread
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.installed import uninstalled
 from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.link.reporter import Reporter
-from qwen35_trainer.runtime.machine import devices_here, too_few_devices
+from qwen35_trainer.runtime.machine import devices_here, too_few_devices, uninstalled
 from qwen35_trainer.runtime.owner import Claim, Owner, run_of
 from qwen35_trainer.runtime.preflight import problems_of, unsupported, untransported
 from qwen35_trainer.runtime.prepare import prepare

@@ -30,8 +30,12 @@ from qwen35_trainer.contract.shared_names import (
     history_name,
     progress_name,
 )
-from qwen35_trainer.runtime.link.operator_link import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, LinkDown
-from qwen35_trainer.runtime.link.service_account import ServiceAccount
+from qwen35_trainer.runtime.link.operator_link import (
+    FIRST_BACKOFF_SECONDS,
+    MAX_BACKOFF_SECONDS,
+    LinkDown,
+    ServiceAccount,
+)
 
 logger = logging.getLogger(__name__)
 

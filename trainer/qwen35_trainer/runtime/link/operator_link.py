@@ -1,20 +1,45 @@
-"""The interface of a link to an operator, and the choice of one by `--link`."""
+"""The interface of a link to an operator, the choice of one by `--link`, and the link through a folder.
 
+    --link cluster   ConfigMaps of the cluster (config_maps.py), with the pod's service account
+    --link FOLDER    progress.json and history.json.gz, which the trainer writes, and control.json, which it polls
+
+The files of a folder contain the same text as the keys of the ConfigMaps. A folder replaces them where there is no cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
 import os
+import ssl
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from qwen35_trainer.contract import Control, ProgressReport
-from qwen35_trainer.contract.shared_names import ATTEMPT_VARIABLE, NAMESPACE_VARIABLE, TRAINING_VARIABLE
-from qwen35_trainer.runtime.link.service_account import HOST_VARIABLE, MOUNT_PATH, PORT_VARIABLE, ServiceAccount
+from qwen35_trainer.atomic_files import write_atomically
+from qwen35_trainer.contract import ContractError, Control, ProgressReport, parse_control
+from qwen35_trainer.contract.shared_names import (
+    ATTEMPT_VARIABLE,
+    CONTROL_KEY,
+    HISTORY_KEY,
+    NAMESPACE_VARIABLE,
+    PROGRESS_KEY,
+    TRAINING_VARIABLE,
+)
+
+logger = logging.getLogger(__name__)
 
 CLUSTER = "cluster"
 """The value of --link for the ConfigMaps of a cluster; any other value is a folder."""
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
 """Maximum pause between two tries to reach the operator. After an outage, a report is delayed by at most this time."""
+POLL_SECONDS = 0.5
+"""Time between two reads of control.json."""
 
+MOUNT_PATH = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
 _POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_VARIABLE, PORT_VARIABLE)
 
 
@@ -53,6 +78,98 @@ class Link(Protocol):
         """Close all connections."""
 
 
+@dataclass(frozen=True)
+class ServiceAccount:
+    """The credentials of a pod for the API server: address, namespace, token and certificate authority."""
+
+    server: str
+    """Address of the API server, in the form https://host:port."""
+    folder: Path
+    """The folder that contains the files `token` and `ca.crt`."""
+
+    @classmethod
+    def of_pod(cls, environment: Mapping[str, str] = os.environ, folder: Path = MOUNT_PATH) -> ServiceAccount:
+        """Return the service account of this pod.
+
+        Raises KeyError if the variables that Kubernetes sets in pods are missing.
+        """
+        host, port = environment[HOST_VARIABLE], environment[PORT_VARIABLE]
+        return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", folder)
+
+    @property
+    def token(self) -> str:
+        """The bearer token.
+
+        The file is read at each use, because the kubelet replaces it. Raises OSError if that fails.
+        """
+        return (self.folder / "token").read_text().strip()
+
+    def context(self) -> ssl.SSLContext:
+        """Return a TLS context that trusts only the cluster's certificate authority.
+
+        Raises OSError without its certificate.
+        """
+        return ssl.create_default_context(cafile=self.folder / "ca.crt")
+
+
+class FolderLink:
+    """A link to an operator through the files of a folder.
+
+    The folder is created if it does not exist. Raises LinkRefused if that fails.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._progress, self._control = folder / PROGRESS_KEY, folder / CONTROL_KEY
+        self._history = folder / HISTORY_KEY
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LinkRefused(f"--link {folder}: {error.strerror}; name a folder, or cluster") from error
+
+    async def report(self, progress: ProgressReport) -> None:
+        try:
+            await asyncio.to_thread(write_atomically, self._progress, progress.text())
+        except OSError as error:
+            raise LinkDown(f"{self._progress} was not written: {error.strerror}") from error
+
+    async def history(self, packed: bytes) -> None:
+        try:
+            await asyncio.to_thread(write_atomically, self._history, packed)
+        except OSError as error:
+            raise LinkDown(f"{self._history} was not written: {error.strerror}") from error
+
+    async def orders(self) -> AsyncIterator[Control]:
+        latest_stamp: tuple[int, ...] | None = None
+        while True:
+            stamp, text = await asyncio.to_thread(self._read_changed, latest_stamp)
+            if stamp != latest_stamp and text is not None:
+                try:
+                    yield parse_control(text)
+                except ContractError as error:
+                    logger.warning("%s: %s; the previous orders stay in force", self._control, error)
+            latest_stamp = stamp
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def close(self) -> None:
+        """Do nothing, because no file stays open."""
+
+    def _read_changed(self, latest_stamp: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, str | None]:
+        """Return the stamp and the text of control.json.
+
+        The stamp identifies a version of the file; it is None if there is no file. The text is None if there is no file,
+        if the file still has the stamp `latest_stamp`, or if it cannot be read, which is logged.
+        """
+        try:
+            stat = self._control.stat()
+            stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            return stamp, None if stamp == latest_stamp else self._control.read_text()
+        except FileNotFoundError:
+            return None, None
+        except (OSError, UnicodeDecodeError) as error:
+            logger.warning("%s cannot be read: %s; the previous orders stay in force", self._control, error)
+            return latest_stamp, None
+
+
 def open_link(option: str, environment: Mapping[str, str] = os.environ, account: Path = MOUNT_PATH) -> tuple[Link, int]:
     """Return the link for `option`, which is `cluster` or a folder, and the number of this attempt.
 
@@ -66,8 +183,6 @@ def open_link(option: str, environment: Mapping[str, str] = os.environ, account:
     if problems:
         raise LinkRefused(f"--link {option}: {'; '.join(problems)}")
     if option != CLUSTER:
-        from qwen35_trainer.runtime.link.folder_link import FolderLink
-
         return FolderLink(Path(option).resolve()), int(number)
     from qwen35_trainer.runtime.link.config_maps import ConfigMapLink  # imports aiohttp, which a folder does not need
 
