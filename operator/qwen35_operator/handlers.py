@@ -46,19 +46,14 @@ async def follow(
     """
     loop = asyncio.get_running_loop()
 
-    def apply(event: Any) -> None:  # noqa: ANN401  # kopf's raw event
-        raw = event["object"]
-        key: TrainingKey = raw["metadata"]["namespace"], raw["metadata"]["name"]
-        if event["type"] == "DELETED":
-            trainings.remove(key, raw["metadata"]["uid"])
-        elif trainings.put(raw):
-            changed(key)
+    def hand_over(event: Any) -> None:  # noqa: ANN401  # kopf's raw event
+        loop.call_soon_threadsafe(apply_event, event, trainings, changed)
 
     while True:
         await wait_until_watchable(client, options.namespaces, trainings)
         stop = threading.Event()
         ended: asyncio.Future[None] = loop.create_future()
-        handlers = registry(lambda event: loop.call_soon_threadsafe(apply, event), explicit=kubeconfig is not None)
+        handlers = registry(hand_over, explicit=kubeconfig is not None)
         arguments = (handlers, options, stop, loop, ended)
         threading.Thread(target=_run_kopf, args=arguments, name="kopf", daemon=True).start()
         try:
@@ -70,6 +65,16 @@ async def follow(
             await asyncio.wait({ended}, timeout=STOP_SECONDS)
             ended.cancel()
         await asyncio.sleep(RESTART_SECONDS)
+
+
+def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey], None]) -> None:  # noqa: ANN401
+    """Apply one of kopf's raw events to the store of trainings, and call `changed` if it contains a newer object."""
+    raw = event["object"]
+    key: TrainingKey = raw["metadata"]["namespace"], raw["metadata"]["name"]
+    if event["type"] == "DELETED":
+        trainings.remove(key, raw["metadata"]["uid"])
+    elif trainings.put(raw):
+        changed(key)
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:

@@ -1,22 +1,17 @@
-"""One training on a real control plane, and the actions of user, trainer, nodes and queue on it."""
+"""One training on a control plane, real or in memory, and the actions of user, trainer, nodes and queue on it."""
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
-
-import psutil
+from typing import Any, ClassVar, Protocol
 
 from tests.controlplane.scripted_trainer import ANNOTATION, TRAININGS
 from tests.patience import PATIENCE
-from tests.testbed import kwok
 from tests.testbed.api import Refused
-from tests.testbed.control_plane import ControlPlane
 
 MERGE = "application/merge-patch+json"
 GROUP = TRAININGS.rpartition("/")[0]
@@ -36,11 +31,42 @@ SPEC: dict[str, Any] = {
 }
 
 
+class Api(Protocol):
+    """The API server as an administrator sees it. Raises Refused."""
+
+    def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any: ...
+
+    def get(self, path: str) -> Any: ...
+
+    def post(self, path: str, body: Any) -> Any: ...
+
+    def exists(self, path: str) -> bool: ...
+
+
+class Plane(Protocol):
+    """A control plane as stories use it: tests.testbed.control_plane or tests.virtual.plane."""
+
+    @property
+    def api(self) -> Api: ...
+
+    def now(self) -> float:
+        """The time in seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that measures waits."""
+
+    def wait(self, seconds: float) -> None:
+        """Let this time pass."""
+
+    def kubelets_away(self) -> AbstractContextManager[None]:
+        """Nobody starts pods, or confirms their end: kwok does both immediately, kubelets take their time."""
+
+
 @dataclass(frozen=True)
 class LiveTraining:
     """A training by its name. It may not exist yet, or no longer."""
 
-    plane: ControlPlane
+    plane: Plane
     namespace: str
     name: str = "demo"
     pause: ClassVar[float] = 0.1
@@ -68,14 +94,19 @@ class LiveTraining:
     def delete(self) -> None:
         self.plane.api.request("DELETE", self.path("qwen35trainings"))
 
+    def scale(self, replicas: int) -> None:
+        """As `kubectl scale` does."""
+        self.patch(f"{self.path('qwen35trainings')}/scale", {"spec": {"replicas": replicas}})
+
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002
+        """Run kubectl in this namespace. On a real control plane only."""
         return self.plane.kubectl("--namespace", self.namespace, *arguments, input=input)
 
     # The trainer, when no scripted one is wanted: only its words count.
 
     def report(self, state: str = "Running", *, attempt: int = 1, **fields: Any) -> None:
         """Written once `-progress` exists. Every report says everything."""
-        defaults = {"attempt": attempt, "state": state, "time": time.time(), "update": 1, "version": 1}
+        defaults = {"attempt": attempt, "state": state, "time": self.plane.now(), "update": 1, "version": 1}
         self.write(json.dumps(defaults | fields))
 
     def write(self, text: str) -> None:
@@ -94,7 +125,7 @@ class LiveTraining:
 
     def spoil(self, pod: str, reason: str = "", *, exit_code: int = 0, condition: str | None = None) -> None:
         """The pod stops working: its container ends for this reason, or the cluster disrupts it for that."""
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.plane.now()))
         conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": now}]
         if condition is not None:
             # With its time: Kubernetes takes back a disruption that has not happened for two minutes.
@@ -108,18 +139,6 @@ class LiveTraining:
         change = {"status": {"conditions": conditions, "containerStatuses": [own, *others]}}
         kind = "application/strategic-merge-patch+json"
         self.plane.api.request("PATCH", f"{self.path('pods', pod)}/status", change, content=kind)
-
-    @contextmanager
-    def kubelets_away(self) -> Iterator[None]:
-        """Nobody starts pods, or confirms their end: kwok does both immediately, kubelets take their time."""
-        (process,) = psutil.Process(self.plane.processes.running[kwok.NAME].pid).children()
-        process.suspend()
-        try:
-            # The thread that takes the signal may have to wait for a core, and the others continue until then.
-            self.until(lambda: _is_stopped(process), "kwok has stopped")
-            yield
-        finally:
-            process.resume()
 
     def hold_in_queue(self, suspended: bool, attempt: int = 1) -> None:
         """As Kueue does: it owns a RayJob's `suspend`."""
@@ -204,11 +223,11 @@ class LiveTraining:
 
     def until(self, holds: Callable[[], object], what: str) -> None:
         """Polls until it holds; fails with how the training is by then."""
-        end, pause = time.monotonic() + PATIENCE, self.pause
+        end, pause = self.plane.monotonic() + PATIENCE, self.pause
         while not holds():
-            if time.monotonic() > end:
+            if self.plane.monotonic() > end:
                 raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; {self._now()}")
-            time.sleep(pause)
+            self.plane.wait(pause)
             pause = min(pause * 1.2, self.longest_pause)
 
     def until_state(self, state: str) -> None:
@@ -270,9 +289,3 @@ class LiveTraining:
 
 CHILDREN = ("configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies", "rayjobs")
 """Kinds that a training has children of."""
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    """Whether none of its threads runs."""
-    tasks = Path(f"/proc/{process.pid}/task").iterdir()
-    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)

@@ -16,6 +16,7 @@ import psutil
 import yaml
 
 from qwen35_operator.kube.kinds import LEASE
+from tests.controlplane.live_training import Plane
 from tests.patience import PATIENCE
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import answers, free_ports
@@ -78,10 +79,7 @@ class OperatorProcess:
 
     def refused_requests(self) -> dict[str, float]:
         """Requests that the API server did not permit, by verb and resource. Refusals by a quota have the same code."""
-        refused = self.metrics().items()
-        return {
-            name: count for name, count in refused if name.startswith("qwen35_api_requests") and 'code="403"' in name
-        }
+        return refused(self.metrics())
 
     def rests(self) -> bool:
         """Whether it leads, has looked at something and has nothing to do."""
@@ -94,6 +92,15 @@ class OperatorProcess:
     def looks(self) -> int:
         """How often it has looked at something."""
         return _looks(self.metrics())
+
+
+def refused(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The samples that count requests which the API server did not permit."""
+    return {
+        name: count
+        for name, count in metrics.items()
+        if name.startswith("qwen35_api_requests") and 'code="403"' in name
+    }
 
 
 def _looks(metrics: Mapping[str, float]) -> int:
@@ -119,7 +126,7 @@ def process(
     return OperatorProcess(plane, name, command, metrics, health)
 
 
-def released(plane: ControlPlane, namespace: str, name: str) -> None:
+def released(plane: Plane, namespace: str, name: str) -> None:
     """Make the Lease, if there is none, as one whose holder has ended well: who finds none waits a term before it acts."""
     spec = {"holderIdentity": "", "renewTime": "2026-01-01T00:00:00.000000Z"}
     if not plane.api.exists(LEASE.path(namespace, name)):

@@ -3,8 +3,6 @@
 An act ends only when KubeRay and the pods are done too: the status says that all nodes are there, or nothing is left.
 """
 
-import time
-
 from tests.controlplane.sweep import Scenario, ScenarioRun
 
 
@@ -17,7 +15,7 @@ def suspend(run: ScenarioRun) -> None:
     attempt = run.newest
     run.edit(suspend=True)
     run.until(lambda: run.order, "the trainer is asked to stop")
-    saved = {"uri": "/checkpoints/update-000007", "update": 7, "time": time.time()}
+    saved = {"uri": "/checkpoints/update-000007", "update": 7, "time": run.plane.now()}
     order_id = (run.order or {})["id"]
     run.report("Stopped", attempt=attempt, stopAcknowledged=order_id, update=7, checkpoint=saved)
     run.until_state("Suspended")

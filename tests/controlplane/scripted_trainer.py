@@ -32,9 +32,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 ANNOTATION = "test.qwen35.io/script"
 TRAININGS = "/apis/rl.qwen35.io/v1alpha1/qwen35trainings"
@@ -72,26 +73,44 @@ class Client:
                 time.sleep(PAUSE)
 
 
+class Requests(Protocol):
+    """Sends one request to the API server, and returns the answer's JSON."""
+
+    def request(self, method: str, path: str, body: Any = None) -> Any: ...
+
+
+def _kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @dataclass
 class Trainer:
-    """One attempt's driver."""
+    """One attempt's driver. Its steps yield the seconds for which it waits, and end it by SystemExit."""
 
-    client: Client
+    client: Requests
     maps: str
     """Path of the namespace's ConfigMaps."""
     training: str
     attempt: int
     skew: float = 0.0
     reported: dict[str, Any] = field(default_factory=dict)
+    clock: Callable[[], float] = time.time
+    terminate: Callable[[], object] = _kill_this_process
+    """Sends the trainer a SIGTERM."""
 
-    def do(self, step: Any) -> None:
+    def play(self, scripts: list[list[Any]]) -> Iterator[float]:
+        """Do the steps of this attempt."""
+        for step in scripts[min(self.attempt, len(scripts)) - 1]:
+            yield from self.do(step)
+
+    def do(self, step: Any) -> Iterator[float]:
         name, value = (step, None) if isinstance(step, str) else next(iter(step.items()))
         print(f"step {name} {value}"[:200], flush=True)
-        getattr(self, f"do_{name}")(value)
+        yield from getattr(self, f"do_{name}")(value) or ()
 
-    def do_publish(self, versions: int) -> None:
+    def do_publish(self, versions: int) -> Iterator[float]:
         for _ in range(versions):
-            time.sleep(PAUSE)
+            yield PAUSE
             update = self.reported.get("update", 0) + 1
             self.report("Running", update=update, version=update, versionTime=self.now(), phase="training")
 
@@ -104,27 +123,28 @@ class Trainer:
     def do_write(self, what: str | int) -> None:
         self.write(what if isinstance(what, str) else "x" * what)
 
-    def do_obey(self, _: None) -> None:
-        order = self.order()
+    def do_obey(self, _: None) -> Iterator[float]:
+        order = yield from self.order()
         self.report("Running", stopAcknowledged=order, phase="saving")
         self.save()
         self.report("Stopped", stopAcknowledged=order)
         sys.exit(0)
 
-    def do_acknowledge(self, _: None) -> None:
-        self.report("Running", stopAcknowledged=self.order(), phase="saving")
+    def do_acknowledge(self, _: None) -> Iterator[float]:
+        order = yield from self.order()
+        self.report("Running", stopAcknowledged=order, phase="saving")
 
-    def do_await(self, file: str) -> None:
+    def do_await(self, file: str) -> Iterator[float]:
         while not Path(file).exists():
-            time.sleep(PAUSE)
+            yield PAUSE
 
-    def do_hold(self, _: None) -> None:
+    def do_hold(self, _: None) -> Iterator[float]:
         while True:
-            time.sleep(60)
+            yield 60
 
-    def do_terminate(self, _: None) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
+    def do_terminate(self, _: None) -> Iterator[float]:
+        self.terminate()
+        yield 60
 
     def do_succeed(self, message: str) -> None:
         self.save()
@@ -139,7 +159,14 @@ class Trainer:
         sys.exit(code)
 
     def now(self) -> float:
-        return time.time() + self.skew
+        return self.clock() + self.skew
+
+    def interrupted(self) -> NoReturn:
+        """What a SIGTERM does."""
+        if self.reported:
+            self.save()
+            self.report("Stopped", reason="Interrupted", message="a SIGTERM came")
+        sys.exit(143)
 
     def save(self) -> None:
         update = self.reported.get("update", 0)
@@ -152,37 +179,40 @@ class Trainer:
     def write(self, text: str) -> None:
         self.client.request("PATCH", f"{self.maps}/{self.training}-progress", {"data": {"progress.json": text}})
 
-    def order(self) -> str:
-        """The id of the order to stop, once there is one."""
+    def order(self) -> Generator[float, None, str]:
+        """Wait for the order to stop. Returns its id."""
         while True:
             control = self.client.request("GET", f"{self.maps}/{self.training}-control")
             control_message = json.loads(control["data"]["control.json"])
             if control_message["attempt"] == self.attempt and control_message.get("stop"):
                 return str(control_message["stop"]["id"])
-            time.sleep(PAUSE)
+            yield PAUSE
+
+
+def name_of(job: str) -> tuple[str, int, str]:
+    """The training, the attempt, and the first letters of the training's uid, by the id of a Ray job."""
+    name, attempt, uid = job.rsplit("-", 2)
+    return name, int(attempt), uid
+
+
+def scripts_of(metadata: dict[str, Any]) -> list[list[Any]]:
+    """The steps of each attempt, from the training's annotation."""
+    return list(json.loads(metadata.get("annotations", {}).get(ANNOTATION, '[["hold"]]')))
 
 
 def main(server: str, ca: str, token: str) -> None:
     job = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"]
-    name, attempt, uid = job.rsplit("-", 2)
+    name, attempt, uid = name_of(job)
     trainings = Client(server, ca, token).request("GET", TRAININGS)["items"]
     training = next(match["metadata"] for match in trainings if match["metadata"]["uid"].startswith(uid))
     namespace = f"/api/v1/namespaces/{training['namespace']}"
     account = f"{namespace}/serviceaccounts/{name}-trainer/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     own = Client(server, ca, token).request("POST", account, request)["status"]["token"]
-    trainer = Trainer(Client(server, ca, own), f"{namespace}/configmaps", name, int(attempt))
-
-    def interrupted(*_: object) -> NoReturn:
-        if trainer.reported:
-            trainer.save()
-            trainer.report("Stopped", reason="Interrupted", message="a SIGTERM came")
-        sys.exit(143)
-
-    signal.signal(signal.SIGTERM, interrupted)
-    script = json.loads(training.get("annotations", {}).get(ANNOTATION, '[["hold"]]'))
-    for step in script[min(trainer.attempt, len(script)) - 1]:
-        trainer.do(step)
+    trainer = Trainer(Client(server, ca, own), f"{namespace}/configmaps", name, attempt)
+    signal.signal(signal.SIGTERM, lambda *_: trainer.interrupted())
+    for seconds in trainer.play(scripts_of(training)):
+        time.sleep(seconds)
 
 
 def command(python: str, server: str, ca: Path, token: str) -> str:

@@ -78,7 +78,9 @@ class ScenarioRun(LiveTraining):
         path = f"{self.path('rayjobs', f'{self.name}-{attempt}')}/status"
         ended = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed", "reason": "AppFailed", "message": "lost"}
         # KubeRay deletes the cluster of a job that has an end.
-        self.patch(path, {"status": ended | {"endTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}})
+        self.patch(
+            path, {"status": ended | {"endTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.plane.now()))}}
+        )
 
     # Rest.
 
@@ -97,15 +99,15 @@ class ScenarioRun(LiveTraining):
 
     def settled(self, wanted: Picture | None = None, *, still: float = STILL) -> Picture:
         """The picture at rest: the expected one, or one that does not change for this number of seconds."""
-        since: tuple[float, Picture | None] = (time.monotonic(), None)
+        since: tuple[float, Picture | None] = (self.plane.monotonic(), None)
         settled: list[Picture] = []
 
         def settle() -> bool:
             nonlocal since
             picture = self.resting()
             if picture is None or picture != since[1]:
-                since = (time.monotonic(), picture)
-            if picture is not None and (picture == wanted or time.monotonic() > since[0] + still):
+                since = (self.plane.monotonic(), picture)
+            if picture is not None and (picture == wanted or self.plane.monotonic() > since[0] + still):
                 settled.append(picture)
             return bool(settled)
 
@@ -161,20 +163,24 @@ class RunResult:
     """Carried out during the acts."""
 
 
+type Stage = Callable[[Scenario, threading.Event], AbstractContextManager[ScenarioRun]]
+"""Makes a namespace and an operator for one run, and ends both afterwards. The event is set when one of the runs has failed."""
+
+
 @dataclass
 class Sweep:
     """Runs scenarios."""
 
-    plane: ControlPlane
-    serving: Callable[[str], AbstractContextManager[Line]]
-    """An operator for a namespace, behind the proxy."""
+    stage: Stage
     endings: dict[str, tuple[list[Picture], int]] = field(default_factory=dict)
     """By scenario: the picture after each undisturbed act, and the number of writes of all acts."""
+    side_by_side: int = SIDE_BY_SIDE
+    """Number of concurrent runs."""
 
     def calm(self, scenarios: Iterable[Scenario]) -> None:
         """Run those without disturbance whose ending is not known yet."""
         unknown = [scenario for scenario in scenarios if scenario.name not in self.endings]
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
+        with ThreadPoolExecutor(self.side_by_side) as workers:
             self.endings |= dict(
                 zip((scenario.name for scenario in unknown), workers.map(self._calm, unknown), strict=True)
             )
@@ -182,7 +188,7 @@ class Sweep:
     def disturbed(self, scenario: Scenario, disturbances: Mapping[str, Disturbance]) -> list[RunResult]:
         """Run the scenario once with each disturbance. Raises if an act ends in another state than without."""
         failed = threading.Event()
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
+        with ThreadPoolExecutor(self.side_by_side) as workers:
             pending = [
                 workers.submit(self._disturbed, scenario, name, disturb, failed)
                 for name, disturb in disturbances.items()
@@ -229,20 +235,31 @@ class Sweep:
 
     @contextmanager
     def _run(self, scenario: Scenario, disturb: Disturbance, failed: threading.Event) -> Iterator[ScenarioRun]:
+        with self.stage(scenario, failed) as run:
+            assert run.line is not None
+            scenario.prelude(run)
+            disturb(run.line)
+            yield run
+
+
+def on_the_real_plane(plane: ControlPlane, serving: Callable[[str], AbstractContextManager[Line]]) -> Stage:
+    """Stages on the real control plane. serving: an operator for a namespace, behind the proxy."""
+
+    @contextmanager
+    def stage(scenario: Scenario, failed: threading.Event) -> Iterator[ScenarioRun]:
         namespace = f"{scenario.name.replace('_', '-')}-{secrets.token_hex(3)}"
-        self.plane.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        plane.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-        run = ScenarioRun(self.plane, namespace, failed=failed)
-        run.until(lambda: self.plane.api.exists(account), "the namespace takes pods")
+        run = ScenarioRun(plane, namespace, failed=failed)
+        run.until(lambda: plane.api.exists(account), "the namespace takes pods")
         run.hide_pods()
         try:
-            with self.serving(namespace) as line:
-                connected = replace(run, line=line)
-                scenario.prelude(connected)
-                disturb(line)
-                yield connected
+            with serving(namespace) as line:
+                yield replace(run, line=line)
         finally:
-            clear(self.plane, namespace)
+            clear(plane, namespace)
+
+    return stage
 
 
 def clear(plane: ControlPlane, namespace: str) -> None:

@@ -5,17 +5,18 @@ The same operator process lives through all of it.
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-from tests.controlplane.cases import first_real
+from tests.controlplane.cases import first_on_both
 from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
-from tests.testbed.ray_head import RayHead
+from tests.virtual.operators import VirtualOperator
+
+pytestmark = pytest.mark.worlds("memory")
 
 OURS = {"rl.qwen35.io/training": "demo"}
 FOREIGN: list[tuple[str, str, dict[str, Any]]] = [
@@ -43,14 +44,14 @@ FOREIGN: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.fixture(autouse=True)
-def _the_operator_survives(operator: OperatorProcess) -> Iterator[None]:
+def _the_operator_survives(operator: OperatorProcess | VirtualOperator) -> Iterator[None]:
     before = operator.pid
     yield
     assert operator.pid == before
 
 
 @pytest.mark.parametrize(
-    ("plural", "name", "body"), first_real(FOREIGN, 2), ids=[f"{kind} {name}" for kind, name, _ in FOREIGN]
+    ("plural", "name", "body"), first_on_both(FOREIGN, 2), ids=[f"{kind} {name}" for kind, name, _ in FOREIGN]
 )
 def test_a_foreign_object_is_never_adopted(live_training: LiveTraining, plural: str, name: str, body: dict[str, Any]):
     # Half of them even look like ours.
@@ -134,7 +135,7 @@ UNREADABLE = ["x" * 1_000_000, "\u0000\ud7ff", "", "{}", "[1", '{"attempt": "one
 
 
 @pytest.mark.parametrize(
-    "text", first_real(UNREADABLE), ids=["long", "no letters", "empty", "{}", "[1", "attempt one", "null"]
+    "text", first_on_both(UNREADABLE), ids=["long", "no letters", "empty", "{}", "[1", "attempt one", "null"]
 )
 def test_an_unreadable_report_is_reported_and_the_last_numbers_stay(live_training: LiveTraining, text: str):
     live_training.apply()
@@ -152,18 +153,18 @@ def test_an_unreadable_report_is_reported_and_the_last_numbers_stay(live_trainin
     live_training.until_condition("Degraded", "False", "AsExpected")
 
 
-def test_a_trainer_that_writes_nonsense_can_still_succeed(live_training: LiveTraining, ray_head: RayHead):
+def test_a_trainer_that_writes_nonsense_can_still_succeed(live_training: LiveTraining, ray_jobs: None):
     steps = [{"publish": 1}, {"write": 1_000_000}, {"write": "garbage"}, {"publish": 1}, {"succeed": "all done"}]
     live_training.apply(script=[steps])
     live_training.until_state("Succeeded")
     assert live_training.status["progress"]["update"] == 2
 
 
-@pytest.mark.parametrize("skew", first_real([-3600.0, 3600.0]))
+@pytest.mark.parametrize("skew", first_on_both([-3600.0, 3600.0]))
 def test_a_clock_that_is_off_is_reported_and_corrected(live_training: LiveTraining, skew: float):
     live_training.apply(failurePolicy={"stallFactor": 2})
     live_training.until_pods("train", 1)
-    clock = time.time() + skew
+    clock = live_training.plane.now() + skew
     live_training.report(time=clock, versionTime=clock, versionSeconds=10.0)
     live_training.until_condition("Degraded", "True", "ClockSkew")
     seconds = re.findall(r"(\d+) s\b", live_training.whole_condition("Degraded")["message"])
@@ -174,8 +175,8 @@ def test_a_clock_that_is_off_is_reported_and_corrected(live_training: LiveTraini
     # What is written in the second in which the head was made may be of another head before it.
     (head,) = live_training.mine("pods", ",rl.qwen35.io/pool=head")
     made = datetime.fromisoformat(head["metadata"]["creationTimestamp"]).timestamp()
-    live_training.until(lambda: time.time() >= made + 1, "the second is over in which the head was made")
-    clock = time.time() + skew
+    live_training.until(lambda: live_training.plane.now() >= made + 1, "the second is over in which the head was made")
+    clock = live_training.plane.now() + skew
     live_training.report(time=clock, versionTime=clock - 61, versionSeconds=1.0)
     live_training.until(
         lambda: live_training.first["outcome"] == "Failed", "a stall is a stall, whatever the clock says"

@@ -1,9 +1,9 @@
 """The operator dies after its writes; in the end all is as if it had not.
 
 A write is carried out, and the operator never hears of it: dying after the answer leaves the same cluster and the same empty
-memory behind. Here the operators of one long story die after each of their writes, so that every kind of write is the last
-one of a life; that each single write may be the only last one is proved in memory, for every story, by
-tests/operator/reconcile/test_crashes.py, and by `make soak` here.
+memory behind. In memory the operator dies after each single write of every story. On the real control plane the operators of one
+long story die after each of their writes, so that every kind of write is the last one of a life, and a process is killed; each
+single write in `make soak`.
 """
 
 import threading
@@ -20,7 +20,7 @@ from tests.controlplane.live_training import CHILDREN
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.proxy import Line
 from tests.controlplane.scenarios import LIFE, SCENARIOS
-from tests.controlplane.sweep import Scenario, Sweep
+from tests.controlplane.sweep import Scenario, Sweep, on_the_real_plane
 from tests.testbed.control_plane import ControlPlane
 
 
@@ -32,9 +32,25 @@ def test_operators_that_die_after_every_write_change_nothing_in_the_end(sweep: S
     assert results.writes > writes // 2
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_crash_after_any_write_changes_nothing_in_the_end(memory_sweep: Sweep, scenario: Scenario):
+    memory_sweep.calm([scenario])
+    crash_after_any_write(memory_sweep, scenario)
+
+
+@pytest.mark.soak
+def test_a_crash_after_any_write_of_the_long_story_changes_nothing_in_the_end(memory_sweep: Sweep):
+    memory_sweep.calm([LIFE])
+    crash_after_any_write(memory_sweep, LIFE)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_crash_after_any_write_changes_nothing_in_the_end(sweep: Sweep, scenario: Scenario):
+def test_a_crash_after_any_write_changes_nothing_on_the_real_control_plane(sweep: Sweep, scenario: Scenario):
+    crash_after_any_write(sweep, scenario)
+
+
+def crash_after_any_write(sweep: Sweep, scenario: Scenario) -> None:
     _, writes = sweep.endings[scenario.name]
     numbers = range(1, writes + 1)
     results = sweep.disturbed(scenario, {f"dead after write {n}": partial(Line.arm, kill_at=n) for n in numbers})
@@ -64,7 +80,7 @@ def test_a_killed_process_changes_nothing_in_the_end(control_plane: ControlPlane
                 operator.start()
                 yield line
 
-        processes = Sweep(control_plane, serving, sweep.endings)
+        processes = Sweep(on_the_real_plane(control_plane, serving), sweep.endings)
         created = replace(LIFE, acts=LIFE.acts[:1])
         results = processes.disturbed(
             created, {f"killed after write {n}": partial(Line.arm, kill_at=n) for n in numbers}

@@ -1,11 +1,12 @@
 """The rollout pool grows and shrinks while it runs, and only where the size is ours to decide."""
 
-import time
 from typing import Any
 
 import pytest
 
 from tests.controlplane.live_training import LiveTraining
+
+pytestmark = pytest.mark.worlds("memory")
 
 QUEUE = {"kueue.x-k8s.io/queue-name": "rl"}
 EAGER = {"autoscale": {"stabilizationSeconds": 1, "growAboveTrainIdle": 0.3, "shrinkAboveRolloutIdle": 0.5}}
@@ -20,9 +21,9 @@ def running(live_training: LiveTraining, labels: dict[str, str] | None = None, *
     return pods
 
 
-def test_kubectl_scale_adds_nodes(live_training: LiveTraining):
+def test_scaling_adds_nodes(live_training: LiveTraining):
     running(live_training)
-    live_training.kubectl("scale", "q35/demo", "--replicas=4")
+    live_training.scale(4)
     live_training.until(lambda: live_training.replicas() == 4, "the live cluster is asked for 4")
     live_training.until_pods("rollout", 4)
     assert live_training.control["rolloutNodes"] == 4
@@ -31,13 +32,14 @@ def test_kubectl_scale_adds_nodes(live_training: LiveTraining):
     assert len(live_training.attempts) == 1
 
 
+@pytest.mark.worlds("memory", "real")
 def test_the_idlest_replicas_go_first(live_training: LiveTraining):
     pods = running(live_training, nodes=3, maxNodes=3)
     idle = dict(zip(pods, (0.1, 0.9, 0.5), strict=True))
     message = "idle shares are reported"
     live_training.report(replicas=[{"pods": [pod], "idle": share} for pod, share in idle.items()], phase=message)
     live_training.until(lambda: message in live_training.whole_condition("Ready")["message"], "the report is seen")
-    live_training.kubectl("scale", "q35/demo", "--replicas=1")
+    live_training.scale(1)
     assert live_training.until_pods("rollout", 1) == [pods[0]]
     assert live_training.replicas() == 1
 
@@ -56,6 +58,7 @@ def test_the_trainer_gets_the_names_of_pods_that_leave(live_training: LiveTraini
     assert live_training.until_pods("rollout", 1) == [pods[1]]
 
 
+@pytest.mark.worlds("real")
 def test_beyond_the_bounds_is_refused_by_the_api_server(live_training: LiveTraining):
     live_training.apply()
     with pytest.raises(RuntimeError, match="maxNodes 4 is below nodes 5"):
@@ -65,7 +68,7 @@ def test_beyond_the_bounds_is_refused_by_the_api_server(live_training: LiveTrain
 def test_a_size_changed_before_the_cluster_exists_counts_as_well(live_training: LiveTraining):
     live_training.apply(suspend=True)
     live_training.until_state("Suspended")
-    live_training.kubectl("scale", "q35/demo", "--replicas=3")
+    live_training.scale(3)
     live_training.edit(suspend=False)
     live_training.until_pods("rollout", 3)
 
@@ -104,6 +107,7 @@ def test_an_elastic_job_of_a_queue_is_scaled(live_training: LiveTraining):
     live_training.until_pods("rollout", 4)
 
 
+@pytest.mark.worlds("memory", "real")
 def test_an_evicted_job_waits_for_its_queue_and_continues(live_training: LiveTraining):
     running(live_training, QUEUE)
     assert live_training.condition("QuotaReserved")[0] == "True"
@@ -115,7 +119,7 @@ def test_an_evicted_job_waits_for_its_queue_and_continues(live_training: LiveTra
     assert job is not None
     assert job["spec"]["suspend"] is True
     # Its last report is old by the time it is admitted again, and that is not a stall.
-    live_training.report(versionTime=time.time() - 61, versionSeconds=1.0)
+    live_training.report(versionTime=live_training.plane.now() - 61, versionSeconds=1.0)
     live_training.hold_in_queue(suspended=False)
     live_training.until_pods("rollout", 2)
     live_training.until_condition("QuotaReserved", "True", "QuotaReserved")

@@ -1,16 +1,15 @@
 """Why attempts fail, and what follows: every rule, as far as objects of a real cluster can show it."""
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.controlplane.cases import first_real
+from tests.controlplane.cases import first_on_both
 from tests.controlplane.live_training import LiveTraining
-from tests.controlplane.operator_process import OperatorProcess
-from tests.testbed.control_plane import ControlPlane
-from tests.testbed.ray_head import RayHead
+from tests.controlplane.story_place import StoryPlace
+
+pytestmark = pytest.mark.worlds("memory")
 
 LOST = ("WorkerLost", "rank 3 is gone: NCCL watchdog timeout")
 
@@ -28,7 +27,7 @@ def ended(live_training: LiveTraining) -> dict[str, Any]:
 
 def end(live_training: LiveTraining, pod: str, reason: str, exit_code: int) -> None:
     """A container ends; KubeRay deletes its pod immediately, and the pod's last state contains the reason."""
-    with live_training.kubelets_away():
+    with live_training.plane.kubelets_away():
         live_training.spoil(pod, reason, exit_code=exit_code)
         live_training.until(lambda: live_training.first.get("fault"), "the fault is recorded")
 
@@ -72,7 +71,7 @@ def test_no_restarts_are_left_in_the_end(live_training: LiveTraining):
 
 @pytest.mark.parametrize(
     ("pool", "update", "state"),
-    first_real([("train", 0, "Failed"), ("train", 5, "Restarting"), ("rollout", 0, "Restarting")]),
+    first_on_both([("train", 0, "Failed"), ("train", 5, "Restarting"), ("rollout", 0, "Restarting")]),
 )
 def test_out_of_memory_at_the_start_would_happen_again(live_training: LiveTraining, pool: str, update: int, state: str):
     live_training.apply(failurePolicy=policy())
@@ -102,14 +101,14 @@ def evict(live_training: LiveTraining, pod: str) -> None:
     live_training.plane.api.post(f"{live_training.path('pods', pod)}/eviction", {"metadata": {"name": pod}})
 
 
-@pytest.mark.parametrize(("take", "reason"), first_real([(evict, "Evicted"), (preempt, "Preempted")]))
+@pytest.mark.parametrize(("take", "reason"), first_on_both([(evict, "Evicted"), (preempt, "Preempted")]))
 def test_what_the_cluster_takes_away_does_not_count(
     live_training: LiveTraining, take: Callable[[LiveTraining, str], None], reason: str
 ):
     live_training.apply(failurePolicy=policy(maxRestarts=0))
     (pod,) = live_training.until_pods("train", 1)
     live_training.report()
-    with live_training.kubelets_away():
+    with live_training.plane.kubelets_away():
         take(live_training, pod)
         live_training.until(
             lambda: live_training.first.get("fault", {}).get("reason") == reason, "the fault is recorded"
@@ -122,14 +121,12 @@ def test_what_the_cluster_takes_away_does_not_count(
 
 @pytest.mark.parametrize(
     ("rule", "pool"),
-    first_real(
-        [
-            ({"action": "Fail", "onPool": "train", "onExitCodes": [134, 139]}, "train"),
-            ({"action": "Fail", "onPool": "rollout"}, "rollout"),
-            ({"action": "Fail", "onReasons": ["WorkerLost"]}, "train"),
-            ({"action": "Fail", "onMessagePattern": r"NCCL .* timeout"}, "train"),
-        ]
-    ),
+    [
+        ({"action": "Fail", "onPool": "train", "onExitCodes": [134, 139]}, "train"),
+        ({"action": "Fail", "onPool": "rollout"}, "rollout"),
+        ({"action": "Fail", "onReasons": ["WorkerLost"]}, "train"),
+        ({"action": "Fail", "onMessagePattern": r"NCCL .* timeout"}, "train"),
+    ],
     ids=["pool and exit code", "pool", "reason", "message"],
 )
 def test_a_rule_of_the_user_decides_first(live_training: LiveTraining, rule: dict[str, Any], pool: str):
@@ -143,7 +140,6 @@ def test_a_rule_of_the_user_decides_first(live_training: LiveTraining, rule: dic
     assert "(rule mine)" in live_training.whole_condition("Failed")["message"]
 
 
-@pytest.mark.soak
 def test_a_rule_that_does_not_match_decides_nothing(live_training: LiveTraining):
     rule = {"name": "mine", "action": "Fail", "onPool": "train", "onExitCodes": [139]}
     live_training.apply(failurePolicy=policy(rule))
@@ -154,7 +150,6 @@ def test_a_rule_that_does_not_match_decides_nothing(live_training: LiveTraining)
     live_training.until_condition("Reconciling", "True", "Backoff")
 
 
-@pytest.mark.soak
 def test_a_user_may_restart_what_would_be_final(live_training: LiveTraining):
     rule = {"name": "flaky-store", "action": "RestartAndIgnoreMaxRestarts", "onReasons": ["DataError"]}
     live_training.apply(failurePolicy=policy(rule, maxRestarts=0))
@@ -167,7 +162,7 @@ def test_a_user_may_restart_what_would_be_final(live_training: LiveTraining):
 def test_a_run_without_new_versions_has_stalled(live_training: LiveTraining):
     live_training.apply(failurePolicy=policy(stallFactor=2))
     live_training.until_pods("head", 1)
-    last = time.time() - 61
+    last = live_training.plane.now() - 61
 
     def stalled() -> bool:
         # At least a minute is given: the driver keeps reporting that its latest version is older.
@@ -183,7 +178,7 @@ def test_a_run_without_new_versions_has_stalled(live_training: LiveTraining):
 def test_an_update_may_take_long_where_updates_do(live_training: LiveTraining):
     live_training.apply(failurePolicy=policy(stallFactor=20))
     live_training.until_pods("head", 1)
-    last = time.time() - 500
+    last = live_training.plane.now() - 500
     update = 1
 
     def looked() -> bool:
@@ -218,7 +213,7 @@ def test_a_lost_rollout_pod_is_reported_and_survived(live_training: LiveTraining
     pods = live_training.until_pods("rollout", 2)
     live_training.report()
     live_training.until_condition("Ready", "True", "Running")
-    with live_training.kubelets_away():
+    with live_training.plane.kubelets_away():
         live_training.spoil(pods[0], "Error", exit_code=1)
         live_training.until_condition("Degraded", "True", "PodFault")
         assert live_training.condition("Ready") == ("True", "Running")
@@ -255,7 +250,7 @@ def test_the_last_report_of_an_earlier_attempt_changes_nothing(live_training: Li
 
 
 @pytest.fixture
-def dying_node(control_plane: ControlPlane) -> Iterator[str]:
+def dying_node(world: StoryPlace) -> Iterator[str]:
     """A node that only this test uses."""
     name = "dying-0"
     body = {
@@ -264,18 +259,19 @@ def dying_node(control_plane: ControlPlane) -> Iterator[str]:
         "status": {"allocatable": {"cpu": "100", "memory": "1000Gi", "pods": "10"}},
     }
     body["status"]["capacity"] = body["status"]["allocatable"]
-    control_plane.api.post("/api/v1/nodes", body)
+    world.plane.api.post("/api/v1/nodes", body)
     yield name
-    control_plane.api.request("DELETE", f"/api/v1/nodes/{name}")
+    world.plane.api.request("DELETE", f"/api/v1/nodes/{name}")
 
 
+@pytest.mark.worlds("memory", "real")
 def test_a_lost_node_is_the_reason(live_training: LiveTraining, dying_node: str):
     there = {"nodeSelector": {"kubernetes.io/hostname": dying_node}, "tolerations": [{"key": "dying"}]}
     live_training.apply(failurePolicy=policy(), pods={"train": {"spec": there}})
     (pod,) = live_training.until_pods("train", 1)
     live_training.report()
     live_training.until_condition("Ready", "True", "Running")
-    with live_training.kubelets_away():
+    with live_training.plane.kubelets_away():
         taints = [{"key": "dying", "effect": "NoSchedule"}, {"key": "dead", "effect": "NoExecute"}]
         live_training.patch(f"/api/v1/nodes/{dying_node}", {"spec": {"taints": taints}})
         live_training.until(lambda: live_training.first.get("fault"), "the fault is recorded")
@@ -310,9 +306,8 @@ def test_a_pod_that_does_not_end_holds_up_the_next_attempt(live_training: LiveTr
     live_training.until_job(2)
 
 
-def test_a_real_job_fails_is_ordered_to_fail_and_succeeds(
-    live_training: LiveTraining, ray_head: RayHead, operator: OperatorProcess
-):
+@pytest.mark.worlds("memory", "real")
+def test_a_job_fails_is_ordered_to_fail_and_succeeds(live_training: LiveTraining, ray_jobs: None):
     live_training.apply(
         script=[
             [{"publish": 1}, {"exit": 3}],

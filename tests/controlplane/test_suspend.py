@@ -1,7 +1,10 @@
 """Suspending: the trainer saves, says so, and nothing is left running; resuming continues from there."""
 
+import pytest
+
 from tests.controlplane.live_training import LiveTraining
-from tests.testbed.ray_head import RayHead
+
+pytestmark = pytest.mark.worlds("memory")
 
 
 def assert_nothing_runs(live_training: LiveTraining) -> None:
@@ -13,7 +16,8 @@ def assert_nothing_runs(live_training: LiveTraining) -> None:
     assert live_training.condition("Reconciling")[0] == "False"
 
 
-def test_a_real_job_saves_stops_and_continues_where_it_was(live_training: LiveTraining, ray_head: RayHead):
+@pytest.mark.worlds("memory", "real")
+def test_a_job_saves_stops_and_continues_where_it_was(live_training: LiveTraining, ray_jobs: None):
     live_training.apply(script=[[{"publish": 2}, "obey"], [{"report": {"update": 2}}, {"succeed": "all done"}]])
     live_training.until_state("Running")
     live_training.until(lambda: live_training.status["progress"]["update"], "it trains")

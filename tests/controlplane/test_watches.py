@@ -2,14 +2,16 @@
 
 import pytest
 
-from tests.controlplane.cases import first_real
+from tests.controlplane.cases import first_on_both
 from tests.controlplane.live_training import LiveTraining
+
+pytestmark = pytest.mark.worlds("memory")
 
 
 @pytest.mark.parametrize(
     ("plural", "name"),
     # Of the first the operator watches the whole object, of the second the metadata.
-    first_real(
+    first_on_both(
         [
             ("configmaps", "demo-control"),
             ("roles", "demo-trainer"),
@@ -49,6 +51,7 @@ def test_a_deleted_pod_is_replaced_and_the_attempt_continues(live_training: Live
     assert len(live_training.attempts) == 1
 
 
+@pytest.mark.worlds("memory", "real")
 def test_a_deleted_cluster_is_rebuilt_by_kuberay(live_training: LiveTraining):
     live_training.apply()
     live_training.until_pods("rollout", 2)

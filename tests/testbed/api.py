@@ -73,6 +73,21 @@ class Api:
     def post(self, path: str, body: Any) -> Any:
         return self.request("POST", path, body)
 
+    def events(self, path: str, query: str = "") -> list[dict[str, Any]]:
+        """The events of a watch that the API server ends after a second."""
+        connection = self._connection()
+        try:
+            connection.request(
+                "GET", f"{path}?watch=true&timeoutSeconds=1&{query}", headers={"Accept": "application/json"}
+            )
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            raise Refused(answer.status, text)
+        return [json.loads(line) for line in text.splitlines()]
+
     def apply(self, path: str, document: bytes) -> Any:
         """Server-side apply of one YAML document: client-side apply would not fit these definitions."""
         return self.request(

@@ -7,6 +7,7 @@
 Everything below the API server starts side by side. Whatever was started ends with this process, see supervisor.py.
 """
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
+
+from tests.patience import PATIENCE
 from tests.testbed import core, kuberay, kwok, pods
 from tests.testbed.binaries import Binaries
 from tests.testbed.certificates import ADMINISTRATORS
@@ -38,6 +42,21 @@ class ControlPlane(Core):
     def start_kuberay(self) -> None:
         """Returns once it is ready."""
         self.kuberay.start()
+
+    @contextmanager
+    def kubelets_away(self) -> Iterator[None]:
+        """Nobody starts pods, or confirms their end: kwok does both immediately, kubelets take their time."""
+        (process,) = psutil.Process(self.processes.running[kwok.NAME].pid).children()
+        process.suspend()
+        try:
+            # The thread that takes the signal may have to wait for a core, and the others continue until then.
+            until = time.monotonic() + PATIENCE
+            while not _is_stopped(process):
+                assert time.monotonic() < until, "kwok never stops"
+                time.sleep(0.05)
+            yield
+        finally:
+            process.resume()
 
 
 @contextmanager
@@ -90,3 +109,9 @@ def _start_nodes(plane: ControlPlane) -> None:
     kwok.start(plane.binaries, plane.processes, own, plane.pods.network)
     kwok.add_nodes(plane.api)
     plane.processes.wait(kwok.NAME, lambda: kwok.nodes_ready(plane.api))
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """Whether none of its threads runs."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)

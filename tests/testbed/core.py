@@ -5,6 +5,7 @@ etcd ─► API server ─► controller manager, scheduler
 
 import secrets
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,20 @@ class Core:
         path = self.folder / f"via-{secrets.token_hex(4)}.kubeconfig"
         cluster = {"server": url} | ({"insecure-skip-tls-verify": True} if url.startswith("https:") else {})
         return write_kubeconfig(path, cluster, {"token": self.token})
+
+    # As in tests/virtual/plane.py, so that the same stories run on both.
+
+    def now(self) -> float:
+        """The time in seconds since 1970."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that measures waits."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Let this time pass."""
+        time.sleep(seconds)
 
     def stop_api_server(self) -> None:
         self.api_server.stop()

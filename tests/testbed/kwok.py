@@ -29,7 +29,7 @@ def start(binaries: Binaries, processes: Processes, kubeconfig: Path, network: s
 
 def add_nodes(api: Api) -> None:
     for name, devices in NODES.items():
-        api.post("/api/v1/nodes", _node(name, devices))
+        api.post("/api/v1/nodes", node(name, devices))
 
 
 def nodes_ready(api: Api) -> bool:
@@ -37,7 +37,8 @@ def nodes_ready(api: Api) -> bool:
     return len(nodes) == len(NODES) and all(is_true(node["status"], "Ready") for node in nodes)
 
 
-def _node(name: str, devices: dict[str, str]) -> dict[str, Any]:
+def node(name: str, devices: dict[str, str]) -> dict[str, Any]:
+    """A node with these devices, and with room for thousands of pods."""
     # Room for thousands of pods: what runs out in tests is devices.
     resources = {"cpu": "2000", "memory": "20000Gi", "ephemeral-storage": "20000Gi", "pods": "2000"} | devices
     return {

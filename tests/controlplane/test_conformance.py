@@ -1,0 +1,370 @@
+"""The API server, the garbage collector and KubeRay in memory answer as the real ones do.
+
+Each exchange sends the same requests to both and compares the answers, except for what every cluster makes up: times,
+uids, versions and random names.
+"""
+
+import itertools
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import ray_job
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_trainer.manifest import parse_spec
+from tests.controlplane.live_training import GROUP, SPEC, LiveTraining, Plane
+from tests.testbed.api import Refused
+from tests.testbed.control_plane import ControlPlane
+from tests.virtual.operators import virtual_plane
+
+JSON_PATCH = "application/json-patch+json"
+MERGE = "application/merge-patch+json"
+MADE_UP = frozenset({"uid", "resourceVersion", "creationTimestamp", "lastTransitionTime", "managedFields"})
+TIMES = frozenset({"deletionTimestamp", "time", "startTime", "startedAt", "endTime"})
+UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+@dataclass
+class Exchange:
+    """One conversation with one of the two, and what was answered."""
+
+    plane: Plane
+    namespace: str = field(default_factory=lambda: f"test-{secrets.token_hex(4)}")
+    answers: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.plane.api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+        self.training = LiveTraining(self.plane, self.namespace)
+
+    def path(self, plural: str, name: str | None = "") -> str:
+        return self.training.path(plural, name)
+
+    def ask(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any:
+        """Send a request and note the answer. Returns it, {} for a refusal."""
+        try:
+            answer = self.plane.api.request(method, path, body, content=content)
+        except Refused as refused:
+            self.note(method, path, refused.status, refused.message)
+            return {}
+        self.note(method, path, answer)
+        return answer
+
+    def note(self, *values: Any) -> None:
+        self.answers.append(self.plain(values))
+
+    def plain(self, node: Any) -> Any:
+        """Without what every cluster makes up."""
+        if isinstance(node, dict):
+            plain = {key: self.plain(value) for key, value in node.items() if key not in MADE_UP}
+            return plain | dict.fromkeys(TIMES & node.keys(), "a time")
+        if isinstance(node, (list, tuple)):
+            return [self.plain(item) for item in node]
+        return UID.sub("a uid", node.replace(self.namespace, "here")) if isinstance(node, str) else node
+
+
+type Script = Callable[[Exchange], None]
+
+
+def creating(talk: Exchange) -> None:
+    maps = talk.path("configmaps", None)
+    talk.ask("POST", maps, {"metadata": {"name": "a", "labels": {"x": "1"}}, "data": {"k": "v"}})
+    talk.ask("POST", maps, {"metadata": {"name": "a"}})
+    talk.ask("POST", "/api/v1/namespaces/nowhere/configmaps", {"metadata": {"name": "a"}})
+    talk.ask("GET", talk.path("configmaps", "b"))
+    talk.ask("GET", talk.path("rayjobs", "b"))
+    named = talk.plane.api.post(maps, {"metadata": {"generateName": "made-"}})
+    talk.note(named["metadata"]["name"].startswith("made-"))
+    dry = talk.ask("POST", f"{maps}?dryRun=All", {"metadata": {"name": "dry"}})
+    talk.note(bool(dry), talk.plane.api.exists(talk.path("configmaps", "dry")))
+
+
+def changing(talk: Exchange) -> None:
+    path = talk.path("configmaps", "a")
+    first = talk.ask("POST", talk.path("configmaps", None), {"metadata": {"name": "a"}, "data": {"k": "1", "l": "1"}})
+    talk.ask("PATCH", path, {"data": {"k": "2", "l": None}, "metadata": {"labels": {"x": "y"}}}, content=MERGE)
+    talk.ask("PUT", path, first | {"data": {"k": "3"}})
+    talk.ask("PATCH", path, {"metadata": {"resourceVersion": first["metadata"]["resourceVersion"]}}, content=MERGE)
+    talk.ask("PATCH", path, {"metadata": {"uid": "00000000-0000-0000-0000-000000000000"}}, content=MERGE)
+    talk.ask("PATCH", path, [{"op": "test", "path": "/data/k", "value": "7"}], content=JSON_PATCH)
+    talk.ask("PATCH", path, [{"op": "replace", "path": "/none/k", "value": "7"}], content=JSON_PATCH)
+    steps = [{"op": "test", "path": "/data/k", "value": "2"}, {"op": "add", "path": "/data/new", "value": "n"}]
+    before = talk.ask("PATCH", path, steps, content=JSON_PATCH)
+    same = talk.ask("PATCH", path, {"data": {"new": "n"}}, content=MERGE)
+    talk.note(before["metadata"]["resourceVersion"] == same["metadata"]["resourceVersion"])
+    talk.ask("PATCH", talk.path("configmaps", "b"), {"data": {}}, content=MERGE)
+
+
+def writing_fields(talk: Exchange) -> None:
+    """The managers of the fields of a ConfigMap."""
+    path = talk.path("configmaps", "a")
+    talk.plane.api.post(
+        f"{talk.path('configmaps', None)}?fieldManager=one", {"metadata": {"name": "a"}, "data": {"k": "1"}}
+    )
+    for manager, data in (("two", {"k": "2", "l": "1"}), ("one", {"m": "1"}), ("two", {"l": None})):
+        body = talk.plane.api.request("PATCH", f"{path}?fieldManager={manager}", {"data": data}, content=MERGE)
+        entries = body["metadata"]["managedFields"]
+        talk.note(sorted((entry["manager"], sorted(set(entry["fieldsV1"]["f:data"]) - {"."})) for entry in entries))
+
+
+def training(**spec: Any) -> dict[str, Any]:
+    header = {"apiVersion": GROUP.removeprefix("/apis/"), "kind": "Qwen35Training", "metadata": {"name": "demo"}}
+    return header | {"spec": deepcopy(SPEC) | {"suspend": True} | spec}
+
+
+def keeping_a_status(talk: Exchange) -> None:
+    path, status = talk.path("qwen35trainings"), {"state": "Suspended", "rolloutNodes": 2}
+    first = talk.ask("POST", talk.path("qwen35trainings", None), training() | {"status": status})
+    talk.ask("PATCH", path, {"status": status}, content=MERGE)
+    talk.ask("PATCH", f"{path}/status", {"status": status, "spec": {"suspend": False}}, content=MERGE)
+    talk.ask("PATCH", path, {"metadata": {"labels": {"x": "y"}}}, content=MERGE)
+    talk.ask("PATCH", path, {"spec": {"rollout": {"nodes": 3}}}, content=MERGE)
+    talk.ask("GET", f"{path}/scale")
+    talk.ask("PATCH", f"{path}/scale", {"spec": {"replicas": 1}}, content=MERGE)
+    stale = [{"op": "replace", "path": "/metadata/resourceVersion", "value": first["metadata"]["resourceVersion"]}]
+    talk.ask("PATCH", f"{path}/status", [*stale, {"op": "add", "path": "/status", "value": {}}], content=JSON_PATCH)
+    talk.ask("PUT", path, first)
+    talk.ask("PUT", path, training())
+
+
+def deleting(talk: Exchange) -> None:
+    maps, path = talk.path("configmaps", None), talk.path("configmaps", "a")
+    body = {"metadata": {"name": "a", "labels": {"x": "y"}}}
+    talk.ask("POST", maps, body)
+    talk.ask("DELETE", path, {"preconditions": {"uid": "00000000-0000-0000-0000-000000000000"}})
+    talk.ask("DELETE", path, {"propagationPolicy": "Background"})
+    talk.ask("DELETE", path)
+    kept = {"metadata": {"name": "demo", "finalizers": ["test.qwen35.io/kept"]}}
+    talk.ask("POST", maps, kept)
+    demo = talk.path("configmaps", "demo")
+    talk.ask("DELETE", demo)
+    talk.ask("DELETE", demo)
+    talk.ask("PATCH", demo, {"data": {"late": "1"}}, content=MERGE)
+    talk.ask("PATCH", demo, {"metadata": {"finalizers": None}}, content=MERGE)
+    talk.ask("GET", demo)
+    held = training()
+    held["metadata"] |= {"finalizers": ["test.qwen35.io/kept"]}
+    talk.ask("POST", talk.path("qwen35trainings", None), held)
+    talk.ask("DELETE", talk.path("qwen35trainings"))
+    talk.ask("PATCH", talk.path("qwen35trainings"), {"metadata": {"finalizers": []}}, content=MERGE)
+    talk.ask("GET", talk.path("qwen35trainings"))
+    for name in ("b", "c"):
+        talk.plane.api.post(maps, body | {"metadata": {"name": name, "labels": {"x": name}}})
+    talk.plane.api.request("DELETE", f"{maps}?labelSelector=x")
+    talk.note(talk.plane.api.exists(talk.path("configmaps", "b")))
+
+
+def listing(talk: Exchange) -> None:
+    maps = talk.path("configmaps", None)
+    for name, labels in (("a", {"x": "1"}), ("b", {"x": "2", "y": "1"}), ("c", {"y": "1"}), ("d", {})):
+        talk.plane.api.post(maps, {"metadata": {"name": name, "labels": labels}})
+    for selector in ("x", "!x,y", "x=1", "x!=1,y", "x,y=1", "z"):
+        items = talk.plane.api.get(f"{maps}?labelSelector={selector}")["items"]
+        talk.note(selector, [item["metadata"]["name"] for item in items])
+    page = talk.plane.api.get(f"{maps}?labelSelector=y&limit=1")
+    rest = talk.plane.api.get(f"{maps}?labelSelector=y&limit=1&continue={page['metadata']['continue']}")
+    talk.note([[item["metadata"]["name"] for item in body["items"]] for body in (page, rest)])
+    talk.note("continue" in rest["metadata"], page["kind"], page["apiVersion"])
+
+
+def watching(talk: Exchange) -> None:
+    """What happens to an object that a selector matches, does not match any more, and matches again."""
+    maps, path = talk.path("configmaps", None), talk.path("configmaps", "a")
+    start = talk.plane.api.get(maps)["metadata"]["resourceVersion"]
+    talk.plane.api.post(maps, {"metadata": {"name": "a", "labels": {"x": "1"}}})
+    talk.plane.api.post(maps, {"metadata": {"name": "other"}})
+    for labels in ({"n": "1"}, {"x": None}, {"n": "2"}, {"x": "1"}):
+        talk.plane.api.request("PATCH", path, {"metadata": {"labels": labels}}, content=MERGE)
+    talk.plane.api.request("DELETE", path)
+    events = talk.plane.api.events(maps, f"labelSelector=x&resourceVersion={start}")
+    talk.note([(event["type"], event["object"]["metadata"].get("labels")) for event in events])
+    versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in events]
+    talk.note(versions == sorted(set(versions)))
+    later = talk.plane.api.events(maps, f"labelSelector=x&resourceVersion={versions[2]}")
+    talk.note([event["type"] for event in later])
+
+
+def collecting(talk: Exchange) -> None:
+    """Owned objects go with the last of their owners."""
+    maps = talk.path("configmaps", None)
+
+    def owner(name: str) -> dict[str, Any]:
+        body = talk.plane.api.post(maps, {"metadata": {"name": name}})
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": body["metadata"]["uid"]}
+
+    both = [owner("one"), owner("two")]
+    talk.ask("POST", maps, {"metadata": {"name": "owned", "ownerReferences": both}})
+    talk.plane.api.post(maps, {"metadata": {"name": "child", "ownerReferences": both[:1]}})
+    child, owned = talk.path("configmaps", "child"), talk.path("configmaps", "owned")
+    talk.plane.api.request("DELETE", talk.path("configmaps", "one"))
+    talk.training.until(lambda: not talk.plane.api.exists(child), "the child goes")
+    talk.note(talk.plane.api.exists(owned))
+    talk.plane.api.request("DELETE", talk.path("configmaps", "two"))
+    talk.training.until(lambda: not talk.plane.api.exists(owned), "the owned object goes with the last owner")
+
+
+def limiting(talk: Exchange) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}}
+    talk.plane.api.post(talk.path("resourcequotas", None), quota)
+    counted = talk.path("resourcequotas", "none")
+    talk.training.until(lambda: "used" in talk.plane.api.get(counted).get("status", {}), "it counts")
+    talk.note(talk.plane.api.get(counted)["status"])
+    talk.ask("POST", talk.path("rayjobs", None), job_of(talk))
+
+
+def ending_pods(talk: Exchange) -> None:
+    """A pod that no node has goes immediately; one on a node gets its grace period, and its kubelet confirms the end."""
+    pods = talk.path("pods", None)
+    spec = {"containers": [{"name": "ray", "image": "ray"}], "terminationGracePeriodSeconds": 7}
+    nowhere = spec | {"nodeSelector": {"is": "nowhere"}}
+    talk.plane.api.post(pods, {"metadata": {"name": "nowhere"}, "spec": nowhere})
+    talk.plane.api.request("DELETE", talk.path("pods", "nowhere"))
+    talk.note(talk.plane.api.exists(talk.path("pods", "nowhere")))
+    for name in ("a", "b"):
+        talk.plane.api.post(pods, {"metadata": {"name": name}, "spec": spec})
+    both = (talk.path("pods", "a"), talk.path("pods", "b"))
+    talk.training.until(lambda: all(_runs(talk.plane.api.get(pod)) for pod in both), "they run")
+    with talk.plane.kubelets_away():
+        metadata = talk.plane.api.request("DELETE", both[0])["metadata"]
+        talk.note(metadata["deletionGracePeriodSeconds"], "deletionTimestamp" in metadata)
+        talk.ask("POST", f"{both[1]}/eviction", {"metadata": {"name": "b"}})
+        evicted = talk.plane.api.get(both[1])
+        talk.note([item["reason"] for item in evicted["status"]["conditions"] if item["type"] == "DisruptionTarget"])
+        talk.note("deletionTimestamp" in evicted["metadata"])
+    talk.training.until(lambda: not any(map(talk.plane.api.exists, both)), "their kubelet confirms their end")
+
+
+def _runs(pod: dict[str, Any]) -> bool:
+    return bool(pod["status"]["phase"] == "Running")
+
+
+def job_of(talk: Exchange, **spec: Any) -> dict[str, Any]:
+    """The RayJob of a training, as the operator writes it, without an owner."""
+    parsed, problems = parse_spec(deepcopy(SPEC))
+    assert parsed is not None
+    assert not problems
+    own = TrainingResource("demo", talk.namespace, "00000000-0000-0000-0000-000000000000", 1, parsed, {}, {})
+    job = json.loads(json.dumps(ray_job.build(own, OperatorSettings(), attempt=1, rollout_nodes=2)))
+    del job["metadata"]["ownerReferences"]
+    # Its account does not exist here.
+    for group in _groups(job["spec"]["rayClusterSpec"]):
+        group["template"]["spec"].pop("serviceAccountName", None)
+    return job | {"spec": job["spec"] | spec}
+
+
+def _groups(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def running_a_job(talk: Exchange) -> None:
+    """A RayJob gets a cluster and pods, loses them while it is suspended, and gets others afterwards."""
+    story = talk.training
+    talk.plane.api.post(talk.path("rayjobs", None), job_of(talk))
+    for pool, count in (("head", 1), ("rollout", 2), ("train", 1)):
+        story.until_pods(pool, count)
+    story.until(lambda: story.job_state() == "Running", "its cluster is ready")
+    note_cluster(talk)
+    first = (story.cluster() or {})["metadata"]["uid"]
+    story.hold_in_queue(suspended=True)
+    story.until(lambda: story.job_state() == "Suspended", "it is suspended")
+    talk.note(story.mine("rayclusters"), (story.job() or {})["status"].get("jobId"))
+    story.until(lambda: not story.mine("pods"), "the pods are gone")
+    story.hold_in_queue(suspended=False)
+    story.until(lambda: story.job_state() == "Running", "it runs again")
+    talk.note((story.cluster() or {})["metadata"]["uid"] != first)
+    talk.plane.api.request("DELETE", talk.path("rayjobs", "demo-1"))
+    kinds = ("rayjobs", "rayclusters", "pods")
+    story.until(lambda: not any(story.mine(kind) for kind in kinds), "all is gone")
+
+
+def resizing_a_cluster(talk: Exchange) -> None:
+    """A group grows; it shrinks by the pods that are named; a pod that has ended is replaced."""
+    story = talk.training
+    talk.plane.api.post(talk.path("rayjobs", None), job_of(talk))
+    story.until_pods("rollout", 2)
+    resize(talk, replicas=3, maxReplicas=4)
+    pods = story.until_pods("rollout", 3)
+    resize(talk, replicas=2, scaleStrategy={"workersToDelete": [pods[1]]})
+    talk.note(story.until_pods("rollout", 2) == [pods[0], pods[2]])
+    note_cluster(talk)
+    story.spoil(pods[0], "Error", exit_code=1)
+    story.until(lambda: pods[0] not in story.pods("rollout"), "KubeRay deletes it")
+    story.until_pods("rollout", 2)
+
+
+def resize(talk: Exchange, **values: Any) -> None:
+    cluster = talk.training.cluster()
+    assert cluster is not None
+    steps = [
+        {"op": "add", "path": f"/spec/workerGroupSpecs/0/{name}", "value": value} for name, value in values.items()
+    ]
+    path = talk.path("rayclusters", cluster["metadata"]["name"])
+    talk.plane.api.request("PATCH", path, steps, content=JSON_PATCH)
+
+
+def note_cluster(talk: Exchange) -> None:
+    """What the operator reads of a RayJob, its RayCluster and its pods."""
+    story, job, cluster = talk.training, talk.training.job(), talk.training.cluster()
+    assert job is not None
+    assert cluster is not None
+    name = cluster["metadata"]["name"]
+
+    def plain(node: Any) -> Any:
+        return json.loads(json.dumps(node).replace(name, "the-cluster"))
+
+    status = job["status"]
+    talk.note(
+        job["metadata"]["finalizers"], status["jobId"], plain(status["rayClusterName"]), status.get("jobStatus", "")
+    )
+    talk.note(plain(cluster["metadata"]["labels"]), cluster["metadata"]["annotations"])
+    talk.note([(owner["kind"], owner["controller"]) for owner in cluster["metadata"]["ownerReferences"]])
+    groups = cluster["spec"]["workerGroupSpecs"]
+    talk.note([[group[field] for field in ("groupName", "replicas", "minReplicas")] for group in groups])
+    story.until(lambda: (story.cluster() or {}).get("status", {}).get("state") == "ready", "it is ready")
+    for pool in ("head", "rollout", "train"):
+        for pod in story.mine("pods", f",rl.qwen35.io/pool={pool}"):
+            labels = {key: value for key, value in pod["metadata"]["labels"].items() if key.startswith("rl.qwen35.io/")}
+            ours = {key: plain(pod["metadata"]["labels"][f"ray.io/{key}"]) for key in ("cluster", "group", "node-type")}
+            owner = pod["metadata"]["ownerReferences"][0]["kind"]
+            containers = [(item["name"], sorted(item["state"])) for item in pod["status"]["containerStatuses"]]
+            talk.note(pool, labels, ours, owner, pod["status"]["phase"], containers)
+
+
+EXCHANGES: tuple[Script, ...] = (
+    *(
+        creating,
+        changing,
+        writing_fields,
+        keeping_a_status,
+        deleting,
+        listing,
+        watching,
+        collecting,
+        limiting,
+        ending_pods,
+    ),
+    *(running_a_job, resizing_a_cluster),
+)
+
+
+@pytest.fixture
+def memory() -> Iterator[Plane]:
+    with virtual_plane() as (plane, _):
+        yield plane
+
+
+@pytest.mark.parametrize("script", EXCHANGES, ids=lambda script: script.__name__)
+def test_the_one_in_memory_answers_as_the_real_one(script: Script, memory: Plane, control_plane: ControlPlane):
+    virtual, real = Exchange(memory), Exchange(control_plane)
+    account = f"/api/v1/namespaces/{real.namespace}/serviceaccounts/default"
+    real.training.until(lambda: control_plane.api.exists(account), "the namespace takes pods")
+    for talk in (virtual, real):
+        script(talk)
+    for wanted, answer in itertools.zip_longest(real.answers, virtual.answers):
+        assert answer == wanted

@@ -1,0 +1,69 @@
+"""What kopf does for the operator, without kopf: lists and watches trainings, and passes on the events.
+
+Used in the place of `handlers.follow`. That kopf does the same is the matter of tests/operator/test_handlers.py and of the
+stories on the real API server.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from qwen35_operator import handlers
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound
+from qwen35_operator.kube.client import PLAIN, RestClient
+from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.store import TrainingKey
+from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.watch_stream import watch_events
+from qwen35_operator.operator_settings import OperatorSettings
+
+RECONNECT_SECONDS = 0.1
+ERROR_SECONDS = 1.0
+
+
+async def follow(
+    options: OperatorSettings,
+    kubeconfig: str | None,  # the client has its credentials
+    client: RestClient,
+    trainings: Trainings,
+    changed: Callable[[TrainingKey], None],
+) -> None:
+    """Keep `trainings` equal to the trainings in the cluster, until cancelled."""
+
+    def apply(event: Any) -> None:
+        handlers.apply_event(event, trainings, changed)
+
+    while True:
+        await handlers.wait_until_watchable(client, options.namespaces, trainings)
+        feeds = [asyncio.create_task(_feed(client, namespace, apply)) for namespace in options.namespaces or (None,)]
+        try:
+            await asyncio.wait(feeds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for feed in feeds:
+                feed.cancel()
+            await asyncio.gather(*feeds, return_exceptions=True)
+        await asyncio.sleep(handlers.RESTART_SECONDS)
+
+
+async def _feed(client: RestClient, namespace: str | None, apply: Callable[[Any], None]) -> None:
+    """Follow one namespace, or all, until the permission or the definition is gone."""
+    path, version = TRAINING.path(namespace), ""
+    while True:
+        try:
+            if not version:
+                page = await client.get(path)
+                for raw in page["items"]:
+                    apply({"type": None, "object": raw})
+                version = page["metadata"]["resourceVersion"]
+            async with watch_events(client, path, {}, version, accept=PLAIN) as events:
+                async for event in events:
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        apply(event)
+            await asyncio.sleep(RECONNECT_SECONDS)
+        except Gone:
+            version = ""
+        except (Forbidden, NotFound):
+            return
+        except ApiError:
+            await asyncio.sleep(ERROR_SECONDS)
