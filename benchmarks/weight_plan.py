@@ -3,11 +3,12 @@
     python benchmarks/weight_plan.py [--devices 64]
 
 One row for each FSDP example with a published model, and for 122B-A10B and 397B-A17B on `--devices` for training and as many for rollouts; the
-largest also with eight times as many for rollouts.
+largest also with expert parallelism, and with eight times as many for rollouts.
 Names and shapes are those of the model's class for the published dimensions; the total of parameters is printed, to compare with the
-model's name. `weights/transfer_plan.py` computes the bytes, and `weights/relay.py` the waves of the transport RDMA, as in a run: in the first one
-replicas read from the train ranks, in the others from replicas. Nothing is measured here: a time is bytes divided by bandwidth,
-without latency. A replica reads a whole version to its host, through the network interfaces of all of its devices together.
+model's name. `weights/slice_plan.py` computes the bytes of each rank of a replica, from the parts that train ranks stage, and `weights/relay.py`
+the waves of the transport RDMA, as in a run: in the first one replicas read from the train ranks, in the others from replicas. Nothing is
+measured here: a time is bytes divided by bandwidth, without latency. A replica reads a whole version to its host, through the network
+interfaces of all of its devices together.
 
     trainer blocked   a rank's shard to the host                        at HOST_BYTES_PER_SECOND, in bfloat16
     waves             one after another                                 at NETWORK_BYTES_PER_SECOND: the busiest sender, or the busiest receiver
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +31,12 @@ from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from qwen35_trainer.models.qwen3_5.classes import without_weights
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
+from qwen35_trainer.weights.division import ReplicaShape, StagingPlan
+from qwen35_trainer.weights.qwen3_5_divisions import divisions
 from qwen35_trainer.weights.relay import trainer_readers, waves
-from qwen35_trainer.weights.transfer_plan import PlannedTensor, transfers
+from qwen35_trainer.weights.staging import PART_BYTES
+from qwen35_trainer.weights.transfer_plan import planned_version, transfers
+from qwen35_trainer.weights.weight_manifest import WeightLayout
 
 NETWORK_BYTES_PER_SECOND = 50e9
 """One ConnectX-7 port of 400 Gb/s for each GPU (NVIDIA DGX H100 datasheet: 8 such ports for 8 GPUs)."""
@@ -53,23 +59,10 @@ EXPERTS = {
     "Qwen/Qwen3.5-397B-A17B": {"hidden_size": 4096, "num_hidden_layers": 60, "num_experts": 512}
     | {"num_attention_heads": 32, "linear_num_value_heads": 64, "size": 1024},
 }
-BY_ROWS = (
-    "q_proj.",
-    "k_proj.",
-    "v_proj.",
-    "gate_proj.",
-    "up_proj.",
-    "in_proj_",
-    "embed_tokens.",
-    "lm_head.",
-    "experts.",
-)
-"""Parts of names of tensors that the ranks of a replica divide by rows, or by experts."""
-BY_COLUMNS = ("o_proj.", "out_proj.", "down_proj.")
 
 
-def tensors_of(name: str) -> list[PlannedTensor]:
-    """Return the tensors of a published model."""
+def tensors_of(name: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return name, shape and type of each tensor of a published model."""
     if name in DENSE:
         sizes: dict[str, Any] = COMMON | DENSE[name]
         config: Any = Qwen3_5TextConfig(**sizes)
@@ -80,27 +73,24 @@ def tensors_of(name: str) -> list[PlannedTensor]:
         mixture: dict[str, Any] = COMMON | shape | experts
         config = Qwen3_5MoeTextConfig(**mixture)
     return [
-        PlannedTensor(each, tuple(parameter.shape), 4 if keeps_float32(each) else 2, split_of(each))
+        (each, tuple(parameter.shape), "float32" if keeps_float32(each) else "bfloat16")
         for each, parameter in without_weights(config).named_parameters()
     ]
 
 
-def split_of(name: str) -> int | None:
-    """Return the dimension by which the ranks of a replica divide a tensor."""
-    if any(part in f"{name}." for part in BY_ROWS):
-        return 0
-    return 1 if any(part in name for part in BY_COLUMNS) else None
-
-
-def plan(name: str, train_ranks: int, replicas: int, replica_ranks: int) -> dict[str, Any]:
+def plan(name: str, train_ranks: int, replicas: int, replica: ReplicaShape) -> dict[str, Any]:
     """Return the bytes and times of one publication."""
-    tensors = tensors_of(name)
-    needed = transfers(tensors, train_ranks, replica_ranks)
-    received = Counter[int]()
+    tensors, replica_ranks = tensors_of(name), replica.ranks
+    divided = divisions({each: shape for each, shape, _ in tensors})
+    staging = StagingPlan.of(divided, replica)
+    staged = planned_version(WeightLayout.of(tensors, staging), staging, train_ranks, PART_BYTES)
+    needed = transfers(staged, divided, replica)
+    received, held_by = Counter[int](), Counter[int]()
     for (_, receiver), size in needed.items():
         received[receiver] += size
-    shards = transfers([PlannedTensor(t.name, t.shape, t.item_bytes, None) for t in tensors], train_ranks, 1)
-    held, version = max(shards.values()), sum(shards.values())
+    for part, writer in zip(staged.manifest.parts, staged.writers, strict=True):
+        held_by[writer] += part.size
+    held, version = max(held_by.values()), held_by.total()
     first, *others = waves(replicas, trainer_readers(train_ranks, replica_ranks))
     of_interface = version / replica_ranks
 
@@ -109,16 +99,19 @@ def plan(name: str, train_ranks: int, replicas: int, replica_ranks: int) -> dict
 
     return {
         "model": name,
-        "billion parameters": round(sum(_values(t) for t in tensors) / 1e9, 1),
+        "billion parameters": round(sum(math.prod(shape) for _, shape, _ in tensors) / 1e9, 1),
         "GB": round(version / 1e9, 1),
         "train ranks": train_ranks,
-        "replicas": f"{replicas} of {replica_ranks}",
+        "parts": len(staged.writers),
+        "replicas": f"{replicas} of {replica_ranks}" + (", experts divided" if replica.divides_experts else ""),
         "senders of a replica rank": round(len(needed) / replica_ranks, 1),
         "GB held by a train rank": round(held / 1e9, 2),
         "GB sent by a train rank, at most": round(held * len(first) / 1e9, 2),
         "GB sent by a train rank without relay": round(held * replicas / 1e9, 2),
         "GB through each interface of a replica": round(of_interface / 1e9, 2),
-        "GB loaded by a replica rank, at most": round(max(received.values()) / 1e9, 2),
+        "GB read by a replica rank, at most": round(max(received.values()) / 1e9, 2),
+        "of them more than its share, %": round(100 * (max(received.values()) * replica_ranks / version - 1), 1),
+        "GB through the busiest link, train rank to replica rank": round(max(needed.values()) / 1e9, 3),
         "readers in each wave": [len(wave) for wave in (first, *others)],
         "seconds": {
             "trainer blocked": round(held / HOST_BYTES_PER_SECOND, 3),
@@ -129,21 +122,14 @@ def plan(name: str, train_ranks: int, replicas: int, replica_ranks: int) -> dict
     }
 
 
-def _values(tensor: PlannedTensor) -> int:
-    total = 1
-    for size in tensor.shape:
-        total *= size
-    return total
-
-
-def examples() -> Iterator[tuple[str, tuple[str, int, int, int]]]:
-    """Yield the file of each example with a published model, and its model, train ranks, replicas and ranks of a replica."""
+def examples() -> Iterator[tuple[str, tuple[str, int, int, ReplicaShape]]]:
+    """Yield the file of each example with a published model, and its model, train ranks, replicas and shape of a replica."""
     for file in sorted(EXAMPLES.glob("qwen*.yaml")):
         spec = yaml.safe_load(file.read_text())["spec"]
         devices, rollout = spec["accelerator"]["devicesPerNode"], spec["rollout"]
         ranks = rollout.get("tensorParallel", 1)
         replicas = rollout.get("nodes", 1) * devices // ranks
-        yield file.name, (spec["model"]["name"], spec["train"].get("nodes", 1) * devices, replicas, ranks)
+        yield file.name, (spec["model"]["name"], spec["train"].get("nodes", 1) * devices, replicas, ReplicaShape(ranks))
 
 
 def main() -> None:
@@ -152,9 +138,14 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=64, help="of each pool, for 35B, 122B and 397B [default: 64]")
     devices = parser.parse_args().devices
     rows = [{"recipe": file} | plan(*recipe) for file, recipe in examples()]
-    rows += [{"recipe": f"{devices} + {devices} devices"} | plan(name, devices, devices // 8, 8) for name in EXPERTS]
     largest, more = [*EXPERTS][-1], 8 * devices
-    rows.append({"recipe": f"{devices} + {more} devices"} | plan(largest, devices, more // 8, 8))
+    shapes = [(name, devices, ReplicaShape(8)) for name in EXPERTS]
+    for name, rollouts, shape in [
+        *shapes,
+        (largest, devices, ReplicaShape(8, divides_experts=True)),
+        (largest, more, ReplicaShape(8)),
+    ]:
+        rows.append({"recipe": f"{devices} + {rollouts} devices"} | plan(name, devices, rollouts // 8, shape))
     print(json.dumps({"plans": rows}, indent=2))
 
 

@@ -21,8 +21,11 @@ from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, exported
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
+from qwen35_trainer.weights.division import Division, ReplicaRank, ReplicaShape
 from qwen35_trainer.weights.host_weights import SharedVersion
+from qwen35_trainer.weights.qwen3_5_divisions import divisions
 from qwen35_trainer.weights.segment import MappedSegments
+from qwen35_trainer.weights.sliced_tensor import SlicedTensor
 
 type Worker = Any
 """vLLM's worker. Its types are not followed (pyproject.toml)."""
@@ -79,19 +82,38 @@ def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
 
 
 def load_shared(worker: Worker, version: SharedVersion, tied: bool) -> None:
-    """Load a version from shared memory into the model. The worker copies its part of each tensor, and nothing else is copied.
+    """Load a version from shared memory into the model. The worker reads its slice of each tensor, and nothing else.
 
     tied: whether the output layer is the input embedding. Raises SegmentUnavailable if the version is not there any more.
     """
     if not hasattr(worker, SEGMENTS):
         setattr(worker, SEGMENTS, MappedSegments())
-    load_portion(worker, for_vllm(version.open(getattr(worker, SEGMENTS)), tied=tied))
+    shapes = {entry.name: entry.shape for entry in version.manifest.layout.tensors}
+    weights = version.open(getattr(worker, SEGMENTS)).sliced(_divisions(worker, shapes), _rank(worker))
+    load_portion(worker, for_vllm(weights, tied=tied))
+
+
+def _rank(worker: Worker) -> ReplicaRank:
+    parallel = worker.vllm_config.parallel_config
+    return ReplicaRank(worker.rank, ReplicaShape(parallel.tensor_parallel_size, parallel.enable_expert_parallel))
+
+
+def _divisions(worker: Worker, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Division]:
+    """Return how the replica's ranks divide the published tensors. shapes: of these, by name.
+
+    If ranks have other experts than consecutive ones, each of them reads all experts.
+    """
+    parallel = worker.vllm_config.parallel_config
+    has_consecutive = not parallel.enable_eplb and parallel.expert_placement_strategy == "linear"
+    return {name: each for name, each in divisions(shapes).items() if has_consecutive or not each.experts}
 
 
 def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTensor]:
     """Yield weights of a publication by the names and in the types by which vLLM loads them. tied: as in `load_shared`."""
     for name, tensor in exported(weights.items(), tied=tied):
-        yield name, tensor if name.endswith(FLOAT32_PARAMETER) else tensor.to(torch.bfloat16)
+        # vLLM converts a slice when it copies it. Converting it here would read the whole tensor.
+        is_kept = name.endswith(FLOAT32_PARAMETER) or isinstance(tensor, SlicedTensor)
+        yield name, tensor if is_kept else tensor.to(torch.bfloat16)
 
 
 def finish_replacement(worker: Worker) -> list[str]:

@@ -15,11 +15,12 @@ import ray
 
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
-from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.manifest import RolloutSpec, TrainingSpec
 from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.runtime.machine import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.site import WorkerLocation
+from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.published import StagedShard
 from qwen35_trainer.weights.transports import RankContext, WeightSender, sender
 
@@ -123,7 +124,8 @@ class TrainWorker(Process):
         )
         self._engine = create(source, self._spec, own, pictures=self._pictures)
         group = dist.new_group(backend="gloo", timeout=self._timeout) if ranks > 1 else None
-        context = RankContext(rank, ranks, group, self._publications, self._spec.publication.wholeEvery)
+        replica = replica_shape(self._spec.rollout)
+        context = RankContext(rank, ranks, group, self._publications, self._spec.publication.wholeEvery, replica)
         self._sender = sender(self._transport, context)
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
@@ -160,3 +162,11 @@ class TrainWorker(Process):
     def _ready_engine(self) -> TrainEngine:
         assert self._engine is not None, "join comes first"
         return self._engine
+
+
+def replica_shape(rollout: RolloutSpec | None) -> ReplicaShape:
+    """Return the shape of the replicas, for whose ranks the weights are staged. rollout: None without a rollout pool."""
+    if rollout is None:
+        return ReplicaShape()
+    arguments = {} if rollout.vllm is None else rollout.vllm.extraArguments
+    return ReplicaShape(rollout.tensorParallel, bool(arguments.get("enable_expert_parallel")))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 import xxhash
 from torch import Tensor
 
+from qwen35_trainer.weights.division import Division, ReplicaRank
 from qwen35_trainer.weights.fit import TensorKind
+from qwen35_trainer.weights.rank_weights import RankWeights, in_order, tensor_of
 from qwen35_trainer.weights.segment import MappedSegments, Memory, MemorySegment, SegmentHandle, SegmentUnavailable
+from qwen35_trainer.weights.slice_plan import slices_of
 from qwen35_trainer.weights.weight_manifest import TensorEntry, TensorPart, WeightManifest, WeightsDamaged, listed
 
 
@@ -34,7 +35,7 @@ class SharedVersion:
 
 
 class HostWeights(Mapping[str, Tensor]):
-    """The tensors of a version by name, on the host, as views of shared memory.
+    """The tensors of a version by name, on the host, as views of shared memory. Tensors that are staged in blocks are copies.
 
     The memory is not overwritten while one of the tensors exists. Do not write to the tensors: other replicas use the
     same memory, and a write would end the process, because the memory is mapped read-only. A pickled object is a handle
@@ -73,11 +74,7 @@ class HostWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            data = torch.from_numpy(_bytes(entry, self._memory))
-        data = data.as_strided((entry.size,), (1,))  # NumPy gives an empty array any stride
-        return data.view(getattr(torch, entry.dtype)).view(entry.shape)
+        return in_order(tensor_of(_bytes(entry, self._memory), entry.dtype), entry)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -117,6 +114,12 @@ class HostWeights(Mapping[str, Tensor]):
         """Shape and type of each tensor, from the manifest, without reading a tensor."""
         return {name: TensorKind(entry.shape, entry.dtype) for name, entry in self._entries.items()}
 
+    def sliced(self, divisions: Mapping[str, Division], who: ReplicaRank) -> RankWeights:
+        """Return the tensors as one rank of a replica reads them. divisions: of the tensors that the ranks divide."""
+        return RankWeights(
+            self.manifest, slices_of(self.manifest, divisions, who), _WholeVersion(self.manifest, self._memory)
+        )
+
     def copy_to(self, memory: Memory) -> None:
         """Copy the bytes of the version to `memory`, which has the size of its layout."""
         memory[:] = self._memory[: memory.size]
@@ -134,6 +137,18 @@ class HostWeights(Mapping[str, Tensor]):
     def _is_intact(self, part: TensorPart) -> bool:
         begin = self.manifest.layout.tensors[part.tensor].offset + part.start
         return is_intact(part, self._memory[begin : begin + part.size])
+
+
+@dataclass(frozen=True)
+class _WholeVersion:
+    """The bytes of a whole version in memory."""
+
+    manifest: WeightManifest
+    memory: Memory
+
+    def of(self, tensor: int, start: int, stop: int) -> Memory:
+        offset = self.manifest.layout.tensors[tensor].offset
+        return self.memory[offset + start : offset + stop]
 
 
 def is_intact(part: TensorPart, data: Memory) -> bool:

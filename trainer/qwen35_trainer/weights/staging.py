@@ -5,6 +5,7 @@ live shard ──CHUNK_BYTES at a time──► converted ──► its place in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from qwen35_trainer.weights.division import WHOLE, ReplicaShape, StagingPlan
+from qwen35_trainer.weights.qwen3_5_divisions import divisions
 from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, WeightLayout
 
@@ -50,43 +53,53 @@ class ShardPiece:
     tensor: int
     dtype: torch.dtype
     start: int
-    """Offset of the first byte from the start of the tensor."""
+    """Offset of the first byte from the start of the staged tensor."""
     size: int
     values: Tensor
+    """(values,), or (rows, values) if the tensor is staged in blocks."""
 
     def write(self, memory: Memory) -> TensorPart:
         """Write the values, converted to `dtype`, to `memory` of `size` bytes. Returns the written part with its checksum."""
         with torch.no_grad():
-            checksum = _write(self.values, torch.from_numpy(memory).view(self.dtype), memory)
+            target = torch.from_numpy(memory).view(self.dtype).view(self.values.shape)
+            checksum = _write(self.values, target, memory)
         return TensorPart(self.tensor, self.start, self.size, checksum)
 
 
-def layout_of(shards: Iterable[WeightShard]) -> WeightLayout:
-    """Return the layout of a version from one rank's shards. It is the same on every rank."""
-    return WeightLayout.of((shard.name, shard.shape, shard.dtype_name) for shard in shards)
+def plan_of(shards: Iterable[WeightShard], replica: ReplicaShape) -> StagingPlan:
+    """Return how shards are staged for the ranks of replicas. It is the same on every train rank."""
+    return StagingPlan.of(divisions({shard.name: shard.shape for shard in shards}), replica)
 
 
-def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES) -> Iterator[ShardPiece]:
+def layout_of(shards: Iterable[WeightShard], plan: StagingPlan = WHOLE) -> WeightLayout:
+    """Return the layout of a version from one rank's shards. It is the same on every rank. plan: the same on every rank."""
+    return WeightLayout.of(((shard.name, shard.shape, shard.dtype_name) for shard in shards), plan)
+
+
+def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES, plan: StagingPlan = WHOLE) -> Iterator[ShardPiece]:
     """Yield the shards of this rank in pieces. An empty shard has no pieces.
 
-    most: maximum number of bytes of a piece, a multiple of 8.
+    most: maximum number of bytes of a piece, a multiple of 8. plan: where pieces end, and the order of their values.
     """
     for number, shard in enumerate(shards):
         item = ITEM_BYTES[shard.dtype_name]
         flat = shard.values.detach().reshape(-1)
-        for first in range(0, flat.numel(), most // item):
-            values = flat[first : first + most // item]
-            yield ShardPiece(number, shard.dtype, (shard.start + first) * item, values.numel() * item, values)
+        held = range(shard.start, shard.start + flat.numel())
+        for piece in plan.pieces(shard.name, math.prod(shard.shape), held, most // item):
+            values = flat.as_strided((piece.rows, piece.width), (piece.stride, 1), flat.storage_offset() + piece.first)
+            values = values[0] if piece.rows == 1 else values
+            yield ShardPiece(number, shard.dtype, piece.start * item, piece.size * item, values)
 
 
 def _write(values: Tensor, target: Tensor, memory: Memory) -> int:
-    """Copy values to `target`, whose bytes are `memory`. Returns their checksum."""
+    """Copy values to `target`, of the same shape, whose bytes are `memory`. Returns their checksum."""
     if values.device.type != "cpu":  # converted there, and copied together
         target.copy_(values.to(target.dtype))
         return int(xxhash.xxh3_64_intdigest(memory))
     digest = xxhash.xxh3_64()
-    step = CHUNK_BYTES // target.itemsize
-    for first in range(0, values.numel(), step):
+    row_bytes = math.prod(values.shape[1:]) * target.itemsize
+    step = max(1, CHUNK_BYTES // row_bytes)
+    for first in range(0, len(values), step):
         target[first : first + step].copy_(values[first : first + step])
-        digest.update(memory[first * target.itemsize : (first + step) * target.itemsize])
+        digest.update(memory[first * row_bytes : (first + step) * row_bytes])
     return int(digest.intdigest())

@@ -1,31 +1,33 @@
-"""Computes the transfers of a publication: from the rows that train ranks hold to the slices that a replica's ranks compute with.
+"""Computes the transfers of a publication: from the rows that train ranks hold to the slices that a replica's ranks compute with. Pure.
 
     train ranks (FSDP, rows)     tensor, divided by its rows        tensor, divided by its columns       whole on every rank
     0 ████                       replica rank 0 █████ needs         replica rank 0 █░ needs a part       replica rank 0 █
     1     ████                   of 0 and 1; rank 1 of 1 and 2      of each train rank; rank 1 ░█        replica rank 1 █
     2         ████
 
-`engines/fsdp/published_shard.py` takes the rows of a rank from here. The transports move whole tensors, since a replica takes one device
-yet; `benchmarks/weight_plan.py` adds up what larger replicas need.
+`engines/fsdp/published_shard.py` takes the rows of a rank from here. The rest is for `benchmarks/weight_plan.py`: the parts that train ranks
+would stage (`division`) and that ranks of a replica would read (`slice_plan`), without tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from qwen35_trainer.weights.division import Division, ReplicaRank, ReplicaShape, StagingPlan
+from qwen35_trainer.weights.slice_plan import slices_of
+from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, WeightLayout, WeightManifest
 
-@dataclass(frozen=True, slots=True)
-class PlannedTensor:
-    """A tensor of a publication, and how the ranks of a replica divide it."""
 
-    name: str
-    shape: tuple[int, ...]
-    item_bytes: int
-    split: int | None
-    """Dimension by which the ranks of a replica divide the tensor; None: each of these ranks needs the whole tensor."""
+@dataclass(frozen=True)
+class PlannedVersion:
+    """The parts that train ranks would stage for a version. The checksums are 0."""
+
+    manifest: WeightManifest
+    writers: tuple[int, ...]
+    """Train rank of each part."""
 
 
 def row_range(rows: int, ranks: int, rank: int) -> range:
@@ -37,30 +39,31 @@ def row_range(rows: int, ranks: int, rank: int) -> range:
     return range(min(rank * each, rows), min((rank + 1) * each, rows))
 
 
-def transfers(tensors: Iterable[PlannedTensor], train_ranks: int, replica_ranks: int) -> dict[tuple[int, int], int]:
-    """Return the bytes that each train rank sends to each rank of one replica, as (train rank, replica rank) → bytes.
+def planned_version(layout: WeightLayout, plan: StagingPlan, train_ranks: int, most: int) -> PlannedVersion:
+    """Return what `train_ranks` ranks, which divide each tensor by rows, stage for a version.
 
-    train_ranks: ranks of one copy of the model. replica_ranks: ranks of the replica, which share tensors or experts.
+    plan: must be the one of the layout. most: maximum number of bytes of a part. A tensor without dimensions is staged by rank 0.
     """
-    needed: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for tensor in tensors:
-        rows = tensor.shape[0] if tensor.shape else 1
-        row_bytes = math.prod(tensor.shape[1:]) * tensor.item_bytes
-        for sender in range(train_ranks):
-            held = row_range(rows, train_ranks, sender)
-            for receiver in range(replica_ranks if held else 0):
-                needed[sender, receiver] += _needed_bytes(tensor, held, row_bytes, replica_ranks, receiver)
-    return {pair: size for pair, size in needed.items() if size}
+    parts: list[TensorPart] = []
+    writers: list[int] = []
+    for rank in range(train_ranks):
+        for number, entry in enumerate(layout.tensors):
+            item, row = ITEM_BYTES[entry.dtype], math.prod(entry.shape[1:])
+            rows = row_range(entry.shape[0] if entry.shape else 1, train_ranks, rank)
+            held = range(rows.start * row, rows.stop * row)
+            for piece in plan.pieces(entry.name, math.prod(entry.shape), held, most // item):
+                parts.append(TensorPart(number, piece.start * item, piece.size * item, 0))
+                writers.append(rank)
+    return PlannedVersion(WeightManifest(0, layout, tuple(parts)), tuple(writers))
 
 
-def _needed_bytes(tensor: PlannedTensor, held: range, row_bytes: int, ranks: int, rank: int) -> int:
-    """Return how many bytes of the rows `held`, which one train rank holds, a replica's rank `rank`, of `ranks`, needs.
-
-    row_bytes: bytes of one row of the tensor.
-    """
-    if tensor.split is None:
-        return len(held) * row_bytes
-    slice_rows = row_range(tensor.shape[tensor.split], ranks, rank)
-    if tensor.split == 0:
-        return max(0, min(held.stop, slice_rows.stop) - max(held.start, slice_rows.start)) * row_bytes
-    return len(held) * (row_bytes // tensor.shape[tensor.split]) * len(slice_rows)
+def transfers(
+    version: PlannedVersion, divisions: Mapping[str, Division], replica: ReplicaShape
+) -> dict[tuple[int, int], int]:
+    """Return the bytes that each train rank sends to each rank of one replica, as (train rank, replica rank) → bytes."""
+    needed = Counter[tuple[int, int]]()
+    parts = version.manifest.parts
+    for rank in range(replica.ranks):
+        for number in slices_of(version.manifest, divisions, ReplicaRank(rank, replica)).parts:
+            needed[version.writers[number], rank] += parts[number].size
+    return dict(needed)

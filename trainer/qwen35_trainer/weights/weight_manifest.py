@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.weights.division import WHOLE, BlockOrder, StagingPlan
 
 ALIGNMENT = 64
 """Tensors start at multiples of this number of bytes: a cache line, which vector instructions load best."""
@@ -40,6 +41,8 @@ class TensorEntry:
     dtype: str
     offset: int
     """Offset of the tensor's first byte in the version."""
+    order: BlockOrder | None = None
+    """The order in which the values are staged. None: that of the tensor."""
 
     @property
     def size(self) -> int:
@@ -49,7 +52,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Consecutive bytes of a tensor that one rank wrote."""
+    """Consecutive staged bytes of a tensor that one rank wrote."""
 
     tensor: int
     """Index of the tensor in `WeightLayout.tensors`."""
@@ -69,17 +72,17 @@ class WeightLayout:
     """Number of bytes of the version, from the start of the first tensor to the end of the last one."""
 
     @classmethod
-    def of(cls, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightLayout:
+    def of(cls, tensors: Iterable[tuple[str, tuple[int, ...], str]], plan: StagingPlan = WHOLE) -> WeightLayout:
         """Compute the layout of tensors, given as (name, shape, type), one after another.
 
-        Raises WeightsDamaged, naming the tensors that occur twice, and ValueError for a type that is not in ITEM_BYTES.
+        plan: the order in which the values of a tensor are staged. Raises WeightsDamaged, naming the tensors that occur twice, and ValueError for a type that is not in ITEM_BYTES.
         """
         entries: list[TensorEntry] = []
         end = 0
         for name, shape, dtype in tensors:
             if dtype not in ITEM_BYTES:
                 raise ValueError(f"{name} is of type {dtype}; types that can be published: {', '.join(ITEM_BYTES)}")
-            entry = TensorEntry(name, shape, dtype, -(-end // ALIGNMENT) * ALIGNMENT)
+            entry = TensorEntry(name, shape, dtype, -(-end // ALIGNMENT) * ALIGNMENT, plan.orders.get(name))
             entries.append(entry)
             end = entry.offset + entry.size
         if doubled := sorted(name for name, count in Counter(entry.name for entry in entries).items() if count > 1):

@@ -15,12 +15,13 @@ driver imports this module, so it imports torch, Ray and NIXL only where tensors
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from qwen35_trainer.manifest import ManifestError, Problem
 from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, TransportChoice, TransportName
 from qwen35_trainer.weights import segment
+from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.published import (
     FolderBuckets,
     PublishedWeights,
@@ -94,6 +95,8 @@ class RankContext:
 
     The versions between are published as changes.
     """
+    replica: ReplicaShape = field(default_factory=ReplicaShape)
+    """The shape of the replicas. SharedMemory and RDMA stage tensors so that each rank of such a replica can read its slices."""
 
 
 @dataclass(frozen=True)

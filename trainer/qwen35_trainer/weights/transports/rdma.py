@@ -36,7 +36,7 @@ from qwen35_trainer.weights.published import (
     StagedShard,
 )
 from qwen35_trainer.weights.segment import Memory
-from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces
+from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces, plan_of
 from qwen35_trainer.weights.transfer_agent import PendingRead, SourceLost, TransferAgent
 from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.transports.read_requests import ReadRequest, read_requests
@@ -61,7 +61,8 @@ class RdmaSender:
         self._segments = RegisteredSegments(agent)
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
-        layout, contents = layout_of(shards), list(pieces(shards))
+        plan = plan_of(shards, self._context.replica)
+        layout, contents = layout_of(shards, plan), list(pieces(shards, plan=plan))
         first = layout if self._context.rank == 0 else None
         if not contents:
             return StagedShard(first, layout.checksum, (), RegisteredShards(()))

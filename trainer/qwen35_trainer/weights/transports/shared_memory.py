@@ -23,7 +23,7 @@ import torch.distributed as dist
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import PublishedWeights, StagedShard
 from qwen35_trainer.weights.segment import MappedSegments, MemorySegment, SegmentHandle, SegmentPool
-from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces
+from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces, plan_of
 from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
@@ -37,10 +37,11 @@ class SharedMemorySender:
         self._opened: dict[str, MemorySegment] = {}  # on other ranks, by name
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
-        layout = layout_of(shards)
+        plan = plan_of(shards, self._context.replica)
+        layout = layout_of(shards, plan)
         segment = self._segment(version, layout, needed)
         parts = []
-        for piece in pieces(shards):
+        for piece in pieces(shards, plan=plan):
             begin = layout.tensors[piece.tensor].offset + piece.start
             parts.append(piece.write(segment.data[begin : begin + piece.size]))
         if self._context.group is not None:
