@@ -52,7 +52,7 @@ from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 
@@ -265,7 +265,8 @@ def _worker(run: Run, rank: int, folder: Path) -> None:
     )
     spec = _spec(run, shape)
     batches = [_batch(shape, run.data, seed) for seed in range(run.updates)]
-    construct = partial(build, spec.model, seed=0, vocabulary=shape.vocabulary, max_length=4 * shape.mean, base=folder)
+    settings = ModelSettings(spec.model, seed=0, vocabulary=shape.vocabulary, max_length=4 * shape.mean, base=folder)
+    construct = partial(build, settings)
     flops = _flops(construct(), batches)
     step = _ours(construct, spec, device) if run.variant == "ours" else _plain(construct(), run, shape, rank, device)
     _answer(

@@ -284,11 +284,15 @@ def _model(spec: TrainingSpec) -> tuple[Any, dict[str, Any], Any]:
     """Return the model's configuration, its random weights, and the settings of an engine core."""
     import torch
 
-    from qwen35_trainer.models.qwen3_5.build_model import build
+    from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
     from qwen35_trainer.rollout.vllm_core import CoreSettings
 
     length = PROMPT_TOKENS + RESPONSE_TOKENS
-    model = build(spec.model, seed=1, vocabulary=VOCABULARY, max_length=length, base=Path(), precision=torch.bfloat16)
+    model = build(
+        ModelSettings(
+            spec.model, seed=1, vocabulary=VOCABULARY, max_length=length, base=Path(), precision=torch.bfloat16
+        )
+    )
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     settings = CoreSettings(slots=SLOTS, max_length=length, seed=1, memory_fraction=0.6, on_cpu=True)
     return model.config, weights, settings

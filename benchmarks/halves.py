@@ -80,7 +80,7 @@ def _generate(folder: Path, tokens: int, slots: int) -> float:
 
     from qwen35_trainer.data.tokenizer import load_tokenizer
     from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec
-    from qwen35_trainer.models.qwen3_5.build_model import build
+    from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
     from qwen35_trainer.rollout.rollout_engine import SequenceRequest
     from qwen35_trainer.rollout.torch import TorchEngine
 
@@ -90,7 +90,7 @@ def _generate(folder: Path, tokens: int, slots: int) -> float:
     rows = [json.loads(line) for line in (DATA / "train.jsonl").read_text().splitlines()]
     prompts = [np.array(tokenizer(row["prompt"])["input_ids"], np.int32) for row in rows]
     length = PROMPT_TOKENS + tokens
-    model = build(spec, seed=0, vocabulary=len(tokenizer), max_length=length, base=folder)
+    model = build(ModelSettings(spec, seed=0, vocabulary=len(tokenizer), max_length=length, base=folder))
     engine = TorchEngine(model, end_token=tokenizer.eos_token_id, slots=slots, max_length=length, seed=0)
     submitted = generated = 0
     began = time.monotonic()

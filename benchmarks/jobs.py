@@ -15,7 +15,7 @@ import yaml
 
 from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 
 type PartName = Literal["short", "longTail"]
 type Mode = Literal["FullyAsync", "Colocated"]
@@ -95,7 +95,11 @@ def save_model(part: Part, folder: Path) -> None:
     tokenizer = character_tokenizer(part.characters)
     source = ModelSourceSpec(random=RandomModelSpec(characters=part.characters))
     spec = ModelSpec(name="tiny-qwen3.5", source=source, precision="FP32")
-    model = build(spec, seed=0, vocabulary=len(tokenizer), max_length=PROMPT_TOKENS + part.response_tokens, base=folder)
+    model = build(
+        ModelSettings(
+            spec, seed=0, vocabulary=len(tokenizer), max_length=PROMPT_TOKENS + part.response_tokens, base=folder
+        )
+    )
     if not part.learns:
         model.lm_head.weight.data.zero_()
     model.config.use_cache = model.generation_config.use_cache = True  # or the peer generates without a cache

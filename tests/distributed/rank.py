@@ -25,7 +25,7 @@ from qwen35_trainer.engines.origin import Origin, origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import HFModule
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, load
 from tests.distributed.masters import masters
@@ -39,7 +39,7 @@ VOCABULARY, LONGEST = 23, 64
 
 def remembering(spec: TrainingSpec, seed: int) -> HFModule:
     """The spec's random model, with states that last: fresh weights forget within a few positions and hide leaks."""
-    model = build(spec.model, seed=seed, vocabulary=VOCABULARY, max_length=LONGEST, base=Path())
+    model = build(ModelSettings(spec.model, seed=seed, vocabulary=VOCABULARY, max_length=LONGEST, base=Path()))
     for layer in text_model(model).layers:
         if hasattr(layer, "linear_attn"):
             layer.linear_attn.A_log.data.fill_(-4.0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qwen35_trainer.manifest import ModelSpec
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 from qwen35_trainer.rollout.torch import TorchEngine
 from tests.distributed.samples import batch_of, scenes_of, spec_of
@@ -93,7 +93,7 @@ def assert_published(result: dict[str, Any], spec: dict[str, Any], folder: Path)
     """Every parameter once, in the type of published files, and the rollout model of the same folder has its types and takes it."""
     weights, model = result["published"], ModelSpec.model_validate(spec["model"])
     precision = PRECISIONS[model.precision]
-    rollout = build(model, seed=1, vocabulary=23, max_length=64, base=folder, precision=precision)
+    rollout = build(ModelSettings(model, seed=1, vocabulary=23, max_length=64, base=folder, precision=precision))
     assert weights.keys() == dict(rollout.named_parameters()).keys()
     for name, parameter in rollout.named_parameters():
         kept = name.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec, RandomVisionSpec
-from qwen35_trainer.models.qwen3_5.build_model import VISION_TOKENS, base_weights, build
+from qwen35_trainer.models.qwen3_5.build_model import VISION_TOKENS, ModelSettings, base_weights, build
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
 from qwen35_trainer.models.qwen3_5.forward import logits
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
@@ -36,7 +36,7 @@ def from_folder() -> ModelSpec:
 
 
 def built(model: ModelSpec, *, seed: int = 0, base: Path = Path()) -> Any:
-    return build(model, seed=seed, vocabulary=13, max_length=64, base=base)
+    return build(ModelSettings(model, seed=seed, vocabulary=13, max_length=64, base=base))
 
 
 def read(model: Any) -> Tensor:
@@ -142,10 +142,10 @@ def test_base_weights_are_those_of_the_model_that_is_built(tmp_path, *, in_folde
         "base": tmp_path,
         "precision": precision,
     }
-    model = build(source, **arguments)
+    model = build(ModelSettings(source, **arguments))
     if in_folder:
         model.save_pretrained(tmp_path / "saved")
-    weights = base_weights(from_folder() if in_folder else source, **arguments)
+    weights = base_weights(ModelSettings(from_folder() if in_folder else source, **arguments))
     parameters = dict(model.named_parameters())
     assert len(weights) == len(parameters)
     assert set(weights) == parameters.keys()

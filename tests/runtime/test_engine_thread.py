@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import ModelSpec
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.rollout.torch import TorchEngine
@@ -109,7 +109,7 @@ class Driven:
 
 @pytest.fixture
 def driven(tmp_path: Path) -> Iterator[Driven]:
-    model = build(MODEL, seed=0, vocabulary=20, max_length=40, base=tmp_path)
+    model = build(ModelSettings(MODEL, seed=0, vocabulary=20, max_length=40, base=tmp_path))
     built = Driven(TorchEngine(model, end_token=NEVER, slots=4, max_length=40, seed=1))
     yield built
     built.thread.close()
@@ -317,7 +317,7 @@ class NotANumber(TorchEngine):
 @pytest.mark.parametrize("noticed", ["at its end", "in progress", "when it is taken"])
 def test_a_log_prob_that_is_not_a_number_ends_the_engine_and_is_never_reported(noticed, tmp_path, monkeypatch):
     monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.0 if noticed == "in progress" else 1e6)
-    model = build(MODEL, seed=0, vocabulary=20, max_length=40, base=tmp_path)
+    model = build(ModelSettings(MODEL, seed=0, vocabulary=20, max_length=40, base=tmp_path))
     driven = Driven(NotANumber(model, end_token=NEVER, slots=4, max_length=40, seed=1))
 
     def generate() -> None:

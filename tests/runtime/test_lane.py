@@ -22,7 +22,7 @@ from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.manifest import ModelSpec, load_manifest
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices
@@ -82,7 +82,7 @@ class Replica:
     ) -> None:
         self.number, self.slots, self.lane, self.pause = number, slots, lane, pause
         self.name = f"replica-{number}"
-        model = build(MODEL, seed=0, vocabulary=20, max_length=80, base=folder)
+        model = build(ModelSettings(MODEL, seed=0, vocabulary=20, max_length=80, base=folder))
         self.engine = TorchEngine(model, end_token=NEVER, slots=slots, max_length=80, seed=number)
         self._parameters = {name: tensor.clone() for name, tensor in model.named_parameters()}
         self._step, self.engine.step = self.engine.step, self.step

@@ -13,7 +13,7 @@ from qwen35_trainer.engines.fsdp import sharded_checkpoint
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.origin import Origin, origin
 from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.rollout.torch import TorchEngine
 from tests.patience import PATIENCE
 from tests.publications import published_by
@@ -93,7 +93,7 @@ def test_tied_embeddings_stay_tied_through_training_saving_and_publication(make_
     assert restored.train(make_batch(seed=1), [1e-3]) == saved.train(make_batch(seed=1), [1e-3])
     published = published_by(saved)
     assert "lm_head.weight" not in published, "the same values twice"
-    rollout = build(model, seed=2, vocabulary=23, max_length=64, base=Path())
+    rollout = build(ModelSettings(model, seed=2, vocabulary=23, max_length=64, base=Path()))
     load(TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0), published, 1)
     assert torch.equal(rollout.lm_head.weight, published["model.embed_tokens.weight"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
 
 
@@ -31,7 +31,7 @@ def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, bas
     response together, in tokens. base: the folder to which `source.path` is relative.
     """
     if model.source.random is not None:
-        return Origin(partial(build, model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base))
+        return Origin(partial(build, ModelSettings(model, seed, vocabulary, max_length, base)))
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
     files = CheckpointFiles.open(base / model.source.path)
     return Origin(partial(_without_weights, files), files)

@@ -33,7 +33,8 @@ class PublicationSpec(Section):
         "Auto",
         description="How weights get from the train ranks to the replicas: SharedMemory, on one Linux machine outside "
         "of pods; ObjectStore, through Ray's; Folder, through files in publication.folder; RDMA, by one-sided reads with NIXL. Default Auto: SharedMemory where it works, because "
-        "replicas then share one copy, and otherwise ObjectStore, which needs nothing else. verl: actor_rollout_ref.rollout.checkpoint_engine.backend.",
+        "replicas then share one copy, and otherwise ObjectStore, which needs nothing else. Auto never chooses RDMA, because only a transfer "
+        "between the nodes of both pools shows whether it is fast: without a usable device NIXL falls back to TCP. verl: actor_rollout_ref.rollout.checkpoint_engine.backend.",
     )
     folder: PathName | None = Field(
         None,

@@ -228,20 +228,13 @@ def _write_random(spec: TrainingSpec, folder: Path) -> None:
     from safetensors import SafetensorError
 
     from qwen35_trainer.data.tokenizer import load_tokenizer
-    from qwen35_trainer.models.qwen3_5.build_model import build
+    from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
     from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 
     tokenizer = load_tokenizer(spec.model, Path())
     longest = spec.data.maxPromptTokens + spec.data.maxResponseTokens
     precision = PRECISIONS[spec.model.precision]
-    model = build(
-        spec.model,
-        seed=spec.seed,
-        vocabulary=len(tokenizer),
-        max_length=longest,
-        base=Path(),
-        precision=precision,
-    )
+    model = build(ModelSettings(spec.model, spec.seed, len(tokenizer), longest, Path(), precision))
     for part in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
         part.dtype = precision
     try:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,6 +59,9 @@ from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 from qwen35_trainer.weights.transfer_agent import SourceLost
 from qwen35_trainer.weights.transports import RelayingReceiver, receiver
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
+
+if TYPE_CHECKING:
+    from qwen35_trainer.models.qwen3_5.build_model import ModelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -448,19 +451,10 @@ class RolloutWorker(Process):
 
     def _torch(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
         from qwen35_trainer.models.qwen3_5.build_model import build
-        from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
         from qwen35_trainer.rollout.torch import TorchEngine
 
-        model = build(
-            spec.model,
-            seed=spec.seed,
-            vocabulary=self._vocabulary,
-            max_length=self._length,
-            base=self._base,
-            precision=PRECISIONS[spec.model.precision],
-        )
         return TorchEngine(
-            model.to(device(spec.accelerator.profile)),
+            build(self._model_settings).to(device(spec.accelerator.profile)),
             end_token=self._end_token,
             slots=rollout.maxSequencesPerReplica,
             max_length=self._length,
@@ -474,7 +468,6 @@ class RolloutWorker(Process):
         If adapters train, the published versions lack the base weights, so they are loaded here.
         """
         from qwen35_trainer.models.qwen3_5.build_model import base_weights, configuration
-        from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
         from qwen35_trainer.rollout.vllm import VLLMEngine
         from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 
@@ -499,16 +492,17 @@ class RolloutWorker(Process):
             lora=spec.train.lora,
         )
         if spec.train.lora is not None:
-            weights = base_weights(
-                spec.model,
-                seed=spec.seed,
-                vocabulary=self._vocabulary,
-                max_length=self._length,
-                base=self._base,
-                precision=PRECISIONS[spec.model.precision],
-            )
-            engine.load_base(weights)
+            engine.load_base(base_weights(self._model_settings))
         return engine
+
+    @property
+    def _model_settings(self) -> ModelSettings:
+        from qwen35_trainer.models.qwen3_5.build_model import ModelSettings
+        from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
+
+        spec = self._spec
+        precision = PRECISIONS[spec.model.precision]
+        return ModelSettings(spec.model, spec.seed, self._vocabulary, self._length, self._base, precision)
 
     @property
     def _length(self) -> int:

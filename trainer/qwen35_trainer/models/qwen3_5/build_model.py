@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +26,52 @@ VISION_TOKENS = {
 """Ids of the vision tokens in the character tokenizer, by their names in a configuration."""
 
 
-def build(
-    model: ModelSpec,
-    *,
-    seed: int,
-    vocabulary: int,
-    max_length: int,
-    base: Path,
-    precision: torch.dtype = torch.float32,
-) -> HFModule:
+@dataclass(frozen=True)
+class ModelSettings:
+    """Everything that determines the model that `build` builds."""
+
+    model: ModelSpec
+    seed: int
+    """Seed of random weights. The same seed gives the same weights in every process."""
+    vocabulary: int
+    """Number of tokens of the tokenizer."""
+    max_length: int
+    """Maximum length of a prompt and its response together, in tokens."""
+    base: Path
+    """The folder to which `source.path` is relative."""
+    precision: torch.dtype = torch.float32
+    """Type of the parameters, except those that are always float32 (`precision.py`)."""
+
+
+def build(settings: ModelSettings) -> HFModule:
     """Build on the CPU the model that `spec.model` names, and adapt it to this trainer.
 
-    The model is a vision-language model if it has a vision tower, and otherwise a text model.
-    vocabulary: number of tokens of its tokenizer.  max_length: prompt and response together, in tokens.  base: the folder to which
-    `source.path` is relative.  precision: type of its parameters, except those that are always float32
-    (`precision.py`).  The same seed gives the same random weights in every process.
-    Raises CheckpointUnusable naming all problems of a folder.
+    The model is a vision-language model if it has a vision tower, and otherwise a text model. Raises CheckpointUnusable
+    naming all problems of a folder.
     """
+    model, precision = settings.model, settings.precision
     if model.source.random is not None:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            built = classes.construct(_random_configuration(model.source.random, vocabulary, max_length))
+            torch.manual_seed(settings.seed)
+            built = classes.construct(
+                _random_configuration(model.source.random, settings.vocabulary, settings.max_length)
+            )
         for name, parameter in built.named_parameters():
             parameter.data = parameter.data.to(stored_in(name, precision))
         return adapt(built)
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
-    return adapt(_from_files(CheckpointFiles.open(base / model.source.path), precision))
+    return adapt(_from_files(CheckpointFiles.open(settings.base / model.source.path), precision))
 
 
-def base_weights(
-    model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path, precision: torch.dtype
-) -> Mapping[str, Tensor]:
-    """Return the weights of the model that `build` builds from the same arguments, by their names in the module.
+def base_weights(settings: ModelSettings) -> Mapping[str, Tensor]:
+    """Return the weights of the model that `build` builds from the same settings, by their names in the module.
 
     Each weight of a folder is read when it is looked up, so that the whole model need not be in memory.
     """
-    if model.source.path is not None:
-        return _FolderWeights(CheckpointFiles.open(base / model.source.path), precision)
-    built = build(model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base, precision=precision)
-    return {name: parameter.data for name, parameter in built.named_parameters()}
+    path = settings.model.source.path
+    if path is not None:
+        return _FolderWeights(CheckpointFiles.open(settings.base / path), settings.precision)
+    return {name: parameter.data for name, parameter in build(settings).named_parameters()}
 
 
 class _FolderWeights(Mapping[str, Tensor]):

@@ -223,4 +223,7 @@ TRANSPORTS: Mapping[TransportName, Transport] = {
     "Folder": Transport(_folder_sender, _folder_receiver, (FolderBuckets,), lambda _: None),
     "RDMA": Transport(_rdma_sender, _rdma_receiver, (RegisteredShards, RegisteredCopy), _rdma_refusal),
 }
-"""Name in the manifest → transport, in the order in which Auto prefers them."""
+"""Name in the manifest → transport, in the order in which Auto prefers them.
+
+Auto takes none after ObjectStore, which always works. Whether RDMA works between all nodes shows only a transfer.
+"""
