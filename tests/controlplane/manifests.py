@@ -282,4 +282,5 @@ def _mend_rollout(pool: Document, train_nodes: int, devices: int, mode: str) -> 
     if "maxBatchedTokens" in pool.get("vllm", {}):
         pool["vllm"]["maxBatchedTokens"] = 8192
         pool["maxSequencesPerReplica"] = 64
-    pool["minNodes"], pool["maxNodes"] = 1, max(8, nodes)
+    # The lane is a part of the pool.
+    pool["minNodes"], pool["maxNodes"] = 2 if "stragglerLane" in pool else 1, max(8, nodes)

@@ -135,6 +135,11 @@ CASES = {
         "spec.rollout.stragglerLane.nodes",
         {"rollout": {"nodes": 2, "stragglerLane": LANE}},
     ),
+    "the smallest pool is the lane": (
+        {"rollout": {"nodes": 3, "minNodes": 1, "stragglerLane": LANE}},
+        "spec.rollout.minNodes",
+        {"rollout": {"nodes": 3, "minNodes": 2, "stragglerLane": LANE}},
+    ),
     "options of another engine": (
         {"rollout": {"engine": "Torch", "vllm": {"eager": True}}},
         "spec.rollout.vllm",

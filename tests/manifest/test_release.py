@@ -13,15 +13,33 @@ from qwen35_trainer.manifest import cannot_run, load_manifest, parse_manifest
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 EIGHT = {"accelerator.devicesPerNode": 8, "train.batch.promptsPerUpdate": 8}
 VLLM = {"rollout.engine": "VLLM", "model.source": {"random": {"headDim": 32, "linearHeadDim": 64}}}
+FOUR_HEADS = {
+    "model.source": {"random": {"headDim": 32, "linearHeadDim": 64, "linearKeyHeads": 4, "linearValueHeads": 4}}
+}
+LANE = {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}
 MEGATRON = {"train.engine": "Megatron"}
 BEYOND = {
     "a split replica": ({"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
     "a vLLM replica over nodes": (
-        VLLM | {"rollout.nodes": 2, "rollout.tensorParallel": 4},
+        VLLM | FOUR_HEADS | {"rollout.nodes": 2, "rollout.tensorParallel": 4},
         ["spec.rollout.tensorParallel"],
     ),
-    "vLLM with a straggler lane": (
-        VLLM | {"rollout.nodes": 2, "rollout.stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}},
+    "a vLLM replica of the lane over nodes": (
+        VLLM | FOUR_HEADS | {"rollout.nodes": 3, "rollout.stragglerLane": LANE | {"nodes": 2, "tensorParallel": 4}},
+        ["spec.rollout.stragglerLane.tensorParallel"],
+    ),
+    "vLLM replicas of more devices than heads": (
+        EIGHT
+        | VLLM
+        | {
+            "rollout.nodes": 2,
+            "rollout.tensorParallel": 4,
+            "rollout.stragglerLane": LANE | {"tensorParallel": 8},
+        },
+        ["spec.rollout.tensorParallel", "spec.rollout.stragglerLane.tensorParallel"],
+    ),
+    "a lane of Torch replicas on accelerators": (
+        {"accelerator.profile": "NVIDIA", "rollout.nodes": 2, "rollout.stragglerLane": LANE},
         ["spec.rollout.stragglerLane"],
     ),
     "vLLM with adapters of a large rank": (VLLM | {"train.lora": {"rank": 513}}, ["spec.train.lora.rank"]),
@@ -87,6 +105,21 @@ def test_a_manifest_without_such_fields_can_be_run(document):
 def test_vllm_can_be_run(document, profile, devices, train):
     changes = {"accelerator.profile": profile, "rollout.tensorParallel": devices} | train
     assert cannot_run(parse_manifest(document(VLLM | changes)).spec) == []
+
+
+@pytest.mark.parametrize("profile", ["CPU", "NVIDIA"])
+def test_vllm_can_be_run_with_a_lane_of_replicas_that_are_a_node(document, profile):
+    changes = {"accelerator.profile": profile, "rollout.nodes": 2, "rollout.stragglerLane": LANE}
+    assert cannot_run(parse_manifest(document(VLLM | changes)).spec) == []
+
+
+def test_the_message_about_heads_names_them_and_a_number_of_devices_that_fits(document):
+    shape = {"random": {"headDim": 32, "linearHeadDim": 64, "attentionHeads": 6, "keyValueHeads": 2}}
+    changes = {"accelerator.devicesPerNode": 4, "rollout.tensorParallel": 4, "model.source": shape}
+    [problem] = cannot_run(parse_manifest(document(VLLM | changes | {"train.batch.promptsPerUpdate": 4})).spec)
+    shown = "attentionHeads 6, linearKeyHeads 2, linearValueHeads 2"
+    assert problem.message == f"vLLM cannot divide {shown} of this model among 4 devices."
+    assert problem.fix == "Use 2, or a model with other sizes."
 
 
 def test_an_advantage_that_supervised_training_does_not_use_is_in_nobodys_way(document, removed):

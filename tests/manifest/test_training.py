@@ -35,12 +35,11 @@ def test_replicas_are_counted_by_device(spec):
 
 def test_the_lane_takes_its_nodes_from_the_pool(spec):
     lane = {"nodes": 1, "tensorParallel": 8, "afterTokens": 4096}
-    assert (
-        spec(
-            {"accelerator.devicesPerNode": 8, "rollout": {"nodes": 3, "tensorParallel": 2, "stragglerLane": lane}}
-        ).rollout_replicas
-        == 8
-    )
+    rollout = {"nodes": 3, "tensorParallel": 2, "stragglerLane": lane}
+    training = spec({"accelerator.devicesPerNode": 8, "rollout": rollout})
+    assert (training.rollout_replicas, training.lane_replicas, training.lane_nodes) == (8, 1, 1)
+    assert [training.replica_devices(lane=lane) for lane in (False, True)] == [2, 8]
+    assert training.rollout_devices == 24
 
 
 def test_sft_has_no_replicas(spec, removed):

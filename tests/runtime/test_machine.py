@@ -36,6 +36,12 @@ CASES = {
         8,
         ("FullyAsync needs 8 + 4 NVIDIA devices, and this machine has 8.", "Set devicesPerNode to 2."),
     ),
+    "a lane of replicas of two devices": (
+        {"accelerator.devicesPerNode": 2, "rollout.nodes": 2, "train.batch.microBatchSequences": 2}
+        | {"rollout.stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}},
+        5,
+        ("FullyAsync needs 4 + 2 NVIDIA devices, and this machine has 5.", "a machine with 6"),
+    ),
     "training alone on one": (SFT, 1, None),
     "training alone on none": (SFT, 0, ("SFT needs 1 NVIDIA devices", "a machine with 1")),
 }

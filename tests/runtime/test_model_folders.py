@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qwen35_trainer.data.data_errors import DataError
-from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.manifest import RolloutSpec, StragglerLaneSpec, TrainingSpec
 from qwen35_trainer.runtime.preflight import problems_of
 from qwen35_trainer.runtime.prepare import check_vocabulary
 
@@ -74,3 +74,16 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(t
     check_vocabulary(spec("VLLM"), tmp_path, 100)
     with pytest.raises(DataError, match="the tokenizer of model has 101 tokens, and the model has embeddings for 100 "):
         check_vocabulary(spec("VLLM"), tmp_path, 101)
+
+
+HEADS = {"num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_key_heads": 16, "linear_num_value_heads": 24}
+
+
+def test_a_model_that_vllm_cannot_divide_is_refused_with_the_sizes_that_are_in_the_way(tmp_path: Path) -> None:
+    problems(tmp_path, {"text_config": TEXT | HEADS | {"intermediate_size": 128}})
+    lane = StragglerLaneSpec(nodes=1, tensorParallel=16, afterTokens=9)
+    rollout = RolloutSpec(engine="VLLM", nodes=2, tensorParallel=8, stragglerLane=lane)
+    [problem] = problems_of(spec("VLLM").model_copy(update={"rollout": rollout}), tmp_path)
+    assert problem.path == "spec.rollout.stragglerLane.tensorParallel"
+    assert problem.message == "vLLM cannot divide linear_num_value_heads 24 of this model among 16 devices."
+    assert problem.fix == "Use 8, or a model with other sizes."

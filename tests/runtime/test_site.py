@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import ray
 
+from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
+from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.runtime import site
 
 TIMED_OUT = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
@@ -86,3 +90,37 @@ def test_another_failure_is_not_tried_again(starts):
 
 def _runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+LANE = {"nodes": 1, "tensorParallel": 4, "afterTokens": 9}
+POOL_PODS, LANE_PODS = ({POOL_LABEL: "rollout", LANE_LABEL: value} for value in ("false", "true"))
+NO_LANE, TRAIN = ({POOL_LABEL: pool} for pool in ("rollout", "train"))
+
+
+def job_in_cluster(lane: dict[str, int] | None) -> Any:
+    spec = {
+        "accelerator": {"profile": "NVIDIA", "devicesPerNode": 4},
+        "model": {"name": "tiny", "source": {"random": {}}},
+        "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
+        "rewards": [{"type": "Gym"}],
+        "rollout": {"engine": "VLLM", "nodes": 2, "tensorParallel": 2, "stragglerLane": lane},
+    }
+    return SimpleNamespace(in_cluster=True, spec=TrainingSpec.model_validate(spec))
+
+
+@pytest.mark.parametrize(
+    ("lane", "worker", "devices", "labels"),
+    [
+        (LANE, {"pool": "rollout"}, 2, POOL_PODS),
+        (LANE, {"pool": "rollout", "lane": True}, 4, LANE_PODS),
+        (LANE, {"pool": "train"}, 1, TRAIN),
+        (None, {"pool": "rollout"}, 2, NO_LANE),
+    ],
+)
+def test_in_a_cluster_a_worker_goes_to_a_pod_of_its_part_of_the_pool(monkeypatch, lane, worker, devices, labels):
+    """Otherwise small replicas could take some devices of every pod, and leave no pod for a replica of the lane."""
+    pods = [{"Alive": True, "Resources": {"CPU": 32.0}, "Labels": each} for each in (POOL_PODS, LANE_PODS, TRAIN)]
+    monkeypatch.setattr(ray, "nodes", lambda: pods if lane else [pods[2], pods[0] | {"Labels": NO_LANE}])
+    options = site.worker_options(job_in_cluster(lane), **worker)
+    assert (options["num_gpus"], options["num_cpus"]) == (devices, 8 * devices)
+    assert options["label_selector"] == labels

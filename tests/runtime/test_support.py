@@ -28,7 +28,7 @@ PLACES = {
     "spec.model.source.persistentVolumeClaim",
     "spec.checkpoint.storage.persistentVolumeClaim",
     "spec.data.train[0].files.volume",
-    "spec.rollout.stragglerLane",
+    "spec.rollout.stragglerLane.tensorParallel",
     "spec.train.engine",
     "spec.train.parallelism.tensor",
     "spec.algorithm.advantage",

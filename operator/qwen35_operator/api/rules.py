@@ -400,6 +400,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             field=".stragglerLane.nodes",
         ),
         Rule(
+            "!has(self.stragglerLane) || !has(self.minNodes) || self.stragglerLane.nodes < self.minNodes",
+            "minNodes must be more than stragglerLane.nodes: the lane is a part of the pool.",
+            field=".minNodes",
+        ),
+        Rule(
             "!has(self.vllm) || self.engine == 'VLLM'",
             "vllm has options of the engine VLLM. Remove it, or set engine to VLLM.",
             field=".vllm",

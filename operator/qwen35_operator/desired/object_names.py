@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from qwen35_operator.api.training_resource import TrainingResource
-from qwen35_trainer.contract.shared_names import POOL_LABEL
+from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
 from qwen35_trainer.manifest import Problem
 
 DOMAIN = "rl.qwen35.io"
 TRAINING = f"{DOMAIN}/training"
 ATTEMPT = f"{DOMAIN}/attempt"
 POOL = POOL_LABEL
+LANE = LANE_LABEL
+LANE_GROUP = "lane"
+"""Name of the worker group with the nodes of the straggler lane. They belong to the pool rollout."""
 COMPONENT = "app.kubernetes.io/component"
 HASH = f"{DOMAIN}/hash"
 """Annotation: hash of the object as the operator last wrote it."""

@@ -37,7 +37,11 @@ def build(training: TrainingResource, settings: OperatorSettings, *, attempt: in
     """
     name = object_names.job_name(training.name, attempt)
     identity = {object_names.ATTEMPT: str(attempt)}
-    groups = [_group(training, settings, attempt, pool, rollout_nodes) for pool in worker_pools(training.spec)]
+    groups = [
+        group
+        for pool in worker_pools(training.spec)
+        for group in _groups(training, settings, attempt, pool, rollout_nodes)
+    ]
     return sealed(
         {
             "apiVersion": "ray.io/v1",
@@ -78,18 +82,31 @@ def _common(training: TrainingResource, settings: OperatorSettings, attempt: int
     }
 
 
-def _group(
+def _groups(
     training: TrainingResource, settings: OperatorSettings, attempt: int, pool: WorkerPool, rollout_nodes: int
-) -> dict[str, Any]:
-    replicas = min_replicas = max_replicas = training.spec.train.nodes
-    if pool == "rollout":
-        assert training.spec.rollout is not None, "the spec's own checks require it"
-        bounds = training.spec.rollout
-        replicas = rollout_nodes
-        min_replicas = min(bounds.minNodes or replicas, replicas)
-        max_replicas = max(bounds.maxNodes or replicas, replicas)
-    counts = {"groupName": pool, "replicas": replicas, "minReplicas": min_replicas, "maxReplicas": max_replicas}
-    return counts | _common(training, settings, attempt, pool)
+) -> list[dict[str, Any]]:
+    """Return the worker groups of a pool: one, and a second one for the straggler lane of the pool rollout.
+
+    The group of the lane never changes its size. The label LANE distinguishes the pods and Ray nodes of both groups.
+    """
+    common = _common(training, settings, attempt, pool)
+    if pool == "train":
+        nodes = training.spec.train.nodes
+        return [_counts("train", nodes, nodes, nodes) | common]
+    bounds, lane = training.spec.rollout, training.spec.lane_nodes
+    assert bounds is not None, "the spec's own checks require it"
+    least = min(bounds.minNodes or rollout_nodes, rollout_nodes) - lane
+    most = max(bounds.maxNodes or rollout_nodes, rollout_nodes) - lane
+    counts = _counts("rollout", rollout_nodes - lane, least, most)
+    if not lane:
+        return [counts | common]
+    labels = [common["labels"] | {object_names.LANE: value} for value in ("false", "true")]
+    lane_counts = _counts(object_names.LANE_GROUP, lane, lane, lane)
+    return [counts | common | {"labels": labels[0]}, lane_counts | common | {"labels": labels[1]}]
+
+
+def _counts(name: str, replicas: int, least: int, most: int) -> dict[str, Any]:
+    return {"groupName": name, "replicas": replicas, "minReplicas": least, "maxReplicas": most}
 
 
 def _ray_resources(training: TrainingResource, pool: PodPool) -> dict[str, str]:

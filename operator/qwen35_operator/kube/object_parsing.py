@@ -153,6 +153,7 @@ def _pod(raw: KubeObject) -> Pod:
         training=training_of(raw),
         attempt=_attempt(raw),
         pool=POOLS[metadata.get("labels", {}).get(object_names.POOL, "head")],
+        lane=metadata.get("labels", {}).get(object_names.LANE) == "true",
         phase=sys.intern(status.get("phase", "")),
         ready=conditions.get("Ready", {}).get("status") == "True",
         created=parse_time(metadata["creationTimestamp"]),

@@ -100,6 +100,8 @@ class Pod:
     training: str
     attempt: int
     pool: PodPool
+    lane: bool
+    """Whether the pod is a node of the straggler lane, which is a part of the pool rollout."""
     phase: str
     ready: bool
     created: datetime

@@ -4,12 +4,16 @@
 
 A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
 change the size if something else decides it: Ray's autoscaler, or Kueue if the job is not elastic.
+
+The nodes of the straggler lane are a worker group of their own, which keeps its size. All sizes here include them, except
+the number of replicas of the worker group `rollout`.
 """
 
 from dataclasses import dataclass
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import AutoscaleStatus, TrainingStatus
+from qwen35_operator.desired.object_names import LANE_GROUP
 from qwen35_operator.kube.object_records import Pod, RayCluster
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.reconcile.writes import ClusterWrite, PostEvent, Scale
@@ -57,24 +61,27 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
     index, group = next(groups, (0, None))
     if group is None:
         return Resize(nodes)
-    if group.replicas == nodes:
+    # As the cluster was created: attempts of an earlier operator have no such group.
+    lane = sum(other.replicas for other in cluster.groups if other.name == LANE_GROUP)
+    present = group.replicas + lane
+    if present == nodes:
         existing = {pod.name for pod in situation.observed.pods}
         return Resize(nodes, tuple(name for name in group.leaving if name in existing))
     if held := _held(training, cluster):
-        return Resize(nodes, held=f"{held}; it has {group.replicas} nodes, and {nodes} with the next attempt")
-    leaving = _pods_to_delete(situation, group.replicas - nodes)
+        return Resize(nodes, held=f"{held}; it has {present} nodes, and {nodes} with the next attempt")
+    leaving = _pods_to_delete(situation, present - nodes)
     scale = Scale(
         cluster=cluster.name,
         uid=cluster.uid,
         index=index,
         group=ROLLOUT_GROUP,
         current_replicas=group.replicas,
-        replicas=nodes,
-        min_replicas=min(pool.minNodes or pool.nodes, nodes),
-        max_replicas=max(pool.maxNodes or pool.nodes, nodes),
+        replicas=nodes - lane,
+        min_replicas=min(pool.minNodes or pool.nodes, nodes) - lane,
+        max_replicas=max(pool.maxNodes or pool.nodes, nodes) - lane,
         pods_to_delete=leaving,
     )
-    event = PostEvent("Normal", "Scaled", f"rollout nodes {group.replicas} → {nodes}")
+    event = PostEvent("Normal", "Scaled", f"rollout nodes {present} → {nodes}")
     return Resize(nodes, leaving, (scale, event))
 
 
@@ -130,7 +137,7 @@ def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
     """Return the names of the `count` pods to delete when the pool shrinks; none if `count` is zero or negative.
 
     Pods that are already leaving come first, then pods that are not ready, then the pods of whole replicas, of which
-    the idlest comes first.
+    the idlest comes first. The pods of the straggler lane always stay.
     """
     if count <= 0:
         return ()
@@ -145,5 +152,5 @@ def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
         replica = first_pod.get(pod.name, pod.name)
         return (pod.name not in leaving, pod.ready, -idle.get(pod.name, 0.0), replica, pod.name)
 
-    pods = [pod for pod in situation.pods if pod.pool == ROLLOUT_GROUP]
+    pods = [pod for pod in situation.pods if pod.pool == ROLLOUT_GROUP and not pod.lane]
     return tuple(pod.name for pod in sorted(pods, key=order)[:count])

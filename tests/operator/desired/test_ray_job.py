@@ -46,6 +46,26 @@ def test_a_size_beyond_the_bounds_widens_them(build):
     assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (3, 9, 9)
 
 
+LANE = {"nodes": 1, "tensorParallel": 4, "afterTokens": 64}
+
+
+def test_the_lane_is_a_worker_group_of_the_pool_that_keeps_its_size(build):
+    rollout = {"nodes": 4, "minNodes": 2, "maxNodes": 8, "stragglerLane": LANE}
+    made = groups(build({"rollout": rollout}, rollout_nodes=6))
+    sizes = {name: [group[f"{key}eplicas"] for key in ("minR", "r", "maxR")] for name, group in made.items()}
+    assert sizes == {"rollout": [1, 5, 7], "lane": [1, 1, 1], "train": [1, 1, 1]}
+
+
+def test_labels_tell_the_nodes_of_the_lane_from_those_of_the_rest_of_the_pool(build):
+    made = groups(build({"rollout": {"nodes": 3, "stragglerLane": LANE}}, rollout_nodes=3))
+    assert {name: group["labels"] for name, group in made.items()} == {
+        "rollout": {object_names.POOL: "rollout", object_names.LANE: "false"},
+        "lane": {object_names.POOL: "rollout", object_names.LANE: "true"},
+        "train": {object_names.POOL: "train"},
+    }
+    assert made["lane"]["template"] == made["rollout"]["template"]
+
+
 @pytest.mark.parametrize(
     ("profile", "expected"),
     [

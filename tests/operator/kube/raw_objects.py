@@ -22,8 +22,10 @@ def metadata(name: str, *, training: str = "demo", version: int = 1, uid: str = 
     }
 
 
-def pod(name: str = "demo-1-rollout-a", *, pool: str = "rollout", status: Any = None, **metadata_fields) -> dict:
-    labels = {object_names.ATTEMPT: "1", object_names.POOL: pool}
+def pod(
+    name: str = "demo-1-rollout-a", *, pool: str = "rollout", lane: str = "", status: Any = None, **metadata_fields
+) -> dict:
+    labels = {object_names.ATTEMPT: "1", object_names.POOL: pool} | ({object_names.LANE: lane} if lane else {})
     return {"metadata": metadata(name, labels=labels, **metadata_fields), "status": status or {}}
 
 

@@ -152,6 +152,12 @@ def test_a_pod_belongs_to_a_training_an_attempt_and_a_pool() -> None:
     assert pod.created == at(0)
 
 
+@pytest.mark.parametrize(("label", "lane"), [("", False), ("false", False), ("true", True)])
+def test_a_label_says_whether_a_pod_is_a_node_of_the_lane(label, lane) -> None:
+    pod = object_parsing.record(POD, raw_objects.pod(lane=label))
+    assert (pod.pool, pod.lane) == ("rollout", lane)
+
+
 @pytest.mark.parametrize(
     "broken",
     [

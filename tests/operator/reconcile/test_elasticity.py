@@ -50,6 +50,61 @@ def test_the_idlest_pods_go_first(world):
     assert sorted(name for name in world.pods if "rollout" in name) == [pods[0], pods[2]]
 
 
+@pytest.fixture
+def laned() -> World:
+    """Three nodes, of which one is the straggler lane."""
+    world = World()
+    world.edit(
+        rollout={"nodes": 3, "minNodes": 2, "stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}}
+    )
+    world.edit(accelerator={"profile": "CPU", "devicesPerNode": 2})
+    world.until_running()
+    return world
+
+
+def test_the_lane_is_a_part_of_the_size(laned):
+    assert {pool.name: (pool.desired, pool.ready) for pool in laned.status.pools}["rollout"] == (3, 3)
+    writes = laned.writes
+    laned.reconcile()
+    assert laned.writes == writes
+    laned.edit(rollout={"nodes": 4})
+    laned.reconcile()
+    (cluster,) = laned.clusters.values()
+    assert {group.name: group.replicas for group in cluster.groups} == {"rollout": 3, "lane": 1, "train": 2}
+    assert (cluster.groups[0].min_replicas, cluster.groups[0].max_replicas) == (1, 3)
+    assert laned.observe().control.rolloutNodes == 4
+    assert "rollout nodes 3 → 4" in {event.message for event in laned.events}
+
+
+def test_the_pods_of_the_lane_stay_however_idle_they_are(laned):
+    lane, *others = sorted(
+        (name for name, pod in laned.pods.items() if pod.pool == "rollout"), key=lambda n: "lane" not in n
+    )
+    laned.report(
+        replicas=[
+            ReplicaReport(pods=(name,), idle=idle) for name, idle in zip([lane, *others], (1.0, 0.5, 0.1), strict=True)
+        ]
+    )
+    laned.pods[lane] = replace(laned.pods[lane], ready=False)
+    laned.edit(rollout={"nodes": 2})
+    laned.reconcile()
+    assert laned.observe().control.leaving == (others[0],)
+    laned.kuberay()
+    assert {name for name, pod in laned.pods.items() if pod.pool == "rollout"} == {lane, others[1]}
+
+
+def test_in_a_cluster_without_a_group_for_the_lane_all_its_nodes_are_in_the_group_of_the_pool(laned):
+    """Such a cluster was created by an operator of an earlier release."""
+    (cluster,) = laned.clusters.values()
+    pool, _, train = cluster.groups
+    laned.clusters[cluster.name] = replace(cluster, groups=(replace(pool, replicas=3), train))
+    laned.reconcile()
+    assert replicas(laned) == 3
+    laned.edit(rollout={"nodes": 4})
+    laned.reconcile()
+    assert replicas(laned) == 4
+
+
 def test_pods_that_do_not_work_go_before_idle_ones(world):
     pods = sorted(name for name in world.pods if "rollout" in name)
     world.report(replicas=[ReplicaReport(pods=(pods[1],), idle=0.9), ReplicaReport(pods=(pods[0],), idle=0.0)])

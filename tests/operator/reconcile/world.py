@@ -238,7 +238,12 @@ class World:
             self.jobs[job.name] = replace(job, cluster=name, deployment="Initializing")
         if name not in self.clusters:
             nodes = parse_control(self.children["ConfigMap", control_name("demo")][1]["data"]["control.json"])
-            groups = (WorkerGroup("rollout", nodes.rolloutNodes, 1, 4, ()), WorkerGroup("train", 2, 2, 2, ()))
+            lane = self.spec["rollout"].get("stragglerLane", {}).get("nodes", 0)
+            groups = (
+                WorkerGroup("rollout", nodes.rolloutNodes - lane, 1, 4, ()),
+                *([WorkerGroup("lane", lane, lane, lane, ())] if lane else []),
+                WorkerGroup("train", 2, 2, 2, ()),
+            )
             self.clusters[name] = RayCluster(
                 "RayCluster",
                 name,
@@ -264,9 +269,12 @@ class World:
             self.clusters[name] = replace(cluster, state="ready")
             self.jobs[job.name] = replace(self.jobs[job.name], deployment="Running", status="RUNNING")
 
-    def _fill(self, attempt, pool, count, leaving) -> None:
+    def _fill(self, attempt, group, count, leaving) -> None:
+        lane, pool = group == "lane", "rollout" if group == "lane" else group
+        identity = attempt, pool, lane
         own_pods = sorted(
-            (pod for pod in self.pods.values() if (pod.attempt, pod.pool) == (attempt, pool)), key=lambda pod: pod.name
+            (pod for pod in self.pods.values() if (pod.attempt, pod.pool, pod.lane) == identity),
+            key=lambda pod: pod.name,
         )
         while len(own_pods) > count:
             victim = next((pod for pod in own_pods if pod.name in leaving), own_pods[0])
@@ -276,9 +284,10 @@ class World:
             self.pods[pod.name] = replace(pod, phase="Running", ready=not pod.reason)
         for _ in range(count - len(own_pods)):
             self.pod_count += 1
-            name = f"demo-{attempt}-{pool}-{self.pod_count}"
+            name = f"demo-{attempt}-{group}-{self.pod_count}"
+            since = self.now
             self.pods[name] = Pod(
-                name, "team", self._uid(), "1", "demo", attempt, pool, "Pending", False, self.now, None, "", None, ""
+                name, "team", self._uid(), "1", "demo", *identity, "Pending", False, since, None, "", None, ""
             )
 
     def _forget(self, job: RayJob) -> None:

@@ -21,6 +21,11 @@ EXAMPLES_FOLDER = "/opt/qwen35/examples"
 
 POOL_LABEL = "rl.qwen35.io/pool"
 """Label with the pool of a pod, and of the Ray node in it: head, rollout or train."""
+LANE_LABEL = "rl.qwen35.io/straggler-lane"
+"""Label of the pods of the rollout pool, and of the Ray nodes in them, in a training with a straggler lane.
+
+It is "true" if the pod holds replicas of the lane, and "false" if it holds other replicas.
+"""
 
 TRAINING_VARIABLE = "QWEN35_TRAINING"
 NAMESPACE_VARIABLE = "QWEN35_NAMESPACE"

@@ -172,17 +172,19 @@ def vllm_candidates(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def straggler_lane(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the straggler lane leaves nodes of the pool for other sequences."""
+    """Check that the straggler lane leaves nodes of the pool for other sequences, also when the pool has minNodes."""
     pool = spec.rollout
-    if pool is None or pool.stragglerLane is None or pool.stragglerLane.nodes < pool.nodes:
+    if pool is None or pool.stragglerLane is None:
         return
-    fix = f"Raise rollout.nodes to at least {pool.stragglerLane.nodes + 1}"
-    fix += f", or use {pool.nodes - 1} here." if pool.nodes > 1 else ", or remove stragglerLane."
-    yield Problem(
-        "spec.rollout.stragglerLane.nodes",
-        f"{pool.stragglerLane.nodes} of the pool's {pool.nodes} nodes leaves none for other sequences.",
-        fix,
-    )
+    lane = pool.stragglerLane.nodes
+    if lane >= pool.nodes:
+        fix = f"Raise rollout.nodes to at least {lane + 1}"
+        fix += f", or use {pool.nodes - 1} here." if pool.nodes > 1 else ", or remove stragglerLane."
+        message = f"{lane} of the pool's {pool.nodes} nodes leaves none for other sequences."
+        yield Problem("spec.rollout.stragglerLane.nodes", message, fix)
+    elif pool.minNodes is not None and lane >= pool.minNodes:
+        message = f"{pool.minNodes} includes the {lane} of stragglerLane.nodes, which leaves none for other sequences."
+        yield Problem("spec.rollout.minNodes", message, f"Raise it to at least {lane + 1}.")
 
 
 def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.rollout import RolloutSpec
 from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
 
 VLLM_CPU_HEADS = {
     "headDim": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
@@ -35,6 +36,9 @@ def _rollout(spec: TrainingSpec) -> Iterator[Problem]:
     if rollout.engine == "Torch" and rollout.tensorParallel != 1:
         message = f"a Torch replica is one process, not {rollout.tensorParallel}."
         yield Problem("spec.rollout.tensorParallel", message, "Set it to 1, or set rollout.engine to VLLM.")
+    if rollout.engine == "Torch" and rollout.stragglerLane is not None and spec.accelerator.profile != "CPU":
+        message = "a Torch replica computes on one device, so a straggler lane is not faster."
+        yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to VLLM.")
     if rollout.engine == "VLLM":
         yield from _vllm(spec, rollout)
 
@@ -43,15 +47,13 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
     if spec.accelerator.profile == "Ascend":
         message = "the VLLM engine of this release has no Ascend support."
         yield Problem("spec.rollout.engine", message, "Set it to Torch.")
-    if rollout.tensorParallel > spec.accelerator.devicesPerNode:
-        message = "a VLLM replica of this release uses the devices of one node."
-        fix = f"Set it to at most {spec.accelerator.devicesPerNode} (accelerator.devicesPerNode)."
-        yield Problem("spec.rollout.tensorParallel", message, fix)
-    if rollout.stragglerLane is not None:
-        message = (
-            "all VLLM replicas of this release have the same number of devices, so a straggler lane is not faster."
-        )
-        yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to Torch.")
+    for path, part in (("spec.rollout", rollout), ("spec.rollout.stragglerLane", rollout.stragglerLane)):
+        if part is not None and part.tensorParallel > spec.accelerator.devicesPerNode:
+            message = "a VLLM replica of this release uses the devices of one node."
+            fix = f"Set it to at most {spec.accelerator.devicesPerNode} (accelerator.devicesPerNode)."
+            yield Problem(f"{path}.tensorParallel", message, fix)
+    if (random := spec.model.source.random) is not None:
+        yield from split_problems(spec, DividedSizes.of_random(random))
     if spec.accelerator.profile == "CPU":
         yield from _vllm_heads(spec)
         if rollout.vllm is not None and rollout.vllm.kvCachePrecision != "BF16":

@@ -21,13 +21,15 @@ class StragglerLaneSpec(Section):
     nodes: int = Field(
         ge=1,
         le=MAX_NODES,
-        description="Nodes of the pool that form the straggler lane; fewer than rollout.nodes. No default. verl: none.",
+        description="Nodes of the pool that form the straggler lane; fewer than rollout.nodes and rollout.minNodes. Their "
+        "number does not change with the size of the pool. No default. verl: none.",
     )
     tensorParallel: int = Field(
         ge=1,
         le=1024,
         description="Devices per replica of the straggler lane; more than rollout.tensorParallel, otherwise it is not"
-        " faster. No default. verl: none.",
+        " faster. With VLLM at most accelerator.devicesPerNode, and a number that divides the model's heads. With Torch, "
+        "which has one device per replica, a multiple of its threads, and only with profile CPU. No default. verl: none.",
     )
     afterTokens: int = Field(
         ge=1,

@@ -142,14 +142,33 @@ class TrainingSpec(Section):
     def replicas_on(self, nodes: int) -> int:
         """Return the number of replicas, without the straggler lane, of a rollout pool of `nodes` nodes."""
         assert self.rollout is not None
-        pool = nodes - (self.rollout.stragglerLane.nodes if self.rollout.stragglerLane else 0)
-        return pool * self.accelerator.devicesPerNode // self.rollout.tensorParallel
+        return (nodes - self.lane_nodes) * self.accelerator.devicesPerNode // self.rollout.tensorParallel
+
+    @property
+    def lane_nodes(self) -> int:
+        """Number of nodes of the rollout pool that form the straggler lane; 0 without one."""
+        lane = self.rollout.stragglerLane if self.rollout is not None else None
+        return 0 if lane is None else lane.nodes
 
     @property
     def lane_replicas(self) -> int:
         """Number of replicas of the straggler lane; 0 without one."""
         lane = self.rollout.stragglerLane if self.rollout is not None else None
         return 0 if lane is None else lane.nodes * self.accelerator.devicesPerNode // lane.tensorParallel
+
+    def replica_devices(self, *, lane: bool) -> int:
+        """Return the number of devices of a rollout replica. lane: whether the replica belongs to the straggler lane."""
+        assert self.rollout is not None
+        of_lane = self.rollout.stragglerLane if lane else None
+        return self.rollout.tensorParallel if of_lane is None else of_lane.tensorParallel
+
+    @property
+    def rollout_devices(self) -> int:
+        """Number of devices of all replicas of the rollout pool, including the straggler lane; 0 without a pool."""
+        if self.rollout is None:
+            return 0
+        pool = self.rollout_replicas * self.replica_devices(lane=False)
+        return pool + self.lane_replicas * self.replica_devices(lane=True)
 
     @property
     def groups_per_batch(self) -> int:

@@ -314,10 +314,16 @@ class Driver(Process):
         job, rollout = self._job, self._job.spec.rollout
         assert rollout is not None
         attempt = int(job.attempt, 16) if job.resume else 0  # a run that starts from scratch can be repeated
-        # On a CPU the straggler lane is faster because of its threads, as elsewhere because of its devices.
-        devices = rollout.stragglerLane.tensorParallel if lane and rollout.stragglerLane else 1
-        actor = ray.remote(**worker_options(job, "rollout"))(RolloutWorker).remote(
-            job.spec, name, life=(attempt, number), end_token=job.end_token, **self._common("rollout", devices)
+        devices = job.spec.replica_devices(lane=lane)
+        # vLLM has a process for each device. The Torch engine is one process, which is faster because of its threads.
+        threads_of = devices if rollout.engine == "Torch" else 1
+        actor = ray.remote(**worker_options(job, "rollout", lane=lane))(RolloutWorker).remote(
+            job.spec,
+            name,
+            life=(attempt, number),
+            end_token=job.end_token,
+            devices=devices,
+            **self._common("rollout", threads_of),
         )
         return RolloutReplica(number, name, actor, lane)
 

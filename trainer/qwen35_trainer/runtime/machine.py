@@ -60,11 +60,9 @@ def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
     """Return a problem if this machine has too few devices for a spec; otherwise an empty list.
 
     here: number of devices of this machine. Each train worker needs one device, and each replica needs
-    `rollout.tensorParallel` devices.
+    `rollout.tensorParallel` devices, or those of the straggler lane.
     """
-    profile, train = spec.accelerator.profile, spec.world_size
-    devices = spec.rollout.tensorParallel if spec.rollout else 1
-    rollout = spec.rollout_replicas * devices + spec.lane_replicas
+    profile, train, rollout = spec.accelerator.profile, spec.world_size, spec.rollout_devices
     if rollout + train <= here:
         return []
     needs = f"{train}" if spec.mode == "SFT" else f"{rollout} + {train}"

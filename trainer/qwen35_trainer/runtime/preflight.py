@@ -24,6 +24,7 @@ from qwen35_trainer.manifest import Manifest, ManifestError, Problem, RandomMode
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.release import VLLM_CPU_HEADS, experts_with_adapters
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
+from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.weights.transports import choose
@@ -102,6 +103,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_router(spec, base),
         *_quantization(spec, base),
         *_vllm_on_cpu(spec, base),
+        *_vllm_split(spec, base),
     ]
 
 
@@ -193,6 +195,16 @@ def _vllm_on_cpu(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
             yield Problem("spec.model.source.path", message, "Use another model, or set rollout.engine to Torch.")
     if spec.train.lora is not None and "moe" in str(config.get("model_type")):
         yield experts_with_adapters()
+
+
+def _vllm_split(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    """Yield a problem if vLLM cannot divide a model in a folder among the devices of a replica.
+
+    `cannot_run` checks random models.
+    """
+    if spec.model.source.random is None and (config := _configuration(spec, base)) is not None:
+        text = config.get("text_config", config)
+        yield from split_problems(spec, DividedSizes.of_configuration(text if isinstance(text, Mapping) else {}))
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:

@@ -170,5 +170,5 @@ def workers_at_a_time(spec: TrainingSpec) -> int:
 
     In FullyAsync, both pools compute at the same time. In the other modes one pool computes, so the larger pool counts.
     """
-    rollout = spec.rollout_replicas * (spec.rollout.tensorParallel if spec.rollout else 1)
+    rollout = spec.rollout_devices
     return spec.world_size + rollout if spec.mode == "FullyAsync" else max(spec.world_size, rollout)

@@ -379,8 +379,9 @@ class RolloutWorker(Process):
     """The Ray actor of one replica. Call `open` first, which builds the engine.
 
     life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
-    draw the same samples. end_token: the token that ends a response. vocabulary: number of tokens of the tokenizer.
-    base: the manifest's folder. threads: number of torch's threads. logs: folder of the log files.
+    draw the same samples. end_token: the token that ends a response. devices: number of devices of the replica, which
+    differs between the pool and the straggler lane. vocabulary: number of tokens of the tokenizer. base: the manifest's
+    folder. threads: number of torch's threads. logs: folder of the log files.
     """
 
     def __init__(
@@ -390,6 +391,7 @@ class RolloutWorker(Process):
         *,
         life: tuple[int, ...],
         end_token: int,
+        devices: int = 1,
         vocabulary: int,
         base: Path,
         threads: int,
@@ -397,7 +399,7 @@ class RolloutWorker(Process):
     ) -> None:
         super().__init__(name, logs)
         self._spec, self._life, self._end_token, self._vocabulary = spec, life, end_token, vocabulary
-        self._base, self._threads = base, threads
+        self._devices, self._base, self._threads = devices, base, threads
         self._engine: EngineThread | None = None
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
@@ -479,7 +481,7 @@ class RolloutWorker(Process):
             seed=self._seed,
             memory_fraction=rollout.memoryFraction,
             on_cpu=on_cpu,
-            devices=rollout.tensorParallel,
+            devices=self._devices,
             options=rollout.vllm or VLLMSpec(),
             lora=spec.train.lora,
         )

@@ -29,7 +29,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from qwen35_trainer.contract.shared_names import POOL_LABEL
+from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
 from qwen35_trainer.manifest import ParallelismSpec
 from qwen35_trainer.runtime.job import Job
 
@@ -111,19 +111,23 @@ def driver_options() -> dict[str, Any]:
     return {"num_cpus": 0, "scheduling_strategy": here}
 
 
-def worker_options(job: Job, pool: ActorPoolName) -> dict[str, Any]:
+def worker_options(job: Job, pool: ActorPoolName, *, lane: bool = False) -> dict[str, Any]:
     """Return Ray's options for each worker of a pool. Ray must not restart a lost worker, because its state is lost.
 
-    Workers need no placement group, because a label assigns them to the pods of their pool, which exist before the run
-    starts.
+    lane: whether the worker is a replica of the straggler lane. Workers need no placement group, because labels assign
+    them to the pods of their pool, or of the lane, which exist before the run starts. Replicas of both sizes in one pod
+    would leave devices of several pods free that a replica of the lane needs in one pod.
     """
     device = DEVICE_RESOURCES.get(job.spec.accelerator.profile)
-    devices = job.spec.rollout.tensorParallel if pool == "rollout" and job.spec.rollout is not None else 1
+    devices = job.spec.replica_devices(lane=lane) if pool == "rollout" and job.spec.rollout is not None else 1
     wanted = {} if device is None else {"num_gpus": devices} if device == "GPU" else {"resources": {device: devices}}
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0} | wanted
     if not job.in_cluster:
         return options  # the workers' numbers of threads divide the cores of this machine, not Ray's slots
-    return options | {"num_cpus": worker_cpus(job, pool) * devices, "label_selector": {POOL_LABEL: pool}}
+    labels: dict[str, str] = {POOL_LABEL: pool}
+    if pool == "rollout" and job.spec.lane_nodes:
+        labels[LANE_LABEL] = "true" if lane else "false"
+    return options | {"num_cpus": worker_cpus(job, pool) * devices, "label_selector": labels}
 
 
 def worker_cpus(job: Job, pool: ActorPoolName) -> int:

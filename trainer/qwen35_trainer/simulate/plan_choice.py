@@ -12,6 +12,7 @@ from typing import Any
 from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.asynchrony import OnMissedDeadline
 from qwen35_trainer.manifest.checks import check
+from qwen35_trainer.manifest.release import cannot_run
 from qwen35_trainer.manifest.rollout import StragglerLaneSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.simulate.response_lengths import mean_length
@@ -81,7 +82,11 @@ class PlanChoice:
         assert spec.rollout is not None
         if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:
             return False
-        return self.rollout_nodes >= 1 and self.train_nodes >= 1 and not check(self.apply(spec))
+        planned = self.apply(spec)
+        if self.rollout_nodes < 1 or self.train_nodes < 1 or check(planned):
+            return False
+        # The release may be unable to run the manifest for another reason. Then a plan is still of use.
+        return len(cannot_run(planned)) <= len(cannot_run(spec))
 
     def with_split(self, rollout_nodes: int) -> PlanChoice:
         """Return this plan with `rollout_nodes` rollout nodes, and all other nodes of both pools as train nodes."""
