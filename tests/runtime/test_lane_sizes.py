@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qwen35_trainer.manifest import load_manifest
-from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.progress.records import SpanRecord, UpdateRecord
 from qwen35_trainer.rollout import vllm, vllm_core
 from qwen35_trainer.rollout.torch import TorchEngine
@@ -59,7 +59,7 @@ def played(local, write, tmp_path_factory):
 
     def engine(core: CoreSettings, config: Any, *, end_token: int, max_length: int, **_: Any) -> Fake:
         vocabulary = config.get_text_config().vocab_size
-        model = build(spec.model, seed=spec.seed, vocabulary=vocabulary, max_length=max_length, base=file.parent)
+        model = build(ModelSettings(spec.model, spec.seed, vocabulary, max_length, file.parent))
         fake = Fake(model, end_token=end_token, slots=core.slots, max_length=max_length, seed=core.seed)
         fake.used = {}
         engines.append((core.devices, fake))
