@@ -14,6 +14,7 @@ interfaces of all of its devices together.
     waves             one after another                                 at NETWORK_BYTES_PER_SECOND: the busiest sender, or the busiest receiver
     without relay     all replicas read from the train ranks            the same
     to devices        a replica rank's part from the host               at HOST_BYTES_PER_SECOND
+    checksums         of a train rank's shard on STAGING_THREADS cores, while the trainer is blocked; of a version on a replica's cores, during the transfer
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 from qwen35_trainer.models.qwen3_5.classes import without_weights
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from qwen35_trainer.weights.division import ReplicaShape, StagingPlan
+from qwen35_trainer.weights.host_weights import verifiers
 from qwen35_trainer.weights.qwen3_5_divisions import divisions
 from qwen35_trainer.weights.relay import trainer_readers, waves
-from qwen35_trainer.weights.staging import PART_BYTES
+from qwen35_trainer.weights.staging import PART_BYTES, STAGING_THREADS
 from qwen35_trainer.weights.transfer_plan import planned_version, transfers
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
@@ -42,6 +44,10 @@ NETWORK_BYTES_PER_SECOND = 50e9
 """One ConnectX-7 port of 400 Gb/s for each GPU (NVIDIA DGX H100 datasheet: 8 such ports for 8 GPUs)."""
 HOST_BYTES_PER_SECOND = 64e9
 """PCIe 5.0 x16, one direction (NVIDIA H100 SXM datasheet: 128 GB/s in both directions together)."""
+CHECKSUM_BYTES_PER_SECOND = 31.5e9
+"""XXH3 on one core of an i7-9700K (README of github.com/Cyan4973/xxHash)."""
+HOST_CORES = 112
+"""A host of 8 GPUs has two processors of 56 cores (NVIDIA DGX H100 datasheet)."""
 VOCABULARY = 248_320
 EXAMPLES = Path(__file__).parents[1] / "examples"
 COMMON = {"vocab_size": VOCABULARY, "head_dim": 256, "linear_num_key_heads": 16, "tie_word_embeddings": False}
@@ -118,6 +124,8 @@ def plan(name: str, train_ranks: int, replicas: int, replica: ReplicaShape) -> d
             "waves": round(seconds(len(first)) + len(others) * of_interface / NETWORK_BYTES_PER_SECOND, 3),
             "without relay": round(seconds(replicas), 3),
             "to devices": round(max(received.values()) / HOST_BYTES_PER_SECOND, 3),
+            "checksums of a train rank": round(held / CHECKSUM_BYTES_PER_SECOND / STAGING_THREADS, 3),
+            "checksums of a replica": round(version / CHECKSUM_BYTES_PER_SECOND / verifiers(HOST_CORES), 3),
         },
     }
 

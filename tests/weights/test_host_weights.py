@@ -5,6 +5,8 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,12 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.weights import host_weights
 from qwen35_trainer.weights.fit import TensorKind, check_shapes, check_types, kinds, shapes
-from qwen35_trainer.weights.host_weights import HostWeights
+from qwen35_trainer.weights.host_weights import HostWeights, is_intact, verifiers
 from qwen35_trainer.weights.published import joined
 from qwen35_trainer.weights.segment import MemorySegment, SegmentUnavailable
 from qwen35_trainer.weights.staging import CHUNK_BYTES, PART_BYTES, layout_of, pieces
-from qwen35_trainer.weights.transports import receiver
+from qwen35_trainer.weights.transports import receiver, shared_memory
 from qwen35_trainer.weights.transports.shared_memory import SharedMemorySender
 from qwen35_trainer.weights.weight_manifest import WeightManifest, WeightsDamaged
 from tests.patience import PATIENCE
@@ -120,8 +123,25 @@ def test_all_damaged_tensors_are_named() -> None:
     for name in ("odd", "view"):
         [entry] = [entry for entry in manifest.layout.tensors if entry.name == name]
         memory[entry.offset] ^= 1
-    with pytest.raises(WeightsDamaged, match="checksum of odd, view differs"):
-        HostWeights(manifest, memory).verify()
+    for threads in (None, ThreadPoolExecutor(3)):
+        with pytest.raises(WeightsDamaged, match="checksum of odd, view differs"):
+            HostWeights(manifest, memory).verify(threads)
+
+
+@pytest.mark.parametrize("threads_from", [1, 2**30])
+def test_a_replica_verifies_a_large_version_on_several_threads(threads_from: int, monkeypatch) -> None:
+    monkeypatch.setattr(shared_memory, "THREADS_FROM_BYTES", threads_from)
+    used = set[str]()
+
+    def recorded(part, data) -> bool:
+        used.add(threading.current_thread().name.partition("_")[0])
+        return is_intact(part, data)
+
+    monkeypatch.setattr(host_weights, "is_intact", recorded)
+    sender = SharedMemorySender(ALONE)
+    published = joined([sender.stage(whole_shards(WEIGHTS.items()), 1, frozenset())], 1)
+    assert same(asyncio.run(receiver().fetch(published)).items(), WEIGHTS.items())
+    assert ("verify" in used) == (threads_from == 1)
 
 
 def test_missing_bytes_are_found_by_name() -> None:
@@ -165,3 +185,8 @@ def test_a_copy_for_which_there_is_no_holder_any_more_is_named() -> None:
     assert MemorySegment.open(weights.handle).version == 1
     with pytest.raises(SegmentUnavailable, match="looked at none"):
         HostWeights.open(manifest, handle)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (8, 4), (112, 16)])
+def test_half_of_the_cores_verify_but_no_more_than_the_network_needs(cores: int, threads: int) -> None:
+    assert verifiers(cores) == threads

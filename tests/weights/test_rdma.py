@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.weights.host_weights import is_intact
 from qwen35_trainer.weights.published import (
     PublishedWeights,
     RegisteredCopy,
@@ -132,6 +134,22 @@ def test_a_fetch_that_is_cancelled_begins_no_further_reads(pair, monkeypatch) ->
     pair.network.is_stopped = False
     assert is_version(fetch(pair.receiver, pair.publish(2, frozenset({1}))), 2)
     assert len(pair.network.reads) <= requests + rdma.MAX_READS
+
+
+def test_what_was_read_is_verified_on_several_threads(monkeypatch) -> None:
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    def meets_another(part, data) -> bool:
+        both.wait()
+        return is_intact(part, data)
+
+    monkeypatch.setattr(rdma, "verifiers", lambda _: 2)
+    monkeypatch.setattr(rdma, "is_intact", meets_another)
+    monkeypatch.setattr(read_requests, "REQUEST_BYTES", 1)  # each part is a read of its own
+    pair = Pair()
+    published = pair.publish(3)
+    assert len(published.manifest.parts) % 2 == 0
+    assert is_version(fetch(pair.receiver, published), 3)
 
 
 def test_replicas_begin_with_different_ranks() -> None:

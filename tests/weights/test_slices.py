@@ -1,7 +1,10 @@
 """Slices: what a rank of a replica reads of a staged version, and that it gets its own values and no others."""
 
 import math
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,9 +26,9 @@ from qwen35_trainer.weights.rank_weights import RankWeights
 from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.slice_plan import slices_of
 from qwen35_trainer.weights.sliced_tensor import SliceMissing
-from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces
+from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces, write_pieces
 from qwen35_trainer.weights.transfer_plan import planned_version, row_range, transfers
-from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
+from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest
 
 SHAPES = {
     "model.embed_tokens.weight": (150, 8),
@@ -268,3 +271,28 @@ def test_the_planned_parts_are_those_that_train_ranks_stage() -> None:
         (rank, part.tensor, part.start, part.size)
         for rank, part in zip(planned.writers, planned.manifest.parts, strict=True)
     ]
+
+
+class DevicePiece:
+    """A piece whose values are on a device. Its checksum is its size."""
+
+    values = SimpleNamespace(device=torch.device("cuda"))
+
+    def __init__(self, size: int) -> None:
+        self.size, self.thread = size, ""
+
+    def write(self, memory: Memory) -> TensorPart:
+        self.thread = threading.current_thread().name
+        return TensorPart(0, 0, len(memory), self.size)
+
+
+def test_pieces_on_a_device_are_written_on_several_threads_and_stay_in_order() -> None:
+    memory = torch.zeros(100, dtype=torch.uint8).numpy()
+    shard = WeightShard("w", (3,), torch.uint8, 0, torch.tensor([1, 2, 3], dtype=torch.uint8))
+    [on_host], on_device = pieces([shard]), [DevicePiece(size) for size in (5, 6, 7)]
+    contents = [(piece, memory[: piece.size]) for piece in (*on_device[:2], on_host, on_device[2])]
+    with ThreadPoolExecutor(2, "staging") as threads:
+        parts = write_pieces(contents, threads)
+    assert [part.size for part in parts] == [5, 6, 3, 7]
+    assert all(piece.thread.startswith("staging") for piece in on_device)
+    assert memory[:3].tolist() == [1, 2, 3]

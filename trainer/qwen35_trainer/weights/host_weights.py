@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import xxhash
@@ -14,6 +15,12 @@ from qwen35_trainer.weights.rank_weights import RankWeights, in_order, tensor_of
 from qwen35_trainer.weights.segment import MappedSegments, Memory, MemorySegment, SegmentHandle, SegmentUnavailable
 from qwen35_trainer.weights.slice_plan import slices_of
 from qwen35_trainer.weights.weight_manifest import TensorEntry, TensorPart, WeightManifest, WeightsDamaged, listed
+
+MAX_VERIFIERS = 16
+"""Maximum number of threads on which a replica verifies what it has read.
+
+One core verifies 31.5 GB/s (benchmarks/weight_plan.py), and a host with eight network interfaces reads 400 GB/s.
+"""
 
 
 @dataclass(frozen=True)
@@ -124,15 +131,23 @@ class HostWeights(Mapping[str, Tensor]):
         """Copy the bytes of the version to `memory`, which has the size of its layout."""
         memory[:] = self._memory[: memory.size]
 
-    def verify(self) -> None:
-        """Compare the bytes with all checksums.
+    def verify(self, threads: Executor | None = None) -> None:
+        """Compare the bytes with all checksums. threads: on which to do it; None: on the caller's thread.
 
         Raises WeightsDamaged naming the tensors that are incomplete or damaged.
         """
         self.manifest.check_complete()
-        # On this thread: XXH3 is as fast as memory, and a thread that starts without memory is waited for without end.
-        damaged = {part.tensor for part in self.manifest.parts if not self._is_intact(part)}
+        parts = self.manifest.parts
+        if threads is None:
+            damaged = self._damaged(parts)
+        else:
+            batches = (parts[number::MAX_VERIFIERS] for number in range(MAX_VERIFIERS))
+            damaged = set[int]().union(*threads.map(self._damaged, batches))
         raise_if_damaged(self.manifest, damaged)
+
+    def _damaged(self, parts: Sequence[TensorPart]) -> set[int]:
+        """Return the numbers of the tensors of which one of the parts does not have its checksum."""
+        return {part.tensor for part in parts if not self._is_intact(part)}
 
     def _is_intact(self, part: TensorPart) -> bool:
         begin = self.manifest.layout.tensors[part.tensor].offset + part.start
@@ -149,6 +164,11 @@ class _WholeVersion:
     def of(self, tensor: int, start: int, stop: int) -> Memory:
         offset = self.manifest.layout.tensors[tensor].offset
         return self.memory[offset + start : offset + stop]
+
+
+def verifiers(cores: int) -> int:
+    """Return the number of threads that verify, on a machine with `cores` cores: the other half is for the engine."""
+    return max(1, min(MAX_VERIFIERS, cores // 2))
 
 
 def is_intact(part: TensorPart, data: Memory) -> bool:

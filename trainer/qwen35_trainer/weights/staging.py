@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, Weigh
 
 CHUNK_BYTES = 2**20
 """Number of bytes that are converted and hashed at a time: they fit into the cache of a core."""
+STAGING_THREADS = 4
+"""Number of threads on which a train rank copies values from its device. Up to 16 ranks share the cores of a host."""
 PART_BYTES = 32 * 2**20
 """Maximum size of a part, which has a checksum of its own. A longer shard is divided into several parts."""
 
@@ -89,6 +92,25 @@ def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES, plan: StagingP
             values = flat.as_strided((piece.rows, piece.width), (piece.stride, 1), flat.storage_offset() + piece.first)
             values = values[0] if piece.rows == 1 else values
             yield ShardPiece(number, shard.dtype, piece.start * item, piece.size * item, values)
+
+
+def write_pieces(contents: Iterable[tuple[ShardPiece, Memory]], threads: Executor) -> tuple[TensorPart, ...]:
+    """Write each piece to its memory. Returns the written parts, in the same order.
+
+    Values on a device are copied and hashed on `threads`, because a device sends twice as fast as one core computes checksums.
+    Values on the host are written on the caller's thread, because torch converts them on threads of its own.
+    """
+    on_host: list[tuple[int, ShardPiece, Memory]] = []
+    on_device: list[tuple[int, ShardPiece, Memory]] = []
+    for number, (piece, memory) in enumerate(contents):
+        (on_host if piece.values.device.type == "cpu" else on_device).append((number, piece, memory))
+    written = dict(threads.map(_numbered, on_device)) | dict(map(_numbered, on_host))
+    return tuple(written[number] for number in range(len(written)))
+
+
+def _numbered(content: tuple[int, ShardPiece, Memory]) -> tuple[int, TensorPart]:
+    number, piece, memory = content
+    return number, piece.write(memory)
 
 
 def _write(values: Tensor, target: Tensor, memory: Memory) -> int:

@@ -9,7 +9,8 @@
 
 All of them copy the live weights before the optimizer steps again, so that a replica never reads weights that change, however late it is.
 `spec.publication.transport` names one; Auto takes the first that works. Through the object store and a folder, versions
-may travel as changes to the version before (`shard_streams`, `spec.publication.wholeEvery`). NCCL, HCCL and IPC are not implemented. The
+may travel as changes to the version before (`shard_streams`, `spec.publication.wholeEvery`). docs/architecture.md says why there is none
+by NCCL, HCCL or IPC. The
 driver imports this module, so it imports torch, Ray and NIXL only where tensors are copied.
 """
 

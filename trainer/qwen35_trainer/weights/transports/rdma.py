@@ -2,7 +2,7 @@
 
     each rank: its shard, in the published type ─► one of two registered segments         the whole model is in no trainer's process
     replica:   one-sided reads of all shards ─► a registered segment of its own ─► every part verified ─► HostWeights
-               the next part is read while one is verified
+               the next parts are read while others are verified, on several cores
     others:    one-sided reads of that segment, while the replica keeps the version: until it has fetched the next one and claims memory for another
 
 waits on                  unblocked by                               deadline
@@ -19,15 +19,16 @@ A read that was given up may still write (transfer_agent.py). Its memory is used
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from qwen35_trainer.weights.host_weights import HostWeights, is_intact, raise_if_damaged
+from qwen35_trainer.weights.host_weights import HostWeights, is_intact, raise_if_damaged, verifiers
 from qwen35_trainer.weights.published import (
     PublishedWeights,
     RegisteredCopy,
@@ -36,7 +37,7 @@ from qwen35_trainer.weights.published import (
     StagedShard,
 )
 from qwen35_trainer.weights.segment import Memory
-from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces, plan_of
+from qwen35_trainer.weights.staging import STAGING_THREADS, WeightShard, layout_of, pieces, plan_of, write_pieces
 from qwen35_trainer.weights.transfer_agent import PendingRead, SourceLost, TransferAgent
 from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.transports.read_requests import ReadRequest, read_requests
@@ -58,6 +59,7 @@ class RdmaSender:
 
     def __init__(self, context: RankContext, agent: TransferAgent) -> None:
         self._context = context
+        self._threads = ThreadPoolExecutor(STAGING_THREADS, "staging")
         self._segments = RegisteredSegments(agent)
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
@@ -69,7 +71,7 @@ class RdmaSender:
         places = list(packed([piece.size for piece in contents]))
         claimed = self._segments.claim(version, places[-1].stop, needed)
         memory = claimed.segment.data
-        parts = tuple(piece.write(memory[place]) for piece, place in zip(contents, places, strict=True))
+        parts = write_pieces(zip(contents, (memory[place] for place in places), strict=True), self._threads)
         claimed.segment.unlock()
         shard = RegisteredShard(claimed.remote, len(parts))
         return StagedShard(first, layout.checksum, parts, RegisteredShards((shard,)))
@@ -106,6 +108,7 @@ class RdmaReceiver:
         self._first = zlib.crc32(agent.name.encode())  # the rank to begin with, another one for each replica
         self._segments = RegisteredSegments(agent)
         self._thread = ThreadPoolExecutor(1, "weights")
+        self._verifiers = ThreadPoolExecutor(verifiers(os.cpu_count() or 1), "verify")
         self._given_up: list[_GivenUp] = []
         self._copy: tuple[HostWeights, RegisteredCopy] | None = None
 
@@ -159,7 +162,7 @@ class RdmaReceiver:
         reading: gets the reads that are under way. After an error it contains those that have not ended. abandoned: set
         when the fetch is cancelled. Raises SourceLost if a source cannot be read, or if the fetch was cancelled.
         """
-        memory, waiting, damaged = claimed.segment.data, deque(requests), set[int]()
+        memory, waiting, checks = claimed.segment.data, deque(requests), list[Future[set[int]]]()
         while waiting or reading:
             if abandoned.is_set():
                 raise SourceLost("the fetch was given up")
@@ -172,8 +175,8 @@ class RdmaReceiver:
                 time.sleep(POLL_SECONDS)
             for each in done:
                 reading.remove(each)
-                damaged |= _damaged(manifest, each.request, memory)
-        return damaged
+                checks.append(self._verifiers.submit(_damaged, manifest, each.request, memory))
+        return set[int]().union(*(check.result() for check in checks))
 
 
 def _done(reading: _Reading) -> bool:

@@ -15,17 +15,22 @@ written again only when the driver does not need its version any more and no pro
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
 
-from qwen35_trainer.weights.host_weights import HostWeights
+from qwen35_trainer.weights.host_weights import HostWeights, verifiers
 from qwen35_trainer.weights.published import PublishedWeights, StagedShard
 from qwen35_trainer.weights.segment import MappedSegments, MemorySegment, SegmentHandle, SegmentPool
-from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces, plan_of
+from qwen35_trainer.weights.staging import STAGING_THREADS, WeightShard, layout_of, pieces, plan_of, write_pieces
 from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import WeightLayout
+
+THREADS_FROM_BYTES = 2**30
+"""Minimum size of a version that is verified on several threads. A smaller one takes one thread at most 0.1 s."""
 
 
 class SharedMemorySender:
@@ -34,21 +39,23 @@ class SharedMemorySender:
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._pool = SegmentPool()  # on rank 0
+        self._threads = ThreadPoolExecutor(STAGING_THREADS, "staging")
         self._opened: dict[str, MemorySegment] = {}  # on other ranks, by name
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
         plan = plan_of(shards, self._context.replica)
         layout = layout_of(shards, plan)
         segment = self._segment(version, layout, needed)
-        parts = []
+        contents = []
         for piece in pieces(shards, plan=plan):
             begin = layout.tensors[piece.tensor].offset + piece.start
-            parts.append(piece.write(segment.data[begin : begin + piece.size]))
+            contents.append((piece, segment.data[begin : begin + piece.size]))
+        parts = write_pieces(contents, self._threads)
         if self._context.group is not None:
             dist.barrier(self._context.group)
         if self._context.rank == 0:
             segment.unlock()
-        return StagedShard(layout if self._context.rank == 0 else None, layout.checksum, tuple(parts), segment.handle)
+        return StagedShard(layout if self._context.rank == 0 else None, layout.checksum, parts, segment.handle)
 
     def _segment(self, version: int, layout: WeightLayout, needed: frozenset[int]) -> MemorySegment:
         """Return the segment to which all ranks write `version`, locked by rank 0. All ranks must call this together.
@@ -74,10 +81,11 @@ class SharedMemorySender:
 
 
 class SharedMemoryReceiver:
-    """The receiving end on a replica: it maps each segment once."""
+    """The receiving end on a replica: it maps each segment once, and verifies a large version on several threads."""
 
     def __init__(self) -> None:
         self._segments = MappedSegments()
+        self._verifiers = ThreadPoolExecutor(verifiers(os.cpu_count() or 1), "verify")
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
         return await asyncio.to_thread(self._fetch, published)
@@ -85,5 +93,6 @@ class SharedMemoryReceiver:
     def _fetch(self, published: PublishedWeights) -> HostWeights:
         assert isinstance(published.source, SegmentHandle)
         weights = HostWeights.of(published.manifest, self._segments.open(published.source))
-        weights.verify()
+        # A thread that starts without memory is waited for without end, so a small version needs none.
+        weights.verify(self._verifiers if published.manifest.layout.size >= THREADS_FROM_BYTES else None)
         return weights
