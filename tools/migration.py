@@ -35,11 +35,19 @@ VERL_NOTES: Final[Mapping[str, str]] = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "In sequences, in both.",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "In prompts, in both: multiply by the samples per prompt for sequences.",
     "actor_rollout_ref.actor.strategy": "`fsdp2` is `FSDP`.",
-    "actor_rollout_ref.actor.use_kl_loss": "`use_kl_loss=True` is `placement: Loss`, `use_kl_in_reward=True` is `placement: Reward`.",
+    "actor_rollout_ref.actor.use_kl_loss": "`use_kl_loss=True` is `placement: Loss`, `use_kl_in_reward=True` is `placement: Reward`, both are "
+    "`placement: LossAndReward`.",
+    "algorithm.kl_ctrl.type": "`adaptive` is `adaptive: {}`. verl compares the target with the behaviour policy's divergence, averaged within "
+    "sequences first; here it is `kl` of the metrics.",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "For vLLM.",
     "actor_rollout_ref.rollout.name": "`vllm` is `VLLM`. The default here is `Torch`.",
     "actor_rollout_ref.rollout.val_kwargs.temperature": "0 is greedy here; there is no `do_sample`.",
-    "algorithm.adv_estimator": "`grpo` is `GRPO`, `rloo` is `RLOO`, `reinforce_plus_plus` is `ReinforcePlusPlus`, `gae` is `GAE`.",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "`vanilla` is `PPOClip`, `gspo` is `GSPO`, `cispo` is `CISPO`, `gpg` is `GPG`, `sapo` is `SAPO`, "
+    "`dppo_tv` is `DPPOBinaryTV`, `dppo_kl` is `DPPOBinaryKL`.",
+    "actor_rollout_ref.actor.clip_ratio": "With the losses `dppo_tv` and `dppo_kl`, where verl reads the bound of the divergence from it.",
+    "algorithm.adv_estimator": "`grpo` is `GRPO`, or `DrGRPO` with `norm_adv_by_std_in_grpo=False`; `rloo` is `RLOO`, `opo` is `OPO`, `remax` is `ReMax` with one more in `groupSize`, "
+    "`grpo_passk` is `PassAtK`, which does not divide by the standard deviation, `reinforce_plus_plus` is `ReinforcePlusPlus`, "
+    "`reinforce_plus_plus_baseline` is `ReinforcePlusPlusBaseline`, `gae` is `GAE`.",
     "algorithm.rollout_correction.rollout_is": "`token` is `TokenTIS`, `sequence` is `SequenceTIS`. The default here is `TokenTIS`.",
     "async_training.require_batches": "verl: mini-batches to collect before training. Here: updates per batch, the same number.",
     "async_training.staleness_threshold": "In shares of one version's groups. Here it also needs to be at most `maxVersionLag`.",
@@ -62,7 +70,7 @@ TRL_NOTES: Final[Mapping[str, str]] = {
     "delta": "Has an effect for negative advantages only, in both.",
     "dtype": "`bfloat16` is `BF16`, `float32` is `FP32`. Master weights and optimizer states are in float32 in both cases.",
     "loss_type": "TRL's `dapo` and `bnpo` are `PPOClip` with `aggregation: TokenMean`, `grpo` with `SequenceMeanTokenMean`, `dr_grpo` "
-    "with `SequenceMeanTokenSumNorm`. `cispo` is `CISPO`.",
+    "with `SequenceMeanTokenSumNorm`. `cispo` is `CISPO`, `sapo` is `SAPO` with `SequenceMeanTokenMean`.",
     "max_steps": "Optimizer steps, in both.",
     "eval_steps": "Optimizer steps, in both.",
     "save_steps": "Optimizer steps, in both.",

@@ -8,15 +8,20 @@ from torch.testing import assert_close
 
 from qwen35_trainer.algorithms.advantages import AdvantageInputs, advantage
 
-GROUP_RELATIVE = ["GRPO", "DrGRPO", "RLOO"]
-EVERY = [*GROUP_RELATIVE, "ReinforcePlusPlus", "GAE"]
+CENTRED = ["GRPO", "DrGRPO", "RLOO"]
+GROUP_RELATIVE = [*CENTRED, "OPO", "PassAtK", "ReMax"]
+WHITENED = ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline", "GAE"]
+EVERY = [*GROUP_RELATIVE, *WHITENED]
 
 
 def inputs(rewards, group=None, mask=None, **fields):
+    """The first sample of each group is the greedy one."""
     rewards = torch.tensor(rewards)
+    group = [0] * len(rewards) if group is None else group
+    fields.setdefault("baseline", torch.tensor([number not in group[:at] for at, number in enumerate(group)]))
     return AdvantageInputs(
         rewards=rewards,
-        group=torch.tensor([0] * len(rewards) if group is None else group),
+        group=torch.tensor(group),
         mask=torch.ones(len(rewards), 1) if mask is None else torch.tensor(mask),
         **fields,
     )
@@ -51,7 +56,7 @@ def test_a_group_of_equal_rewards_gives_exactly_zero(name, reward, size):
     assert advantage(name)(inputs([reward] * size)).count_nonzero() == 0
 
 
-@pytest.mark.parametrize("name", ["ReinforcePlusPlus", "GAE"])
+@pytest.mark.parametrize("name", WHITENED)
 @given(reward=st.floats(-1e6, 1e6, width=32), size=st.integers(1, 9))
 def test_a_batch_of_equal_returns_gives_exactly_zero(name, reward, size):
     batch = inputs([reward] * size, mask=[[1, 1]] * size, values=torch.zeros(size, 2))
@@ -133,9 +138,22 @@ def test_gae_without_values_is_refused():
         advantage("GAE")(inputs([1.0]))
 
 
+def test_remax_without_greedy_samples_is_refused():
+    with pytest.raises(ValueError, match="baseline is None: ReMax needs to know the greedy sample of each group"):
+        advantage("ReMax")(inputs([1.0], baseline=None))
+
+
+def test_a_greedy_sample_without_a_score_is_not_a_baseline():
+    valid = torch.tensor([False, True, True, True])
+    result = advantage("ReMax")(inputs([math.nan, 3.0, 2.0, 5.0], group=[0, 0, 1, 1], valid=valid))
+    assert result[:, 0].tolist() == [0, 0, 0, 3]
+
+
 def test_all_wrong_inputs_are_named_together():
     with pytest.raises(ValueError, match="advantage inputs: ") as refused:
-        inputs([1.0, 2.0], group=[0, 0, 0], valid=torch.ones(1, dtype=torch.bool), values=torch.zeros(2, 7))
+        inputs(
+            [1.0, 2.0], group=[0, 0, 0], baseline=None, valid=torch.ones(1, dtype=torch.bool), values=torch.zeros(2, 7)
+        )
     assert str(refused.value) == (
         "advantage inputs: group has shape (3,), the mask of shape (2, 1) requires (2,); "
         "valid has shape (1,), the mask of shape (2, 1) requires (2,); "
@@ -164,7 +182,7 @@ batches = st.integers(1, 12).flatmap(
 )
 
 
-@pytest.mark.parametrize("name", GROUP_RELATIVE)
+@pytest.mark.parametrize("name", CENTRED)
 @given(batch=batches)
 def test_the_advantages_of_a_group_sum_to_zero_and_do_not_depend_on_the_order(name, batch):
     rewards, group, order = batch

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from qwen35_trainer.algorithms.losses import LossInputs, policy_loss
 
-EVERY = ["PPOClip", "GSPO", "CISPO", "GPG"]
+EVERY = ["PPOClip", "GSPO", "CISPO", "GPG", "SAPO", "DPPOBinaryTV", "DPPOBinaryKL"]
 
 
 def inputs(ratios, advantages, *, start=-1.0, mask=None, low=0.2, high=0.28, dual=3.0, dtype=torch.float32):
@@ -102,7 +102,7 @@ def test_at_ratio_one_every_loss_has_the_gradient_of_the_policy_gradient(name, c
     assert_close(slope, torch.tensor([-2.0, 1.0, -0.5]))
 
 
-@pytest.mark.parametrize("name", ["PPOClip", "GPG"])
+@pytest.mark.parametrize("name", ["PPOClip", "GPG", "SAPO"])
 def test_gradients_agree_with_finite_differences(name):
     # CISPO and GSPO stop gradients on purpose, so finite differences of their values are something else.
     loss_inputs = inputs([1.5, 0.5, 0.5, 1.1, 4.0], [1.0, 1.0, -1.0, -2.0, -1.0], dtype=torch.float64)

@@ -277,12 +277,26 @@ def test_all_missing_inputs_are_named_together():
     )
 
 
+@pytest.mark.parametrize(
+    ("placement", "coefficient"),
+    # With a penalty in the reward, the one in the loss stays as it is.
+    [("None", 0), ("Reward", 0), ("Loss", 0.3), ("LossAndReward", 0.1)],
+)
+def test_an_adapted_coefficient_is_that_of_the_loss_only_if_the_reward_has_none(placement, coefficient):
+    objective = replace(PLAIN, kl_placement=placement, kl_coefficient=0.1, kl_estimator="K1")
+    plain = one_token(objective.adapted(None), reference=0.25)[0]
+    adapted = one_token(objective.adapted(0.3), reference=0.25)[0]
+    in_loss = placement in ("Loss", "LossAndReward")
+    assert plain == pytest.approx(-1 + 0.1 * math.log(2) * in_loss)
+    assert adapted == pytest.approx(-1 + coefficient * math.log(2))
+
+
 def test_all_wrong_settings_are_named_together():
     with pytest.raises(ValueError, match="objective: ") as refused:
         replace(PLAIN, loss="PPO", kl_placement="Of", dual_clip=1.0, floor=2.0)
     assert str(refused.value) == (
-        "objective: loss 'PPO' is unknown, use one of PPOClip, GSPO, CISPO, GPG; "
-        "kl_placement 'Of' is unknown, use one of None, Loss, Reward; "
+        "objective: loss 'PPO' is unknown, use one of PPOClip, GSPO, CISPO, GPG, SAPO, DPPOBinaryTV, DPPOBinaryKL; "
+        "kl_placement 'Of' is unknown, use one of None, Loss, Reward, LossAndReward; "
         "dual_clip 1.0 would cut off the gradient at ratio 1, use a value above 1; "
         "floor 2.0 is not below cap 2.0, no token would train."
     )

@@ -39,11 +39,28 @@ CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 WRITTEN: list[Document] = [
     {
         "algorithm": {
-            "loss": {"type": "PPOClip", "aggregation": "TokenMean", "clipLow": 0.1, "clipHigh": 0.3, "dualClip": 4.0},
-            "kl": {"placement": "Loss", "coefficient": 0.01, "estimator": "K1"},
+            "loss": {
+                "type": "PPOClip",
+                "aggregation": "TokenMean",
+                "clipLow": 0.1,
+                "clipHigh": 0.3,
+                "dualClip": 4.0,
+                "tauPositive": 1.1,
+                "tauNegative": 1.2,
+            },
+            "kl": {
+                "placement": "LossAndReward",
+                "coefficient": 0.01,
+                "estimator": "K1",
+                "rewardCoefficient": 0.02,
+                "rewardEstimator": "K3",
+                "adaptive": {"target": 0.2, "horizon": 1000},
+            },
             "correction": {"type": "IcePop", "cap": 3.0, "floor": 0.25},
             "gamma": 0.9,
             "reportEntropy": False,
+            "maskTruncated": True,
+            "overlongPenalty": {"bufferTokens": 16, "weight": 0.5},
         },
         "async": {
             "stalenessThreshold": 1.0,
@@ -110,6 +127,13 @@ WRITTEN: list[Document] = [
         "train": {
             "parallelism": {"tensor": 1, "pipeline": 1, "context": 1, "copies": 2, "expertTensor": 1},
             "batch": {"promptsPerUpdate": 8},
+        },
+    },
+    {
+        "algorithm": {
+            "advantage": "PassAtK",
+            "loss": {"type": "DPPOBinaryKL", "maxDivergence": 0.1},
+            "correction": {"type": "None"},
         },
     },
 ]

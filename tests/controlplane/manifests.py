@@ -197,6 +197,12 @@ def _mend(spec: Document, draw: Callable[[SearchStrategy[Any]], Any]) -> None:
             section[name] = "pack.module:name"
     if draw(st.booleans()):
         algorithm.pop("correction", None)
+    algorithm.pop("overlongPenalty", None)
+    _mend_kl(_section(algorithm, "kl"))
+    if str(loss.get("type")).startswith("DPPO"):
+        algorithm["correction"] = {"type": "None"}
+    else:
+        loss.pop("maxDivergence", None)
     if draw(st.integers(0, 3)):  # the others stay as a later release may run them
         _mend_engines(spec)
     knobs = _section(spec, "async")
@@ -204,6 +210,14 @@ def _mend(spec: Document, draw: Callable[[SearchStrategy[Any]], Any]) -> None:
         del spec["async"]
     elif _number(knobs, "maxVersionLag", 4) < _number(knobs, "stalenessThreshold", 1) or "partialRollout" in knobs:
         knobs["stalenessThreshold"], knobs["maxVersionLag"] = 0.5, 1
+
+
+def _mend_kl(kl: Document) -> None:
+    if kl.get("placement") != "LossAndReward":
+        kl.pop("rewardCoefficient", None)
+        kl.pop("rewardEstimator", None)
+    if kl.get("placement", "None") == "None" or kl.get("rewardCoefficient", kl.get("coefficient", 1)) == 0:
+        kl.pop("adaptive", None)
 
 
 def _mend_engines(spec: Document) -> None:

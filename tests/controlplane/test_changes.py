@@ -57,6 +57,8 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "algorithm.advantageFunction": (Together(advantage="Function", advantageFunction="mine:advantage"), SUSPENDED),
     "algorithm.groupSize": (16, FIXED),
     "algorithm.dynamicSampling": (True, SUSPENDED),
+    "algorithm.overlongPenalty": ({"bufferTokens": 1}, SUSPENDED),
+    "algorithm.maskTruncated": (True, SUSPENDED),
     "algorithm.gamma": (0.5, SUSPENDED),
     "algorithm.lambda": (0.5, SUSPENDED),
     "algorithm.entropyCoefficient": (0.5, SUSPENDED),

@@ -202,6 +202,41 @@ CASES = {
         {"rollout": {"nodes": 3, "maxNodes": 3}},
     ),
     "clip": ({"algorithm.loss.clipLow": 1}, "spec.algorithm.loss.clipLow", {"algorithm.loss.clipLow": 0.9}),
+    "overlong buffer": (
+        {"algorithm.overlongPenalty": {"bufferTokens": 1000}, "data.maxResponseTokens": 999},
+        "spec.algorithm.overlongPenalty.bufferTokens",
+        {"algorithm.overlongPenalty": {"bufferTokens": 1000}, "data.maxResponseTokens": 1000},
+    ),
+    "divergence and correction": (
+        {"algorithm.loss": {"type": "DPPOBinaryTV", "maxDivergence": 0.2}},
+        "spec.algorithm.correction.type",
+        {"algorithm": {"loss": {"type": "DPPOBinaryTV", "maxDivergence": 0.2}, "correction": {"type": "None"}}},
+    ),
+    "divergence of another loss": (
+        {"algorithm.loss": {"type": "SAPO", "maxDivergence": 0.2}},
+        "spec.algorithm.loss.maxDivergence",
+        {"algorithm.loss": {"type": "SAPO", "tauNegative": 2.0}},
+    ),
+    "reward coefficient of one penalty": (
+        {"algorithm.kl": {"placement": "Loss", "rewardCoefficient": 0.02}},
+        "spec.algorithm.kl.rewardCoefficient",
+        {"algorithm.kl": {"placement": "LossAndReward", "rewardCoefficient": 0.02}},
+    ),
+    "reward estimator of one penalty": (
+        {"algorithm.kl": {"placement": "Reward", "rewardEstimator": "K1"}},
+        "spec.algorithm.kl.rewardEstimator",
+        {"algorithm.kl": {"placement": "LossAndReward", "rewardEstimator": "K1"}},
+    ),
+    "nothing to adapt": (
+        {"algorithm.kl": {"adaptive": {}}},
+        "spec.algorithm.kl.adaptive",
+        {"algorithm.kl": {"placement": "Reward", "adaptive": {}}},
+    ),
+    "adaptive coefficient of 0": (
+        {"algorithm.kl": {"placement": "Loss", "coefficient": 0, "adaptive": {}}},
+        "spec.algorithm.kl.coefficient",
+        {"algorithm.kl": {"placement": "LossAndReward", "coefficient": 0, "rewardCoefficient": 0.1, "adaptive": {}}},
+    ),
     "floor and cap": (
         {"algorithm.correction": {"type": "IcePop", "floor": 2.0}},
         "spec.algorithm.correction.floor",

@@ -72,6 +72,26 @@ def test_masking_leaves_out_the_old_tokens_alone():
     assert (age.histogram, age.masked) == ({0: 1, 1: 1}, 1)
 
 
+def test_truncated_responses_can_be_left_out_and_keep_their_rewards():
+    groups = [group(0, replace(sequence(0, 0), reason=EndReason.LENGTH), sequence(0), rewards=(0.25, 1.0))]
+    batch, age = assemble(groups, version=0, max_lag=0, mask_old=False, updates=1, mask_truncated=True)
+    assert batch.trainable.tolist() == [False, False, True]
+    assert (batch.rewards.tolist(), batch.valid.tolist()) == ([0.25, 1.0], [True, True])
+    assert age.histogram == {0: 1}
+    kept, _ = assemble(groups, version=0, max_lag=0, mask_old=False, updates=1)
+    assert kept.trainable.all()
+
+
+def test_the_greedy_response_of_each_group_is_marked_and_does_not_train():
+    groups = [group(0, sequence(0), sequence(0, 0)), group(1, sequence(0), sequence(0), sequence(0))]
+    batch, _ = assemble(groups, version=0, max_lag=0, mask_old=False, updates=1, greedy_last=True)
+    assert batch.baseline.tolist() == [False, True, False, False, True]
+    assert batch.trainable.tolist() == [True, False, False, True, True, False]
+    assert batch.valid.all()
+    plain, _ = assemble(groups, version=0, max_lag=0, mask_old=False, updates=1)
+    assert plain.baseline is None
+
+
 def test_tokens_of_the_environment_never_train_and_have_no_lag():
     env = ENVIRONMENT_VERSION
     batch, age = assemble([group(0, sequence(3, env, env, 4))], version=4, max_lag=1, mask_old=False, updates=1)

@@ -215,6 +215,34 @@ async def test_a_group_is_generated_from_the_prompt_at_its_position_with_the_man
     assert room.sent(POOL) == [[]]
 
 
+async def test_with_remax_the_last_sample_of_a_group_is_greedy(tmp_path, write):
+    room = Room(tmp_path, write, {"algorithm.advantage": "ReMax"})
+    with room.recorder:
+        async with room.open():
+            room.begin()
+            room.generation.evaluation()
+            room.start(POOL, (FIRST_EVALUATION_GROUP, 0))
+    assert [request.sampling for _, request in room.pool.submitted] == [Sampling(0.5), Sampling(0.0), Sampling(0.0)]
+
+
+async def test_the_penalty_for_long_responses_is_in_the_rewards_that_train_and_in_no_evaluation(tmp_path, write):
+    room = Room(tmp_path, write, {"algorithm.overlongPenalty": {"bufferTokens": 19, "weight": 19.0}})
+    with room.recorder:
+        async with room.open():
+            room.begin()
+            room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6, 7))
+            await settled()
+            [group] = room.generation.take([0])
+            held_out = room.generation.evaluation()[:1]
+            room.start(POOL, (held_out[0], 0))
+            room.finish(POOL, (held_out[0], 0), tokens=tokens(5, 6, 7))
+            [evaluated] = await room.generation.results(held_out)
+    # Three tokens, of which two are in the buffer.
+    assert group.rewards == (1.0, 1.0)
+    assert group.scores[0].parts == {"length": 3.0}
+    assert evaluated.rewards == (3.0,)
+
+
 async def test_what_a_replica_delivers_is_reported_once_and_the_group_is_scored(room):
     async with room.open():
         room.begin()

@@ -1,6 +1,7 @@
 """Whole runs of each mode, policy and source: the widest on a Ray of its own, the others in this process."""
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -325,6 +326,11 @@ def adapted(local, write, tmp_path_factory) -> SimpleNamespace:
         "rollout.minP": 0.01,
         "train.updates": 4,
         "train.lora": {"rank": 4},
+        "algorithm.kl": {
+            "placement": "LossAndReward",
+            "rewardCoefficient": 0.02,
+            "adaptive": {"target": 1e-3, "horizon": 50},
+        },
         "train.optimizer": {"learningRate": 0.05, "warmupUpdates": 0},
         "async": {"stalenessThreshold": 0.0, "maxVersionLag": 0},
     }
@@ -340,6 +346,15 @@ def test_adapters_alone_make_the_rollout_score_as_the_trainer_does_before_and_af
     assert [record.update for record in updates] == [1, 2, 3, 4]
     assert all(abs(record.behaviour_kl) < 1e-6 for record in updates)
     assert min(record.gradient_norm for record in updates) > 0
+
+
+def test_the_kl_coefficient_adapts_and_continues_from_the_checkpoint_after_a_resume(adapted):
+    updates = adapted.first.of(UpdateRecord) + adapted.second.of(UpdateRecord)
+    assert updates[0].kl_coefficient == 0.02
+    for before, after in itertools.pairwise(updates):
+        error = min(max(before.kl / 1e-3 - 1, -0.2), 0.2)
+        assert after.kl_coefficient == pytest.approx(before.kl_coefficient * (1 + error * before.samples / 50))
+    assert len({record.kl_coefficient for record in updates}) == 4
 
 
 def test_a_gym_task_trains_with_its_own_scorer(local, write, tmp_path):

@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.progress.records import TIME_PARTS, UpdateRecord
+from qwen35_trainer.progress.sinks.scalars import scalars
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens
@@ -157,6 +159,21 @@ def test_a_response_is_right_when_every_reward_gives_full_marks():
     assert record.reward_by_source == {"easy": pytest.approx(0.9), "hard": 0.0}
     assert (record.errors_by_reward, record.timeouts_by_reward) == ({}, {"a": 1})
     assert record.first_reward_error == "reward a, prompt hard/0: Timeout: too slow"
+
+
+def test_pass_at_k_is_the_share_of_k_draws_with_a_right_answer():
+    rights = [(1, 0, 0, 1, 0, 0), (0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 0)]
+    groups = [group("easy", [sequence(1)] * 6, *(scored(float(r), a=float(r)) for r in each)) for each in rights]
+    record = evaluation_record(groups, update=5, version=2, time=1.0)
+    draws = {k: [any(draw) for each in rights for draw in itertools.combinations(each, k)] for k in (2, 4, 6)}
+    assert record.pass_at_k == {k: pytest.approx(sum(hits) / len(hits)) for k, hits in draws.items()}
+    assert list(record.pass_at_k) == [2, 4, 6]
+    assert scalars(record)["evaluation/pass_at_k/6"] == pytest.approx(2 / 3)
+
+
+def test_one_response_per_prompt_has_no_pass_at_k():
+    groups = [group("easy", [sequence(1)], scored(1.0, a=1.0))]
+    assert evaluation_record(groups, update=5, version=2, time=1.0).pass_at_k == {}
 
 
 def test_a_supervised_evaluation_has_a_loss_and_no_accuracy():

@@ -19,6 +19,8 @@ Rules follow these conventions:
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from qwen35_trainer.manifest.contents import DIVERGENCE_MASKED
+from qwen35_trainer.manifest.modes import GROUP_RELATIVE
 from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
 
 
@@ -54,6 +56,7 @@ MAX_SEQUENCE_TOKENS = "self.data.maxPromptTokens + self.data.maxResponseTokens"
 STALENESS_THRESHOLD = "(has(self.async.stalenessThreshold) ? self.async.stalenessThreshold : 0.5)"
 MAX_VERSION_LAG = "(has(self.async.maxVersionLag) ? self.async.maxVersionLag : 4)"
 LANE_NODES = "(has(self.rollout.stragglerLane) ? self.rollout.stragglerLane.nodes : 0)"
+KL = "self.algorithm.kl"
 REWARD_NAME = "(has({0}.name) ? {0}.name : {0}.type)"
 
 
@@ -166,8 +169,7 @@ MODES = (
         field=".algorithm.advantageFunction",
     ),
     Rule(
-        "self.mode == 'SFT' || !(self.algorithm.advantage in ['GRPO', 'DrGRPO', 'RLOO']) || "
-        "self.algorithm.groupSize >= 2",
+        f"self.mode == 'SFT' || !(self.algorithm.advantage in {list(GROUP_RELATIVE)}) || self.algorithm.groupSize >= 2",
         "This advantage compares the samples of a prompt: groupSize must be at least 2.",
         field=".algorithm.groupSize",
     ),
@@ -266,6 +268,43 @@ VALUES = (
         "self.algorithm.loss.clipLow < 1.0",
         "clipLow must be below 1, or no ratio is ever clipped.",
         field=".algorithm.loss.clipLow",
+    ),
+    Rule(
+        "!has(self.algorithm.overlongPenalty) || self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens",
+        "bufferTokens must be at most data.maxResponseTokens, or every response is penalised.",
+        field=".algorithm.overlongPenalty.bufferTokens",
+    ),
+    Rule(
+        f"!(self.algorithm.loss.type in {list(DIVERGENCE_MASKED)}) || self.algorithm.correction.type == 'None'",
+        "DPPO bounds the divergence from the policy that sampled, and the ratio covers the whole change: set correction.type "
+        "to None.",
+        field=".algorithm.correction.type",
+    ),
+    Rule(
+        f"self.algorithm.loss.type in {list(DIVERGENCE_MASKED)} || !has(self.algorithm.loss.maxDivergence)",
+        "Only the losses DPPOBinaryTV and DPPOBinaryKL have maxDivergence. Remove it.",
+        field=".algorithm.loss.maxDivergence",
+    ),
+    Rule(
+        f"{KL}.placement == 'LossAndReward' || !has({KL}.rewardCoefficient)",
+        "Only placement LossAndReward has rewardCoefficient. Remove it.",
+        field=".algorithm.kl.rewardCoefficient",
+    ),
+    Rule(
+        f"{KL}.placement == 'LossAndReward' || !has({KL}.rewardEstimator)",
+        "Only placement LossAndReward has rewardEstimator. Remove it.",
+        field=".algorithm.kl.rewardEstimator",
+    ),
+    Rule(
+        f"{KL}.placement != 'None' || !has({KL}.adaptive)",
+        "placement None has no penalty to adapt. Remove adaptive, or set placement.",
+        field=".algorithm.kl.adaptive",
+    ),
+    Rule(
+        f"!has({KL}.adaptive) || {KL}.placement == 'None' || "
+        f"(has({KL}.rewardCoefficient) ? {KL}.rewardCoefficient : {KL}.coefficient) > 0.0",
+        "A coefficient of 0 is adapted by factors, so it stays 0. Raise it above 0, or remove adaptive.",
+        field=".algorithm.kl",
     ),
     Rule(
         "!(self.algorithm.correction.type in ['IcePop', 'SequenceMask']) || "

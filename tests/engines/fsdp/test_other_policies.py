@@ -3,6 +3,7 @@
 Each is compared after the weights have left that policy, with the formula on the library's model.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,15 +62,15 @@ def fixed(log_probs: list[Tensor]) -> list[Tensor]:
     return [each.detach() for each in log_probs]
 
 
-def pulled_back(batch, log_probs: list[Tensor], initial: list[Tensor]) -> Tensor:
-    """PPO's loss with KL to the initial model in it, mean over trained tokens."""
+def pulled_back(batch, log_probs: list[Tensor], initial: list[Tensor], scores: np.ndarray | None = None) -> Tensor:
+    """PPO's loss with KL to the initial model in it, mean over trained tokens. scores: by default, the rewards."""
     total = torch.zeros(())
     for new, reference, old, mask, advantage in zip(
         log_probs,
         fixed(initial),
         by_sample(batch, batch.log_probs),
         by_sample(batch, batch.trainable),
-        advantages(batch.rewards, batch.group),
+        advantages(batch.rewards if scores is None else scores, batch.group),
         strict=True,
     ):
         total = total + (clipped((new - old).exp(), advantage) + 0.5 * k3(new, reference))[mask].sum()
@@ -131,6 +132,23 @@ def test_kl_in_the_reward_is_that_of_the_policy_that_generated(
     ):
         total = total + clipped((new - old).exp(), advantage)[mask].sum()
     agree(metrics, total / int(batch.trainable.sum()), current)
+
+
+@pytest.mark.parametrize("adapted", [None, 0.3])
+def test_kl_in_loss_and_reward_has_a_coefficient_and_an_estimator_each(
+    make_model, make_spec, make_batch, log_probs_of, adapted
+) -> None:
+    """The coefficient in the reward is the one that adapts."""
+    kl = {"placement": "LossAndReward", "coefficient": 0.5, "rewardCoefficient": 0.1, "rewardEstimator": "K1"}
+    engine = FSDPEngine(Origin(make_model), make_spec({"algorithm.kl": kl}), CPU)
+    engine.train(make_batch(seed=0), [5e-3])
+    batch, current = replace(make_batch(seed=1), kl_coefficient=adapted), moved(make_model, engine)
+    [metrics] = engine.train(batch, [1e-3])
+    olds, masks = by_sample(batch, batch.log_probs), by_sample(batch, batch.trainable)
+    initial = log_probs_of(make_model(), batch)
+    penalties = [float((q - p)[mask].sum()) for q, p, mask in zip(olds, fixed(initial), masks, strict=True)]
+    scores = batch.rewards - (adapted or 0.1) * np.array(penalties, dtype=np.float32)
+    agree(metrics, pulled_back(batch, log_probs_of(current, batch), initial, scores), current)
 
 
 @OVER_CANDIDATES

@@ -6,17 +6,21 @@
 Group means need the scores of all samples, which every train rank has. Sums of penalties over a sequence, and the mean and
 variance that whiten a batch, are summed over the ranks' shares, so no rank needs the tokens of the others.
 
-name               advantage of a token, R the sample's score                                  statistics over
-GRPO               (R - mean) / (std + 1e-6)                                                   its group
-DrGRPO             R - mean                                                                    its group
-RLOO               R - mean of the group's other samples                                       its group
-ReinforcePlusPlus  sum of the discounted rewards from the token on, whitened                   the batch's tokens
-GAE                λ-weighted temporal differences of a value function, whitened               the batch's tokens
+name                       advantage of a token, R the sample's score                          statistics over
+GRPO                       (R - mean) / (std + 1e-6)                                           its group
+DrGRPO                     R - mean                                                            its group
+RLOO                       R - mean of the group's other samples                               its group
+OPO                        R - mean weighted by the samples' lengths                           its group
+ReMax                      R - score of its group's greedy sample                              its group
+PassAtK                    maximum of the group - maximum of its other samples                 its group
+ReinforcePlusPlus          sum of the discounted rewards from the token on, whitened           the batch's tokens
+ReinforcePlusPlusBaseline  R - mean of its group, whitened                                     the batch's tokens
+GAE                        λ-weighted temporal differences of a value function, whitened       the batch's tokens
 
 All estimators deviate from the textbook formulas in the same way:
-- Where samples cannot be distinguished (equal scores, or a single valid one) the advantage is exactly 0. The usual
-  formula gives rounding noise divided by 1e-6 in the first case, and the raw reward in the second. A group of equal scores still
-  takes its place in the batch, unless `algorithm.dynamicSampling` leaves it out (pipeline/coordinator.py, `_scored`).
+- Where samples cannot be distinguished (equal scores, or a single valid one) the advantage is exactly 0 before it is whitened.
+  The usual formula gives rounding noise divided by 1e-6 in the first case, and the raw reward in the second. A group of equal scores
+  still takes its place in the batch, unless `algorithm.dynamicSampling` leaves it out (pipeline/coordinator.py, `_scored`).
 - A sample that could not be scored (`valid` false) gets 0 and enters no statistic.
 - Time steps are the tokens that train. Other tokens, such as a tool's output, count neither for the discount nor for λ, and
   rewards flow back across them.
@@ -59,6 +63,8 @@ class AdvantageInputs:
     """GAE's λ. With 1, an advantage depends on all later rewards; with 0, only on the next reward and the next value."""
     valid: Tensor | None = None
     """(N,) bool, false for samples that could not be scored; None: all samples were scored."""
+    baseline: Tensor | None = None
+    """(N,) bool, true for the greedy sample of each group, which does not train. Only ReMax needs it; None otherwise."""
 
     def __post_init__(self) -> None:
         _raise(_wrong_shapes(self))
@@ -116,6 +122,8 @@ class TrainedTokens:
     """(R,) expected return before each token, as a value function predicts it. Only GAE needs it; None otherwise."""
     gamma: float = 1.0
     lam: float = 1.0
+    baseline: Tensor | None = None
+    """(N,) bool, true for the greedy sample of each group. Only ReMax needs it; None otherwise."""
 
     def __post_init__(self) -> None:
         counted = self.valid[self.sample]
@@ -157,6 +165,7 @@ def _trained_tokens(inputs: AdvantageInputs) -> TrainedTokens:
         values=None if inputs.values is None else inputs.values[mask],
         gamma=inputs.gamma,
         lam=inputs.lam,
+        baseline=inputs.baseline,
     )
 
 
@@ -183,10 +192,66 @@ def rloo(tokens: TrainedTokens, shares: Shares) -> Tensor:
     return (groups.centred * groups.size / (groups.size - 1).clamp(min=1))[tokens.sample]
 
 
+@ADVANTAGES.register("OPO")
+def opo(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Subtract the mean of the group's scores, weighted by the number of trained tokens of each sample (OPO, arXiv:2505.23585).
+
+    This baseline has the minimum variance if the squared norm of a sample's gradient grows with its length.
+    """
+    groups = _compare_in_groups(tokens, shares)
+    ones = torch.ones(len(tokens.sample), dtype=torch.float64)
+    lengths = shares.sum(torch.zeros(len(tokens.rewards), dtype=torch.float64).index_add_(0, tokens.sample, ones))
+    # `centred` instead of the scores, so that equal scores give exactly 0.
+    weighted = groups.reduce(groups.centred.double() * lengths, "sum") / groups.reduce(lengths, "sum").clamp(min=1)
+    return torch.where(tokens.valid, groups.centred - weighted, 0.0).float()[tokens.sample]
+
+
+@ADVANTAGES.register("ReMax")
+def re_max(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Subtract the score of the greedy response to the same prompt from each score (ReMax, arXiv:2310.10505).
+
+    The greedy sample does not train, so no penalty of its tokens lowers its score. If it could not be scored, its group gets 0.
+    Raises ValueError without the marks of greedy samples.
+    """
+    if tokens.baseline is None:
+        raise ValueError(
+            "baseline is None: ReMax needs to know the greedy sample of each group. Pass baseline, or use RLOO."
+        )
+    groups, scores = _compare_in_groups(tokens, shares), _scores(tokens, shares)
+    greedy = tokens.baseline & tokens.valid
+    of_greedy = groups.reduce(torch.where(greedy, scores, 0.0), "sum")
+    compared = tokens.valid & (groups.reduce(greedy.float(), "sum") == 1)
+    return torch.where(compared, scores - of_greedy, 0.0)[tokens.sample]
+
+
+@ADVANTAGES.register("PassAtK")
+def pass_at_k(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Compute how much each sample raises the maximum score of its group (arXiv:2503.19595, with k the size of the group).
+
+    max over the group - max over the other samples: only a sample that is better than all others gets an advantage, the distance to
+    the second best. A group with a tie for the best sample gives 0. verl's `grpo_passk` also divides by the standard deviation.
+    """
+    groups = _compare_in_groups(tokens, shares)
+    maximum = groups.reduce(groups.centred, "amax")
+    best = tokens.valid & (groups.centred == maximum)
+    second = groups.reduce(torch.where(best, -torch.inf, groups.centred), "amax")
+    alone = best & (groups.reduce(best.float(), "sum") == 1) & (groups.size > 1)
+    return torch.where(alone, maximum - second, 0.0)[tokens.sample]
+
+
 @ADVANTAGES.register("ReinforcePlusPlus")
 def reinforce_plus_plus(tokens: TrainedTokens, shares: Shares) -> Tensor:
     """Compute the discounted return from each token on, whitened over the batch (Hu 2025, arXiv:2501.03262)."""
     return _whiten(_discounted_sum(_token_rewards(tokens), tokens.sample, tokens.gamma), tokens, shares)
+
+
+@ADVANTAGES.register("ReinforcePlusPlusBaseline")
+def reinforce_plus_plus_baseline(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Subtract the group's mean from each score, and whiten over the batch's tokens (REINFORCE++-baseline, arXiv:2501.03262).
+
+    Unlike GRPO, groups with nearly equal scores are not amplified, because the standard deviation is that of the batch.
+    """
+    return _whiten(_compare_in_groups(tokens, shares).centred.double()[tokens.sample], tokens, shares)
 
 
 @ADVANTAGES.register("GAE")
@@ -206,15 +271,17 @@ def gae(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The comparison of each of N samples with the valid samples of its group. All fields are (N,).
+    """The comparison of each of N samples with the valid samples of its group. All tensors are (N,).
 
     centred: the score minus the group's mean; 0 for samples that are not valid, and in groups of equal scores.
-    std: the standard deviation of the group's scores. size: the number of valid samples in the group.
+    std: the standard deviation of the group's scores. size: the number of valid samples in the group. reduce: reduces values of
+    the valid samples of each group by "sum", "mean", "amin" or "amax", and returns the result for each sample.
     """
 
     centred: Tensor
     std: Tensor
     size: Tensor
+    reduce: Callable[[Tensor, str], Tensor]
 
 
 def _compare_in_groups(tokens: TrainedTokens, shares: Shares) -> _Groups:
@@ -231,7 +298,7 @@ def _compare_in_groups(tokens: TrainedTokens, shares: Shares) -> _Groups:
     distinct = valid & (reduce(scores, "amin") < reduce(scores, "amax"))
     centred = torch.where(distinct, centred, 0.0)
     std = (reduce(centred.square(), "sum") / (size - 1).clamp(min=1)).sqrt()
-    return _Groups(centred, std, size)
+    return _Groups(centred, std, size, reduce)
 
 
 def _scores(tokens: TrainedTokens, shares: Shares) -> Tensor:
@@ -304,6 +371,7 @@ def _wrong_shapes(inputs: AdvantageInputs) -> list[str]:
         "rewards": (inputs.rewards, per_sample),
         "group": (inputs.group, per_sample),
         "valid": (inputs.valid, per_sample),
+        "baseline": (inputs.baseline, per_sample),
         "token_penalty": (inputs.token_penalty, per_token),
         "values": (inputs.values, per_token),
     }

@@ -2,14 +2,17 @@
 
 With r = exp(log_probs - proximal_log_probs), A the advantage and sg the stop-gradient:
 
-name     loss of a token                                          source
-PPOClip  max(-A·r, -A·clip(r)); for A < 0 at most -A·dual_clip    arXiv:1707.06347 eq. 7; dual clip: arXiv:1912.09729
-GSPO     max(-A·s, -A·clip(s)), s the sequence's ratio            arXiv:2507.18071, in its form GSPO-token
-CISPO    -sg(clip(r))·A·log_probs                                 arXiv:2506.13585 (MiniMax-M1)
-GPG      -A·log_probs                                             arXiv:2504.02546
+name          loss of a token                                          source
+PPOClip       max(-A·r, -A·clip(r)); for A < 0 at most -A·dual_clip    arXiv:1707.06347 eq. 7; dual clip: arXiv:1912.09729
+GSPO          max(-A·s, -A·clip(s)), s the sequence's ratio            arXiv:2507.18071, in its form GSPO-token
+CISPO         -sg(clip(r))·A·log_probs                                 arXiv:2506.13585 (MiniMax-M1)
+GPG           -A·log_probs                                             arXiv:2504.02546
+SAPO          -A·4/τ·sigmoid(τ·(r - 1)), τ by the sign of A            arXiv:2511.20347
+DPPOBinaryTV  -A·r, or 0 where the policies differ too much            arXiv:2602.04879, divergence |π - μ|
+DPPOBinaryKL  the same                                                 arXiv:2602.04879, divergence KL(μ ‖ π) of one token
 
-clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). Where the proximal policy is the current one, r = 1 and each of these
-losses has the gradient -A·∇logp.
+clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). π and μ are the probabilities of the token under the current policy and under the
+one in the ratio's denominator. Where these two policies are the same, r = 1 and each of these losses has the gradient -A·∇logp.
 """
 
 from collections.abc import Callable
@@ -21,6 +24,15 @@ from torch import Tensor
 from qwen35_trainer.algorithms.masking import sequence_mean, token_sum, zero_padding
 from qwen35_trainer.algorithms.ratio import MAX_LOG_RATIO, log_ratio
 from qwen35_trainer.algorithms.registry import Registry
+
+MAX_BINARY_TV = 0.15
+"""The maximum divergence of DPPO with total variation, as in the paper."""
+MAX_BINARY_KL = 0.05
+"""The maximum divergence of DPPO with KL, in nats, as in the paper."""
+MAX_DPPO_RATIO = 20.0
+"""The ratio to which DPPO truncates the weight of a token, as in verl."""
+MIN_PROBABILITY = 1e-8
+"""Lower bound of the probability of all tokens other than the sampled one, as in verl."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,12 @@ class LossInputs:
     """A ratio above 1 + clip_high is clipped to 1 + clip_high."""
     dual_clip: float | None
     """Ratio above which PPOClip gives no gradient to a token with a negative advantage; None: no such bound."""
+    tau_positive: float = 1.0
+    """SAPO's τ for tokens with a positive advantage: the larger, the faster a token's gradient falls as r moves away from 1."""
+    tau_negative: float = 1.05
+    """SAPO's τ for tokens with a negative advantage."""
+    max_divergence: float | None = None
+    """Divergence of a token above which DPPO gives it no gradient away from the old policy; None: the paper's value."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,70 @@ def gpg(inputs: LossInputs) -> LossOutput:
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
     never = torch.zeros_like(loss)
     return _output(loss, inputs, ratio=ratio, clip_fraction_low=never, clip_fraction_high=never)
+
+
+@LOSSES.register("SAPO")
+def sapo(inputs: LossInputs) -> LossOutput:
+    """Compute the surrogate with a soft gate in place of clipping (Soft Adaptive Policy Optimization, arXiv:2511.20347).
+
+    The gate 4/τ·sigmoid(τ·(r - 1)) has slope 1 at r = 1, and its slope falls to 0 smoothly on both sides. A larger τ for
+    negative advantages makes it fall faster there, where a step raises the probability of many other tokens. The paper averages
+    within sequences first: use the aggregation SequenceMeanTokenMean for its form.
+    """
+    advantages = zero_padding(inputs.advantages, inputs.mask)
+    ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
+    # Not `torch.where` on two numbers, which would round them to float32.
+    tau = torch.full_like(advantages, inputs.tau_negative).masked_fill(advantages > 0, inputs.tau_positive)
+    return _output(-advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1)), inputs, ratio=ratio)
+
+
+@LOSSES.register("DPPOBinaryTV")
+def dppo_binary_tv(inputs: LossInputs) -> LossOutput:
+    """Compute DPPO's loss, with the total variation distance of "this token" and "any other token" (arXiv:2602.04879)."""
+    log_current, log_old = _sampled_log_probs(inputs)
+    divergence = (log_current.exp() - log_old.exp()).abs()
+    return _divergence_masked(divergence, inputs, MAX_BINARY_TV)
+
+
+@LOSSES.register("DPPOBinaryKL")
+def dppo_binary_kl(inputs: LossInputs) -> LossOutput:
+    """Compute DPPO's loss, with KL(μ ‖ π) in nats of "this token" and "any other token" (arXiv:2602.04879)."""
+    log_current, log_old = _sampled_log_probs(inputs)
+    log_ratio_of_old = -log_ratio(log_current, log_old, inputs.mask)
+    # 1 - p by expm1, because a probability near 1 would cancel; bounded below so that the logarithm is finite.
+    other_current, other_old = ((-torch.expm1(each)).clamp(min=MIN_PROBABILITY) for each in (log_current, log_old))
+    divergence = log_old.exp() * log_ratio_of_old + other_old * (other_old.log() - other_current.log())
+    return _divergence_masked(divergence, inputs, MAX_BINARY_KL)
+
+
+def _sampled_log_probs(inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of the sampled tokens under the current and the old policy, (N, T) each, without gradient."""
+    current, old = (
+        zero_padding(values, inputs.mask).clamp(max=0)
+        for values in (inputs.log_probs.detach(), inputs.proximal_log_probs)
+    )
+    return current, old
+
+
+def _divergence_masked(divergence: Tensor, inputs: LossInputs, default: float) -> LossOutput:
+    """Compute -A·r, without tokens that have left the trust region and would move further away from it.
+
+    divergence: (N, T) divergence of the two policies at each token. default: the maximum divergence if the inputs give none.
+
+    The paper's mask M is 0 where A > 0 and r > 1, or A < 0 and r < 1, and the divergence is above its maximum δ; the loss is
+    -M·r·A. Here r is truncated to MAX_DPPO_RATIO, without changing the direction of the gradient, as in verl: a token with a
+    negative advantage has no other bound.
+    """
+    advantages = zero_padding(inputs.advantages, inputs.mask)
+    log_r = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask)
+    ratio = log_r.detach().exp()
+    outside = divergence > (default if inputs.max_divergence is None else inputs.max_divergence)
+    high, low = outside & (advantages > 0) & (ratio > 1), outside & (advantages < 0) & (ratio < 1)
+    log_probs = zero_padding(inputs.log_probs, inputs.mask)
+    # The value is that of the ratio, the gradient that of the log-prob: the bracket is 1 with slope 1.
+    surrogate = ratio.clamp(max=MAX_DPPO_RATIO) * (1 + log_probs - log_probs.detach())
+    loss = torch.where(high | low, 0.0, -advantages * surrogate)
+    return _output(loss, inputs, ratio=ratio, clip_fraction_low=low, clip_fraction_high=high)
 
 
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:

@@ -18,7 +18,8 @@ with r = proximal / behaviour. The table follows one rule: the change from the b
 corrected exactly once. With correction None, the ratio of the loss corrects the whole change, and the weight is 1. With any
 other correction, the weight corrects the change from behaviour to proximal policy, and the ratio that from proximal to
 current policy. (SequenceMask corrects the first part by dropping sequences. GPG has no ratio, so with correction None its
-loss is not corrected.)
+loss is not corrected. DPPO bounds the divergence from the policy in the ratio's denominator. Its trust region is around the behaviour
+policy, so the manifest requires correction None for it.)
 
 "Current, unless passed": with one optimizer step per batch, the weights at the batch's start are the current ones. The
 proximal log-probs are then those of the same forward pass, detached. The ratio is 1 and nothing is clipped: only the bounds
@@ -34,10 +35,11 @@ tokens whose ratio is above the cap; here the ratio is truncated to the cap.
 KL and entropy cover all trained tokens, with weight 1 under every correction. GSPO always aggregates all three terms by
 SequenceMeanTokenMean: only under that mean is its gradient that of a sequence's ratio (arXiv:2507.18071). With
 kl_placement Reward the penalty is already in the advantages (`AdvantageInputs.token_penalty`), and kl is only reported
-here.
+here. With LossAndReward it is in both, each with its own coefficient.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import Tensor
 
@@ -48,7 +50,7 @@ from qwen35_trainer.algorithms.losses import LOSSES, LossInputs
 from qwen35_trainer.algorithms.masking import token_sum, zero_padding
 from qwen35_trainer.algorithms.user import is_user_function, loss_of
 
-KL_PLACEMENTS = ("None", "Loss", "Reward")
+KL_PLACEMENTS = ("None", "Loss", "Reward", "LossAndReward")
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ class Objective:
     aggregation: str
     """Name of the aggregation. GSPO ignores it, and always aggregates by SequenceMeanTokenMean."""
     kl_placement: str
-    """Where the KL penalty is applied: "None", "Loss" or "Reward"."""
+    """Where the KL penalty is applied: "None", "Loss", "Reward" or "LossAndReward"."""
     kl_coefficient: float
+    """Factor of the KL penalty in the loss. The penalty in the reward has its own, which is not needed here."""
     kl_estimator: str
     entropy_coefficient: float
     """Factor of the entropy that is subtracted from the loss: a value above 0 rewards entropy."""
@@ -76,6 +79,12 @@ class Objective:
     """Upper bound of the correction's ratio."""
     floor: float
     """Lower bound of the correction's ratio, which only IcePop and SequenceMask use."""
+    tau_positive: float = 1.0
+    """SAPO's τ for tokens with a positive advantage."""
+    tau_negative: float = 1.05
+    """SAPO's τ for tokens with a negative advantage."""
+    max_divergence: float | None = None
+    """Divergence of a token above which DPPO masks it; None: the paper's value."""
 
     def __post_init__(self) -> None:
         choices = {
@@ -96,6 +105,21 @@ class Objective:
             problems.append(f"floor {self.floor} is not below cap {self.cap}, no token would train")
         if problems:
             raise ValueError("objective: " + "; ".join(problems) + ".")
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the KL penalty is a term of the loss."""
+        return self.kl_placement in ("Loss", "LossAndReward")
+
+    def adapted(self, coefficient: float | None) -> Self:
+        """Return the objective with an adapted coefficient of the KL penalty, if the one in the loss adapts.
+
+        coefficient: the adapted coefficient of the batch; None: nothing adapts. With LossAndReward, only the coefficient in the
+        reward adapts.
+        """
+        if coefficient is None or self.kl_placement != "Loss":
+            return self
+        return replace(self, kl_coefficient=coefficient)
 
 
 def needs_proximal(correction: str) -> bool:
@@ -135,7 +159,16 @@ def policy_objective(
     corrected = correction(objective.correction)(behaviour_log_probs, proximal, mask, objective.cap, objective.floor)
     policy = loss_of(objective.loss)(
         LossInputs(
-            log_probs, denominator, advantages, mask, objective.clip_low, objective.clip_high, objective.dual_clip
+            log_probs,
+            denominator,
+            advantages,
+            mask,
+            objective.clip_low,
+            objective.clip_high,
+            objective.dual_clip,
+            objective.tau_positive,
+            objective.tau_negative,
+            objective.max_divergence,
         )
     )
     per_token = corrected.weights * policy.per_token
@@ -151,7 +184,7 @@ def policy_objective(
         per_token = per_token - objective.entropy_coefficient * entropy
     if reference_log_probs is not None:
         sums["kl"] = divergence = kl(objective.kl_estimator)(log_probs, reference_log_probs)
-        if objective.kl_placement == "Loss":
+        if objective.kl_in_loss:
             per_token = per_token + objective.kl_coefficient * divergence
     metrics = policy.metrics | {name: token_sum(value.detach(), mask) for name, value in sums.items()}
     return aggregate(_aggregation(objective))(per_token, mask, counts), metrics
@@ -185,7 +218,9 @@ def _require_inputs(
         problems.append(
             f"entropy is None, but entropy_coefficient is {objective.entropy_coefficient}; pass it or use 0"
         )
-    if reference_log_probs is None and objective.kl_placement == "Loss":
-        problems.append("reference_log_probs is None, but kl_placement is Loss; pass them or use None")
+    if reference_log_probs is None and objective.kl_in_loss:
+        problems.append(
+            f"reference_log_probs is None, but kl_placement is {objective.kl_placement}; pass them or use None"
+        )
     if problems:
         raise ValueError("policy objective: " + "; ".join(problems) + ".")

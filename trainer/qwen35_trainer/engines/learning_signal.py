@@ -53,9 +53,11 @@ class LearningSignal:
         """
         trained = np.flatnonzero(batch.trainable)
         penalty = None
-        if algorithm.kl.placement == "Reward" and reference is not None and batch.log_probs is not None:
+        if algorithm.kl.in_reward and reference is not None and batch.log_probs is not None:
             behaviour = torch.from_numpy(batch.log_probs[trained])
-            penalty = algorithm.kl.coefficient * kl(algorithm.kl.estimator)(behaviour, reference.values[trained])
+            coefficient, estimator = algorithm.kl.of_reward
+            coefficient = coefficient if batch.kl_coefficient is None else batch.kl_coefficient
+            penalty = coefficient * kl(estimator)(behaviour, reference.values[trained])
         compute = _users_advantages if is_user_function(_advantage(algorithm)) else _advantages
         advantages = TokenTable.zeros(batch, offsets)
         advantages.values[trained] = compute(batch, trained, penalty, algorithm, shares)
@@ -73,7 +75,10 @@ def _advantages(
     rewards, group, valid = _scores(batch)
     held = batch.held_samples
     sample = torch.from_numpy(np.repeat(held, batch.response_lengths[held])[trained])
-    tokens = TrainedTokens(rewards, group, valid, sample, penalty, gamma=algorithm.gamma, lam=algorithm.lambda_)
+    baseline = None if batch.baseline is None else torch.from_numpy(batch.baseline)
+    tokens = TrainedTokens(
+        rewards, group, valid, sample, penalty, gamma=algorithm.gamma, lam=algorithm.lambda_, baseline=baseline
+    )
     return estimator(algorithm.advantage)(tokens, shares)
 
 
@@ -142,6 +147,9 @@ def objective(spec: TrainingSpec) -> Objective | None:
         correction=algorithm.correction.type,
         cap=algorithm.correction.cap,
         floor=algorithm.correction.floor,
+        tau_positive=algorithm.loss.tauPositive,
+        tau_negative=algorithm.loss.tauNegative,
+        max_divergence=algorithm.loss.maxDivergence,
     )
 
 

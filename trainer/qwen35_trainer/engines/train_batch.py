@@ -41,12 +41,20 @@ class TrainBatch:
     group: NDArray[np.int64] | None = None
     """(N,) number of each sample's group, equal for the samples of one prompt, which are adjacent; None for supervised
     samples."""
+    baseline: NDArray[np.bool_] | None = None
+    """(N,) true for the greedy sample of each group, whose reward is the baseline of the others and which does not train; None: no
+    sample is a baseline."""
     updates: int = 1
     """Number of optimizer steps. The samples are divided into this number of equal parts, in order, one for each step."""
     pictures: tuple[PictureArrays | None, ...] | None = None
     """Images and videos of each of the N samples; an entry is None if the sample has none or is not held.
 
     None: text only.
+    """
+    kl_coefficient: float | None = None
+    """The coefficient that `algorithm.kl.adaptive` has reached: of the penalty in the reward, or else of the one in the loss.
+
+    None: the coefficients are those of the manifest.
     """
     held: NDArray[np.int64] | None = None
     """Indices, ascending, of the samples whose tokens and pictures this object holds; None: all samples."""

@@ -178,7 +178,7 @@ class UpdatingEngine(ABC):
         if proximal is None and needs_proximal(self._objective.correction):
             proximal = log_probs.detach()  # one step per batch: the weights at its start are the current ones
         return policy_objective(
-            self._objective,
+            self._objective.adapted(update.batch.kl_coefficient),
             log_probs=log_probs,
             entropy=scores.entropy,
             behaviour_log_probs=responses.log_probs,

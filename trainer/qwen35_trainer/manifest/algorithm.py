@@ -6,10 +6,21 @@ from pydantic import Field
 
 from qwen35_trainer.manifest.base import FUNCTION, Section
 
-AdvantageType = Literal["GRPO", "DrGRPO", "RLOO", "ReinforcePlusPlus", "GAE", "Function"]
-LossType = Literal["PPOClip", "GSPO", "CISPO", "GPG", "Function"]
+AdvantageType = Literal[
+    "GRPO",
+    "DrGRPO",
+    "RLOO",
+    "OPO",
+    "PassAtK",
+    "ReMax",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "GAE",
+    "Function",
+]
+LossType = Literal["PPOClip", "GSPO", "CISPO", "GPG", "SAPO", "DPPOBinaryTV", "DPPOBinaryKL", "Function"]
 AggregationName = Literal["TokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenMean", "SequenceMeanTokenSumNorm"]
-KLPlacement = Literal["None", "Loss", "Reward"]
+KLPlacement = Literal["None", "Loss", "Reward", "LossAndReward"]
 KLEstimator = Literal["K1", "K2", "K3"]
 CorrectionType = Literal["None", "TokenTIS", "SequenceTIS", "IcePop", "SequenceMask", "DecoupledPPO"]
 
@@ -20,7 +31,8 @@ class LossSpec(Section):
     type: LossType = Field(
         "PPOClip",
         description="Policy loss: PPOClip clips the ratio per token, GSPO per sequence; CISPO clips the weight; GPG "
-        "is the plain policy gradient; Function calls your own. Default PPOClip, the most common one. "
+        "is the plain policy gradient; SAPO replaces clipping by a soft gate; DPPOBinaryTV and DPPOBinaryKL mask tokens by a "
+        "divergence; Function calls your own. Default PPOClip, the most common one. "
         "verl: actor_rollout_ref.actor.policy_loss.loss_mode.",
     )
     function: str | None = Field(
@@ -52,6 +64,28 @@ class LossSpec(Section):
         description="Maximum ratio for tokens with a negative advantage (dual-clip PPO); only for PPOClip, null "
         "disables it. Default 3, as in verl. verl: actor_rollout_ref.actor.clip_ratio_c.",
     )
+    tauPositive: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Temperature of SAPO's gate for tokens with a positive advantage; a higher one bounds the step more. No other "
+        "loss uses it. Default 1, as in the paper. verl: actor_rollout_ref.actor.tau_pos.",
+    )
+    tauNegative: float = Field(
+        1.05,
+        gt=0,
+        le=1000,
+        description="Temperature of SAPO's gate for tokens with a negative advantage. No other loss uses it. Default 1.05, as in "
+        "the paper: above tauPositive, because such tokens destabilise training more. verl: actor_rollout_ref.actor.tau_neg.",
+    )
+    maxDivergence: float | None = Field(
+        None,
+        gt=0,
+        le=100,
+        description="Divergence of a token from the policy that sampled it, above which DPPOBinaryTV (a difference of "
+        "probabilities) and DPPOBinaryKL (nats) mask it; refused with every other loss. Default: 0.15 for TV and 0.05 "
+        "for KL, as in the paper. verl: actor_rollout_ref.actor.clip_ratio.",
+    )
     aggregation: AggregationName = Field(
         "TokenMean",
         description="How the losses of tokens are reduced to one number; SequenceMeanTokenSumNorm divides by "
@@ -60,12 +94,31 @@ class LossSpec(Section):
     )
 
 
+class AdaptiveKLSpec(Section):
+    """A coefficient of the penalty that grows and falls so that the divergence stays near a target."""
+
+    target: float = Field(
+        0.1,
+        gt=0,
+        le=1000,
+        description="Mean divergence from the reference model to hold, in nats per token. Default 0.1, as in verl. verl: "
+        "algorithm.kl_ctrl.target_kl.",
+    )
+    horizon: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000_000,
+        description="Number of samples in which the coefficient changes by at most 20 %. Default 10,000, as in verl. verl: "
+        "algorithm.kl_ctrl.horizon.",
+    )
+
+
 class KLSpec(Section):
     """The penalty for moving away from the reference model."""
 
     placement: KLPlacement = Field(
         "None",
-        description="Where the penalty is added: nowhere, to the loss, or to the reward. Default None, which saves "
+        description="Where the penalty is added: nowhere, to the loss, to the reward, or to both. Default None, which saves "
         "the memory and the forward pass of the reference model. verl: "
         "actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward.",
     )
@@ -81,6 +134,41 @@ class KLSpec(Section):
         description="Estimator of the divergence per token (Schulman). Default K3, which is never negative and has "
         "low variance. verl: actor_rollout_ref.actor.kl_loss_type, algorithm.kl_penalty.",
     )
+    rewardCoefficient: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="Weight of the penalty in the reward, where placement LossAndReward needs another one than in the loss; refused "
+        "with every other placement. Default: coefficient. verl: algorithm.kl_ctrl.kl_coef.",
+    )
+    rewardEstimator: KLEstimator | None = Field(
+        None,
+        description="Estimator of the penalty in the reward, where placement LossAndReward needs another one than in the loss; refused "
+        "with every other placement. Default: estimator. verl: algorithm.kl_penalty.",
+    )
+    adaptive: AdaptiveKLSpec | None = Field(
+        None,
+        description="Adapts the coefficient in the reward, or with placement Loss the one in the loss, to a target divergence. "
+        "Default: none, the coefficients are fixed, as in the published recipes. verl: algorithm.kl_ctrl.type.",
+    )
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether the penalty is subtracted from the reward."""
+        return self.placement in ("Reward", "LossAndReward")
+
+    @property
+    def of_reward(self) -> tuple[float, KLEstimator]:
+        """The coefficient and the estimator of the penalty in the reward."""
+        coefficient = self.coefficient if self.rewardCoefficient is None else self.rewardCoefficient
+        return coefficient, self.rewardEstimator or self.estimator
+
+    @property
+    def first_adapted(self) -> float | None:
+        """The coefficient that adapts, before the first update; None if the coefficients are fixed."""
+        if self.adaptive is None or self.placement == "None":
+            return None
+        return self.of_reward[0] if self.in_reward else self.coefficient
 
 
 class CorrectionSpec(Section):
@@ -109,13 +197,32 @@ class CorrectionSpec(Section):
     )
 
 
+class OverlongPenaltySpec(Section):
+    """A penalty for responses that come close to the length limit (DAPO's soft overlong punishment)."""
+
+    bufferTokens: int = Field(
+        ge=1,
+        le=10_000_000,
+        description="Number of tokens before data.maxResponseTokens in which the penalty grows from 0 to its full weight. No "
+        "default; DAPO uses a fifth of the limit. verl: reward.reward_kwargs.overlong_buffer_cfg.len.",
+    )
+    weight: float = Field(
+        1.0,
+        gt=0,
+        le=1000,
+        description="Penalty of a response that reaches the limit, in units of the reward. Default 1, as in DAPO. verl: "
+        "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor.",
+    )
+
+
 class AlgorithmSpec(Section):
     """The reinforcement-learning algorithm."""
 
     advantage: AdvantageType = Field(
         "GRPO",
-        description="Advantage estimator; Function calls your own. Default GRPO, which needs no critic and which the "
-        "published recipes use. verl: algorithm.adv_estimator.",
+        description="Advantage estimator: compares the samples of a prompt (GRPO, DrGRPO, RLOO, OPO), rewards only the best of "
+        "them (PassAtK), compares with a greedy response (ReMax), or whitens over the batch (ReinforcePlusPlus, ReinforcePlusPlusBaseline); Function calls your own. "
+        "Default GRPO, which needs no critic and which the published recipes use. verl: algorithm.adv_estimator.",
     )
     advantageFunction: str | None = Field(
         None,
@@ -129,14 +236,24 @@ class AlgorithmSpec(Section):
         8,
         ge=1,
         le=1024,
-        description="Responses sampled for each prompt; together they are a group. Default 8, which gives a usable "
-        "group mean at moderate cost. verl: actor_rollout_ref.rollout.n.",
+        description="Responses sampled for each prompt; together they are a group. With ReMax, the last one is greedy and does not "
+        "train. Default 8, which gives a usable group mean at moderate cost. verl: actor_rollout_ref.rollout.n.",
     )
     dynamicSampling: bool = Field(
         False,
         description="Drop groups whose rewards are all equal and generate others instead (DAPO). Default false: such "
         "groups have no gradient and only take up places in the batch. verl: "
         "algorithm.filter_groups.enable.",
+    )
+    overlongPenalty: OverlongPenaltySpec | None = Field(
+        None,
+        description="Lowers the rewards of responses close to the length limit; held-out responses are not penalised. Default: none, "
+        "as in the published recipes. verl: reward.reward_kwargs.overlong_buffer_cfg.enable.",
+    )
+    maskTruncated: bool = Field(
+        False,
+        description="Exclude responses that reached the length limit from the loss; their rewards still count in the "
+        "statistics of their group. Default false, as in verl. verl: none.",
     )
     gamma: float = Field(
         1.0, ge=0, le=1, description="Discount factor per token. Default 1: no discount. verl: algorithm.gamma."
@@ -172,6 +289,11 @@ class AlgorithmSpec(Section):
         description="Off-policy correction. Enabled by default, because the default mode is off-policy. verl: "
         "algorithm.rollout_correction.",
     )
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether the last response of each group is greedy, and is the baseline of the others."""
+        return self.advantage == "ReMax"
 
     @property
     def own_functions(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
 
 FLOORED = ("IcePop", "SequenceMask")
+DIVERGENCE_MASKED = ("DPPOBinaryTV", "DPPOBinaryKL")
 
 
 def model_source(spec: TrainingSpec) -> Iterator[Problem]:
@@ -133,6 +134,55 @@ def clip(spec: TrainingSpec) -> Iterator[Problem]:
     low = spec.algorithm.loss.clipLow
     if low >= 1:
         yield Problem("spec.algorithm.loss.clipLow", f"{low} is not below 1: no ratio is ever clipped.", "Use 0.2.")
+
+
+def overlong_buffer(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the penalty for long responses begins within the length limit."""
+    penalty, limit = spec.algorithm.overlongPenalty, spec.data.maxResponseTokens
+    if penalty is not None and penalty.bufferTokens > limit:
+        yield Problem(
+            "spec.algorithm.overlongPenalty.bufferTokens",
+            f"{penalty.bufferTokens} is above data.maxResponseTokens {limit}: every response would be penalised.",
+            f"Lower it to at most {limit}; DAPO uses a fifth of the limit.",
+        )
+
+
+def divergence(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that DPPO has no correction, and that no other loss has a maximum divergence.
+
+    DPPO's trust region is around the policy that sampled. With another correction it would be around the proximal policy, which is
+    the current one if a batch has one update: then the divergence is 0 and nothing is ever masked.
+    """
+    loss, correction = spec.algorithm.loss, spec.algorithm.correction.type
+    if loss.type in DIVERGENCE_MASKED and correction != "None":
+        yield Problem(
+            "spec.algorithm.correction.type",
+            f"loss {loss.type} bounds the divergence from the policy that sampled, and its ratio covers the whole change; "
+            f"{correction} would move both to the proximal policy.",
+            "Set it to None, or use another loss.",
+        )
+    if loss.type not in DIVERGENCE_MASKED and loss.maxDivergence is not None:
+        message = f"loss {loss.type} bounds no divergence."
+        yield Problem("spec.algorithm.loss.maxDivergence", message, "Remove it, or use DPPOBinaryTV or DPPOBinaryKL.")
+
+
+def kl(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the reward's own settings have a penalty in loss and reward, and that an adaptive coefficient can change."""
+    chosen, path = spec.algorithm.kl, "spec.algorithm.kl"
+    if chosen.placement != "LossAndReward":
+        use = "coefficient and estimator" if chosen.placement == "Reward" else "placement LossAndReward"
+        for name in ("rewardCoefficient", "rewardEstimator"):
+            if getattr(chosen, name) is not None:
+                message = f"placement {chosen.placement} has one penalty at most."
+                yield Problem(f"{path}.{name}", message, f"Remove it, or use {use}.")
+    if chosen.adaptive is None:
+        return
+    if chosen.placement == "None":
+        yield Problem(f"{path}.adaptive", "placement None has no penalty to adapt.", "Remove it, or set placement.")
+    elif chosen.first_adapted == 0:
+        name = "coefficient" if chosen.rewardCoefficient is None else "rewardCoefficient"
+        message = f"{name} 0 stays 0: it is adapted by factors."
+        yield Problem(f"{path}.{name}", message, "Raise it above 0, or remove adaptive.")
 
 
 def correction(spec: TrainingSpec) -> Iterator[Problem]:

@@ -31,8 +31,8 @@ class EvaluationSpec(Section):
         1,
         ge=1,
         le=1024,
-        description="Responses per prompt, whose scores are averaged. Default 1, which is enough for greedy sampling."
-        " verl: actor_rollout_ref.rollout.val_kwargs.n.",
+        description="Responses per prompt, whose scores are averaged; with several, pass@k is measured too, which needs a "
+        "temperature above 0. Default 1, which is enough for greedy sampling. verl: actor_rollout_ref.rollout.val_kwargs.n.",
     )
     maxPrompts: int | None = Field(
         None,

@@ -91,6 +91,7 @@ def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
     return [
         ("evaluation", str(evaluation.update)),
         ("accuracy", _format(evaluation.accuracy if meaningful else None, ".1%")),
+        *((f"pass@{k}", f"{share:.1%}") for k, share in evaluation.pass_at_k.items() if meaningful),
         ("reward", _format(evaluation.reward_mean, ".3f")),
         *_parts("reward", evaluation.score_by_reward),
         *_parts("source", evaluation.reward_by_source),

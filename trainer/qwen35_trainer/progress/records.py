@@ -99,6 +99,8 @@ class UpdateRecord:
     """Mean entropy of the policy, in nats per token."""
     kl: float | None = None
     """Mean KL divergence of the policy from the reference model, in nats per token."""
+    kl_coefficient: float | None = None
+    """The coefficient of the KL penalty with which the update trained, if `algorithm.kl.adaptive` adapts it."""
     behaviour_kl: float | None = None
     """Mean KL divergence of the policy that generated the tokens from the trainer's policy, in nats per token."""
     clip_fraction: float | None = None
@@ -173,6 +175,10 @@ class EvaluationRecord:
     """Number of held-out responses or, in SFT, examples."""
     accuracy: float | None = None
     """Share, 0 to 1, of the responses to which every reward gives at least 1."""
+    pass_at_k: dict[int, float] = field(default_factory=dict)
+    """k → probability, 0 to 1, that at least one of k responses to a prompt is accurate, estimated from all responses to it, and
+    averaged over prompts. k is each power of 2 up to `evaluation.samplesPerPrompt`, and that number. Empty with one sample per prompt,
+    where it is the accuracy."""
     reward_mean: float | None = None
     """Mean reward of the held-out responses. A response without a reward (failed, with `onError: Skip`) counts as 0."""
     score_by_reward: dict[str, float] = field(default_factory=dict)

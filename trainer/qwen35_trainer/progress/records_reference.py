@@ -53,7 +53,7 @@ def _documented(source: str) -> Iterator[tuple[tuple[str, str], str]]:
 def _section(name: str, kind: type[RunRecord], documented: Mapping[tuple[str, str], str]) -> str:
     names = {attribute: scalar for scalar, attribute in SCALARS.get(kind, {}).items()}
     if (group := GROUPS.get(kind)) is not None:
-        names |= {attribute: f"{group}/{attribute}/<name>" for attribute in NAMED}
+        names |= {attribute: f"{group}/{attribute}/<name>" for attribute in NAMED[kind]}
     rows = [
         f"| `{key}` | {_type(annotation)} | {_cell(documented[kind.__name__, key])} | {_code(names.get(key))} |"
         for key, annotation in get_type_hints(kind).items()

@@ -56,17 +56,32 @@ class TokenAge:
 
 
 def assemble(
-    groups: Sequence[ScoredGroup], *, version: int, max_lag: int, mask_old: bool, updates: int
+    groups: Sequence[ScoredGroup],
+    *,
+    version: int,
+    max_lag: int,
+    mask_old: bool,
+    updates: int,
+    mask_truncated: bool = False,
+    greedy_last: bool = False,
 ) -> tuple[TrainBatch, TokenAge]:
     """Pack groups into a batch that trains at weight version `version`. Returns the batch and the lags of its tokens.
 
     max_lag: maximum lag of a token, in versions. mask_old: whether tokens with a higher lag are masked; otherwise such
-    a token raises BoundBroken. updates: number of updates of the batch. The function is pure, so it may run in a
-    thread.
+    a token raises BoundBroken. updates: number of updates of the batch. mask_truncated: whether responses that reached the
+    length limit do not train. greedy_last: whether the last response of each group is a greedy baseline, which does not train.
+    The function is pure, so it may run in a thread.
     """
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
-    trainable, age = _trainable(sequences, rewards, version=version, max_lag=max_lag, mask_old=mask_old)
+    baseline = np.zeros(len(sequences), dtype=np.bool_)
+    if greedy_last:
+        baseline[np.cumsum([len(group.sequences) for group in groups]) - 1] = True
+    trains = [
+        reward is not None and not greedy and not (mask_truncated and sequence.truncated)
+        for sequence, reward, greedy in zip(sequences, rewards, baseline.tolist(), strict=True)
+    ]
+    trainable, age = _trainable(sequences, trains, version=version, max_lag=max_lag, mask_old=mask_old)
     of_group = [np.asarray(group.prompt.token_ids, dtype=np.int32) for group in groups]
     prompts = [prompt for prompt, group in zip(of_group, groups, strict=True) for _ in group.sequences]
     batch = TrainBatch(
@@ -82,24 +97,24 @@ def assemble(
         rewards=np.array([reward or 0.0 for reward in rewards], dtype=np.float32),
         valid=np.array([reward is not None for reward in rewards]),
         group=np.array([group.group for group in groups for _ in group.sequences], dtype=np.int64),
+        baseline=baseline if greedy_last else None,
         updates=updates,
     )
     return batch, age
 
 
 def _trainable(
-    sequences: Sequence[Completed], rewards: Sequence[float | None], *, version: int, max_lag: int, mask_old: bool
+    sequences: Sequence[Completed], trains: Sequence[bool], *, version: int, max_lag: int, mask_old: bool
 ) -> tuple[NDArray[np.bool_], TokenAge]:
     """Return a mask of the tokens that train, concatenated over the sequences, and the lags of the tokens.
 
-    rewards: reward of each sequence; None: it could not be scored, so none of its tokens train. Tokens of the
-    environment do not train and have no lag. Raises BoundBroken for a token with a lag above `max_lag`, unless
+    trains: whether any token of each sequence may train. Tokens of the environment do not train and have no lag. Raises BoundBroken for a token with a lag above `max_lag`, unless
     `mask_old`. The lags are computed one sequence at a time, because arrays for a whole batch would take several times
     the memory of its tokens.
     """
     histogram: Counter[int] = Counter()
     masks, masked = [], 0
-    for sequence, reward in zip(sequences, rewards, strict=True):
+    for sequence, may_train in zip(sequences, trains, strict=True):
         versions = sequence.tokens.versions
         generated = versions != ENVIRONMENT_VERSION
         lag = version - versions
@@ -110,7 +125,7 @@ def _trainable(
                 f"a token of lag {lag[generated].max()} in a batch of version {version}; the bound is {max_lag}"
             )
         masked += old
-        if reward is None:
+        if not may_train:
             masks.append(np.zeros(len(young), dtype=np.bool_))
             continue
         masks.append(young)

@@ -67,6 +67,8 @@ class CheckpointMeta:
     """Number that the next dispatched group gets."""
     journal: str = ""
     """Name of the attempt whose journal records what happened after this checkpoint. Empty: unknown."""
+    kl_coefficient: float | None = None
+    """The coefficient that `algorithm.kl.adaptive` had reached. None: it is fixed, or an old release saved the checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,7 @@ class Driver(Process):
             attempt=self._job.attempt,
             updates_total=self._job.updates_total,
             update=self._job.resume.progress.update if self._job.resume else 0,
+            kl_coefficient=_kl_coefficient(self._job),
         )
         began, ended = loading.result()
         training.span("train-0", "load", began, ended)
@@ -386,6 +387,16 @@ class Driver(Process):
             sampler=Sampler(self._job.folder.samples, data.decoder),
             evaluates=bool(data.validation),
         )
+
+
+def _kl_coefficient(job: Job) -> float | None:
+    """Return the coefficient of `algorithm.kl.adaptive` for the first batch; None if the coefficients are fixed.
+
+    A run that resumes continues with the coefficient in its checkpoint.
+    """
+    first = None if job.spec.mode == "SFT" else job.spec.algorithm.kl.first_adapted
+    saved = None if job.resume is None else job.resume.progress.kl_coefficient
+    return first if first is None or saved is None else saved
 
 
 async def _restore(train: TrainPool, path: Path) -> None:

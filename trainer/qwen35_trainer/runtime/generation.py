@@ -32,6 +32,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.combiner import Failures
+from qwen35_trainer.rewards.overlong import with_overlong_penalty
 from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, EndReason, Sampling, SequenceRequest
 from qwen35_trainer.runtime.assembly import ScoredGroup
@@ -77,8 +78,14 @@ class _PendingGroup:
     prompt: EncodedPrompt
     samples: int
     sampling: Sampling
+    greedy_last: bool = False
+    """Whether the last sample is generated greedily, as the baseline of the others."""
     completed: dict[int, Completed] = field(default_factory=dict)
     scores: tuple[CombinedScore, ...] | None = None
+
+    def sampling_of(self, index: int) -> Sampling:
+        """Return the settings with which sample number `index` is generated."""
+        return Sampling(temperature=0.0) if self.greedy_last and index == self.samples - 1 else self.sampling
 
     @property
     def sequences(self) -> tuple[Completed, ...]:
@@ -119,7 +126,7 @@ class Generation:
         assert rollout is not None
         prompt = self._parts.prompts[self._parts.order.prompt_index(notice.position)]
         sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK, rollout.minP)
-        self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling)
+        self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling, algorithm.has_greedy_baseline)
 
     def start(self, command: commands.StartSequences) -> None:
         """Submit sequences to a replica, with the number of tokens that the coordinator wants them to keep.
@@ -295,7 +302,7 @@ class Generation:
         group, buffer = self._groups[name[0]], self._buffers[name]
         kept = buffer.tokens() if len(buffer) else NO_TOKENS
         return SequenceRequest(
-            name, group.prompt.token_ids, self._parts.spec.data.maxResponseTokens, group.sampling, kept
+            name, group.prompt.token_ids, self._parts.spec.data.maxResponseTokens, group.sampling_of(name[1]), kept
         )
 
     def _finish(self, name: SequenceId, reason: EndReason, error: str) -> None:
@@ -311,7 +318,9 @@ class Generation:
             self._tasks.create_task(self._score_group(name[0], group))
 
     async def _score_group(self, number: int, group: _PendingGroup) -> None:
-        group.scores = scores = await self._scores(group)
+        scored, spec = await self._scores(group), self._parts.spec
+        lengths, limit = [len(sequence.tokens) for sequence in group.sequences], spec.data.maxResponseTokens
+        group.scores = scores = with_overlong_penalty(scored, lengths, limit, spec.algorithm.overlongPenalty)
         for score in scores:
             self.failures.add(group.prompt.prompt.id, score)
         if self._groups.get(number) is not group:

@@ -252,6 +252,8 @@ class TrainingLoop:
             max_lag=settings.window.max_version_lag,
             mask_old=settings.on_missed_deadline == "MaskTokens",
             updates=training.spec.async_.updatesPerBatch,
+            mask_truncated=training.spec.algorithm.maskTruncated,
+            greedy_last=training.spec.algorithm.has_greedy_baseline,
         )
         training.times.assembled(time.time() - started)
         await training.train(NextBatch(batch, order.version, age, groups, waited), self._pipeline)

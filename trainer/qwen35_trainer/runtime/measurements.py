@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb
 from statistics import fmean
 
 import numpy as np
@@ -196,6 +197,7 @@ def update_record(
         policy_loss=mean("policy_loss"),
         entropy=mean("entropy"),
         kl=mean("kl"),
+        kl_coefficient=batch.kl_coefficient,
         behaviour_kl=mean("behaviour_kl"),
         clip_fraction=sum(clipped) if clipped else None,
         correction_weight_mean=mean("correction_weight"),
@@ -249,6 +251,7 @@ def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: in
         version=version,
         time=time,
         accuracy=float(np.mean([_right(score) for score in scores])),
+        pass_at_k=_pass_at_k([[_right(score) for score in group.scores] for group in groups]),
         reward_mean=float(np.mean([score.value or 0.0 for score in scores])),
         score_by_reward=_score_by_reward(groups),
         reward_by_source=_reward_by_source(groups, missing=0.0),
@@ -263,6 +266,17 @@ def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: in
 def _right(score: CombinedScore) -> bool:
     """Return whether every reward gave the response at least 1, so that it counts as accurate."""
     return not score.errors and all(part >= 1.0 for part in score.parts.values())
+
+
+def _pass_at_k(outcomes: Sequence[list[bool]]) -> dict[int, float]:
+    """Return, by k, the probability that at least one of k responses is right: 1 - C(n - c, k) / C(n, k), averaged over prompts.
+
+    outcomes: for each prompt, whether each of its n responses is right; c of them are. The estimator is unbiased (Chen et al.,
+    arXiv:2107.03374 eq. 1). k is each power of 2 from 2 to n, and n. Empty if n is 1.
+    """
+    samples = min(len(rights) for rights in outcomes)
+    sizes = sorted({2**power for power in range(1, samples.bit_length())} | {samples} - {1})
+    return {k: 1.0 - fmean(comb(rights.count(False), k) / comb(len(rights), k) for rights in outcomes) for k in sizes}
 
 
 def _score_by_reward(groups: Sequence[ScoredGroup]) -> dict[str, float]:

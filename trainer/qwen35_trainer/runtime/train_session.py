@@ -14,9 +14,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from qwen35_trainer.algorithms.adaptive_kl import adapted
 from qwen35_trainer.contract import LiveSettings
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
@@ -85,6 +86,8 @@ class TrainSession:
     updates_total: int
     update: int = 0
     """Number of updates (optimizer steps) so far."""
+    kl_coefficient: float | None = None
+    """The coefficient of `algorithm.kl.adaptive` for the next batch; None: the coefficients are fixed."""
     times: UpdateTimes = field(default_factory=UpdateTimes)
     _saved_at: int = field(init=False)
     """Number of updates in the newest checkpoint, which is complete or being written.
@@ -106,8 +109,9 @@ class TrainSession:
             learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
             for step in range(upcoming.batch.updates)
         ]
+        batch = replace(upcoming.batch, kl_coefficient=self.kl_coefficient)
         started = time.time()
-        metrics: list[UpdateMetrics] = await self.pool.train(upcoming.batch, rates)
+        metrics: list[UpdateMetrics] = await self.pool.train(batch, rates)
         ended = time.time()
         self.span("train-0", "train", started, ended)
         self.times.trained(upcoming.waited, ended - started)
@@ -125,7 +129,7 @@ class TrainSession:
                     time=self.clock.at(ended),
                     wall_time=ended,
                     seconds=seconds,
-                    batch=upcoming.batch,
+                    batch=batch,
                     age=upcoming.age,
                     groups=upcoming.groups,
                     times=self.times,
@@ -133,6 +137,26 @@ class TrainSession:
                 )
             )
         self.times = UpdateTimes()
+        self._adapt_kl(metrics, batch.samples)
+
+    def _adapt_kl(self, metrics: Sequence[UpdateMetrics], samples: int) -> None:
+        """Adapt the KL coefficient to the divergence of a batch that has trained.
+
+        samples: number of samples of the batch. Updates without a trained token, or with a divergence that is not finite, do not count.
+        """
+        settings = self.spec.algorithm.kl.adaptive
+        measured = [(each.means.get("kl", math.nan), each.tokens) for each in metrics if each.tokens]
+        measured = [(divergence, tokens) for divergence, tokens in measured if math.isfinite(divergence)]
+        if self.kl_coefficient is None or settings is None or not measured:
+            return
+        divergence = sum(mean * tokens for mean, tokens in measured) / sum(tokens for _, tokens in measured)
+        self.kl_coefficient = adapted(
+            self.kl_coefficient,
+            divergence=divergence,
+            target=settings.target,
+            samples=samples,
+            horizon=settings.horizon,
+        )
 
     def evaluation_due(self, count: int) -> bool:
         """Return whether to evaluate now: if an evaluation was due in the last `count` updates, or the run ends here."""
@@ -171,6 +195,7 @@ class TrainSession:
             elapsed=self.clock.now(),
             group=snapshot.group,
             journal=self.attempt,
+            kl_coefficient=self.kl_coefficient,
         )
         self.checkpoints.keep = self.live.now.checkpointKeep
         try:

@@ -12,6 +12,7 @@ _UPDATE: Final = {
     "train/policy_loss": "policy_loss",
     "train/entropy": "entropy",
     "train/kl": "kl",
+    "train/kl_coefficient": "kl_coefficient",
     "train/clip_fraction": "clip_fraction",
     "train/router_load_balancing": "router_load_balancing",
     "train/router_z": "router_z",
@@ -60,8 +61,12 @@ SCALARS: Final[Mapping[type[RunRecord], Mapping[str, str]]] = {
 """Class of a record → name of a scalar → attribute of the record with its number."""
 GROUPS: Final[Mapping[type[RunRecord], str]] = {UpdateRecord: "train", EvaluationRecord: "evaluation"}
 """Class of a record → first part of the names of its scalars for single rewards and data sources."""
-NAMED: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "timeouts_by_reward")
-"""Attributes with a number per reward or data source, whose name becomes the last part of the scalar's name."""
+_BY_REWARD: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "timeouts_by_reward")
+NAMED: Final[Mapping[type[RunRecord], tuple[str, ...]]] = {
+    UpdateRecord: _BY_REWARD,
+    EvaluationRecord: (*_BY_REWARD, "pass_at_k"),
+}
+"""Class of a record → its attributes with a number per reward, data source or k, which becomes the last part of the scalar's name."""
 
 
 def scalars(record: RunRecord) -> dict[str, float]:
@@ -75,6 +80,6 @@ def scalars(record: RunRecord) -> dict[str, float]:
         return numbers
     return numbers | {
         f"{group}/{attribute}/{name}": float(value)
-        for attribute in NAMED
+        for attribute in NAMED[type(record)]
         for name, value in getattr(record, attribute).items()
     }

@@ -1,0 +1,287 @@
+"""Every loss, advantage and correction against its paper's formula, in float64 and without tensors.
+
+A loss is written here as a function of one sequence's log-probs, in which a second argument stands where the paper stops the
+gradient. Its gradient is a central difference in the first argument alone.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from qwen35_trainer.algorithms.advantages import ADVANTAGES, AdvantageInputs, advantage
+from qwen35_trainer.algorithms.corrections import CORRECTIONS, correction
+from qwen35_trainer.algorithms.losses import LOSSES, LossInputs, policy_loss
+
+LOW, HIGH, DUAL, TAU_POSITIVE, TAU_NEGATIVE, DELTA = 0.2, 0.28, 3.0, 1.0, 1.05, 0.1
+
+type Numbers = Sequence[float]
+type Reference = Callable[[Numbers, Numbers, Numbers, Numbers], list[float]]
+"""(current log-probs, the same under the stop-gradient, old log-probs, advantages) of one sequence -> loss of each token."""
+
+
+def ratios(current: Numbers, old: Numbers) -> list[float]:
+    return [math.exp(p - q) for p, q in zip(current, old, strict=True)]
+
+
+def clipped(ratio: float) -> float:
+    return min(max(ratio, 1 - LOW), 1 + HIGH)
+
+
+def surrogate(ratio: float, a: float) -> float:
+    return -min(ratio * a, clipped(ratio) * a)
+
+
+def ppo_clip(current, frozen, old, advantages):
+    losses = [surrogate(r, a) for r, a in zip(ratios(current, old), advantages, strict=True)]
+    return [min(loss, -DUAL * a) if a < 0 else loss for loss, a in zip(losses, advantages, strict=True)]
+
+
+def gspo(current, frozen, old, advantages):
+    # GSPO-token: sg[s] · π/sg[π].
+    s = math.exp(statistics.fmean(p - q for p, q in zip(frozen, old, strict=True)))
+    return [surrogate(s * r, a) for r, a in zip(ratios(current, frozen), advantages, strict=True)]
+
+
+def cispo(current, frozen, old, advantages):
+    weights = [clipped(r) for r in ratios(frozen, old)]
+    return [-w * a * p for w, a, p in zip(weights, advantages, current, strict=True)]
+
+
+def gpg(current, frozen, old, advantages):
+    return [-a * p for a, p in zip(advantages, current, strict=True)]
+
+
+def sapo(current, frozen, old, advantages):
+    def gate(x: float, tau: float) -> float:
+        return 4 / tau / (1 + math.exp(-tau * (x - 1)))
+
+    taus = [TAU_POSITIVE if a > 0 else TAU_NEGATIVE for a in advantages]
+    return [-gate(r, tau) * a for r, tau, a in zip(ratios(current, old), taus, advantages, strict=True)]
+
+
+def dppo(divergence: Callable[[float, float], float]) -> Reference:
+    def reference(current, frozen, old, advantages):
+        losses = []
+        for r, p, q, a in zip(ratios(current, old), frozen, old, advantages, strict=True):
+            outside = divergence(math.exp(q), math.exp(p)) > DELTA
+            leaves = (a > 0 and p > q) or (a < 0 and p < q)
+            losses.append(0.0 if outside and leaves else -r * a)
+        return losses
+
+    return reference
+
+
+def binary_kl(mu: float, pi: float) -> float:
+    return mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+
+
+REFERENCES: dict[str, Reference] = {
+    "PPOClip": ppo_clip,
+    "GSPO": gspo,
+    "CISPO": cispo,
+    "GPG": gpg,
+    "SAPO": sapo,
+    "DPPOBinaryTV": dppo(lambda mu, pi: abs(mu - pi)),
+    "DPPOBinaryKL": dppo(binary_kl),
+}
+
+
+def slopes(
+    reference: Reference, current: Numbers, old: Numbers, advantages: Numbers, step: float = 1e-6
+) -> list[float]:
+    """The derivative of the sum of all losses by each current log-prob."""
+
+    def total(at: int, by: float) -> float:
+        moved = [p + by * (at == index) for index, p in enumerate(current)]
+        return math.fsum(reference(moved, current, old, advantages))
+
+    return [(total(at, step) - total(at, -step)) / (2 * step) for at in range(len(current))]
+
+
+def random_sequences() -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+    """Log-probs of two policies and advantages, (N, T), and the lengths: ratios from 0.2 to 5, advantages of both signs and 0."""
+    generator = np.random.default_rng(11)
+    shape = (40, 6)
+    old = np.log(generator.uniform(0.02, 0.98, shape))
+    current = np.minimum(old + generator.uniform(-1.6, 1.6, shape), -0.01)
+    advantages = generator.normal(size=shape) * (generator.random(shape) > 0.1)
+    return current, old, advantages, generator.integers(1, shape[1] + 1, shape[0]).tolist()
+
+
+def test_each_registered_name_has_a_reference():
+    assert set(REFERENCES) == set(LOSSES.names)
+    assert set(ADVANTAGE_REFERENCES) == set(ADVANTAGES.names)
+    assert set(WEIGHT_REFERENCES) == set(CORRECTIONS.names)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_loss_has_the_value_and_the_gradient_of_its_paper(name):
+    current, old, advantages, lengths = random_sequences()
+    mask = torch.tensor([[position < length for position in range(current.shape[1])] for length in lengths])
+    log_probs = torch.tensor(current, requires_grad=True)
+    out = policy_loss(name)(
+        LossInputs(
+            log_probs,
+            torch.tensor(old),
+            torch.tensor(advantages),
+            mask,
+            LOW,
+            HIGH,
+            DUAL,
+            TAU_POSITIVE,
+            TAU_NEGATIVE,
+            DELTA,
+        )
+    )
+    (gradient,) = torch.autograd.grad(out.per_token.sum(), log_probs)
+    assert out.per_token.dtype == torch.float64
+    for row, length in enumerate(lengths):
+        of_row = [values[row, :length].tolist() for values in (current, old, advantages)]
+        value = REFERENCES[name](of_row[0], *of_row)
+        np.testing.assert_allclose(out.per_token[row, :length].detach(), value, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(gradient[row, :length], slopes(REFERENCES[name], *of_row), rtol=1e-6, atol=1e-8)
+
+
+def whitened(values: list[list[float]]) -> list[list[float]]:
+    tokens = [value for row in values for value in row]
+    mean, deviation = statistics.fmean(tokens), statistics.stdev(tokens)
+    return [[(value - mean) / deviation for value in row] for row in values]
+
+
+def per_sample(compute: Callable[[float, Numbers, list[tuple[float, int]]], float]):
+    """The advantages of an estimator that gives all tokens of a sample the same.
+
+    compute: (score, scores of the group's other samples, score and length of all samples of the group) -> advantage.
+    """
+
+    def reference(rewards, groups, lengths, penalties, values):
+        scores = [reward - math.fsum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
+        result = []
+        for index, (score, group) in enumerate(zip(scores, groups, strict=True)):
+            members = [at for at, other in enumerate(groups) if other == group]
+            others = [scores[at] for at in members if at != index]
+            result.append([compute(score, others, [(scores[at], lengths[at]) for at in members])] * lengths[index])
+        return result
+
+    return reference
+
+
+def returns(rewards, groups, lengths, penalties, values):
+    gamma, result = 0.9, []
+    for reward, penalty in zip(rewards, penalties, strict=True):
+        tokens = [-each for each in penalty]
+        tokens[-1] += reward
+        result.append(
+            [
+                math.fsum(gamma**later * tokens[t + later] for later in range(len(tokens) - t))
+                for t in range(len(tokens))
+            ]
+        )
+    return whitened(result)
+
+
+def gae(rewards, groups, lengths, penalties, values):
+    gamma, lam, result = 0.9, 0.8, []
+    for reward, penalty, value in zip(rewards, penalties, values, strict=True):
+        tokens = [-each for each in penalty]
+        tokens[-1] += reward
+        delta = [r + gamma * after - before for r, before, after in zip(tokens, value, [*value[1:], 0.0], strict=True)]
+        result.append(
+            [
+                math.fsum((gamma * lam) ** later * delta[t + later] for later in range(len(delta) - t))
+                for t in range(len(delta))
+            ]
+        )
+    return whitened(result)
+
+
+def baseline(rewards, groups, lengths, penalties, values):
+    return whitened(ADVANTAGE_REFERENCES["DrGRPO"](rewards, groups, lengths, penalties, values))
+
+
+def greedy_samples(groups: Sequence[int]) -> dict[int, int]:
+    """The greedy sample of each group, by group: its last one."""
+    return {group: index for index, group in enumerate(groups)}
+
+
+def remax(rewards, groups, lengths, penalties, values):
+    greedy = greedy_samples(groups)
+    scores = [reward - math.fsum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
+    return [
+        [score - scores[greedy[group]]] * length for score, group, length in zip(scores, groups, lengths, strict=True)
+    ]
+
+
+ADVANTAGE_REFERENCES = {
+    "GRPO": per_sample(
+        lambda r, others, _: (r - statistics.fmean([r, *others])) / (statistics.stdev([r, *others]) + 1e-6)
+    ),
+    "DrGRPO": per_sample(lambda r, others, _: r - statistics.fmean([r, *others])),
+    "RLOO": per_sample(lambda r, others, _: r - statistics.fmean(others)),
+    "OPO": per_sample(lambda r, _, members: r - sum(s * n for s, n in members) / sum(n for _, n in members)),
+    "ReMax": remax,
+    "PassAtK": per_sample(lambda r, others, _: max(r, *others) - max(others)),
+    "ReinforcePlusPlus": returns,
+    "ReinforcePlusPlusBaseline": baseline,
+    "GAE": gae,
+}
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_REFERENCES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_an_advantage_is_that_of_its_paper(name, ties):
+    generator = np.random.default_rng(5)
+    samples, width, size = 24, 7, 4
+    groups = generator.permutation(np.repeat(np.arange(samples // size), size))
+    rewards = generator.integers(0, 3, samples) / 1.0 if ties else generator.normal(size=samples)
+    rewards[groups == 0] = [0.0, 0.25, 1.0, 1.0]
+    if ties:  # equal scores give 0 by definition, where some of the formulas divide rounding noise by 1e-6
+        for group in range(1, samples // size):
+            rewards[np.flatnonzero(groups == group)[0]] = 3.0 + group
+    lengths = generator.integers(1, width + 1, samples)
+    tables = [generator.normal(size=(samples, width)) * scale for scale in (0.0 if ties else 0.1, 1.0)]
+    mask = np.arange(width) < lengths[:, None]
+    inputs = AdvantageInputs(
+        rewards=torch.tensor(rewards),
+        group=torch.tensor(groups),
+        mask=torch.tensor(mask),
+        token_penalty=torch.tensor(tables[0]),
+        values=torch.tensor(tables[1]),
+        baseline=torch.tensor(
+            [greedy_samples(groups.tolist())[group] == at for at, group in enumerate(groups.tolist())]
+        ),
+        gamma=0.9,
+        lam=0.8,
+    )
+    result = advantage(name)(inputs)
+    rows = [[table[row, : lengths[row]].tolist() for row in range(samples)] for table in tables]
+    expected = ADVANTAGE_REFERENCES[name](rewards.tolist(), groups.tolist(), lengths.tolist(), *rows)
+    # Advantages are float32.
+    for row, numbers in enumerate(expected):
+        np.testing.assert_allclose(result[row, : lengths[row]], numbers, rtol=2e-5, atol=2e-6)
+        assert result[row, lengths[row] :].count_nonzero() == 0
+
+
+CAP, FLOOR = 2.0, 0.5
+WEIGHT_REFERENCES: dict[str, Callable[[list[float]], list[float]]] = {
+    "None": lambda r: [1.0] * len(r),
+    "TokenTIS": lambda r: [min(each, CAP) for each in r],
+    "DecoupledPPO": lambda r: [min(each, CAP) for each in r],
+    "SequenceTIS": lambda r: [min(math.prod(r), CAP)] * len(r),
+    "IcePop": lambda r: [each if FLOOR <= each <= CAP else 0.0 for each in r],
+    "SequenceMask": lambda r: [float(FLOOR <= math.prod(r) ** (1 / len(r)) <= CAP)] * len(r),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHT_REFERENCES)
+def test_a_correction_has_the_weights_of_its_paper(name):
+    proximal, behaviour, _, lengths = random_sequences()
+    mask = torch.tensor([[position < length for position in range(proximal.shape[1])] for length in lengths])
+    weights = correction(name)(torch.tensor(behaviour), torch.tensor(proximal), mask, CAP, FLOOR).weights
+    for row, length in enumerate(lengths):
+        expected = WEIGHT_REFERENCES[name](ratios(proximal[row, :length].tolist(), behaviour[row, :length].tolist()))
+        np.testing.assert_allclose(weights[row, :length], expected, rtol=1e-12)
