@@ -2,6 +2,7 @@
 
     @pytest.mark.worlds("memory")           in memory; on the real control plane in `make soak` only
     @pytest.mark.worlds("memory", "real")   on both in every run
+    @pytest.mark.worlds("memory", only=True)   in memory only: it would take minutes or hours on the real one
     no mark                                 on the real control plane only
 
 The real one, and a real Ray in the place of head pods, end with this package: idle, they would still take processor time
@@ -41,7 +42,8 @@ MEMORY, REAL = "memory", "real"
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("worlds")
     if mark is not None:
-        metafunc.parametrize("world", [MEMORY, REAL] if MEMORY in mark.args else [REAL], indirect=True)
+        both = MEMORY in mark.args and not mark.kwargs.get("only")
+        metafunc.parametrize("world", [MEMORY, REAL] if both else mark.args, indirect=True)
 
 
 def world_of(item: pytest.Item) -> str:

@@ -99,6 +99,10 @@ class VirtualPlane:
                 task.result()
                 raise AssertionError(f"{task} has ended")
 
+    def wait_until(self, time: float) -> None:
+        """Let time pass until this second of `monotonic`, or none if it is over."""
+        self.wait(max(time - self.monotonic(), 0.0))
+
     @contextmanager
     def kubelets_away(self) -> Iterator[None]:
         """Nobody starts pods, or confirms their end."""

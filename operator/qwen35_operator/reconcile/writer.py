@@ -137,9 +137,9 @@ class ClusterWriter:
         guarded = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         try:
             updated = await self._client.patch(kind.path(observed.namespace, name), guarded, MERGE_PATCH)
-        except (NotFound, Conflict):
-            return RefusedWrite(write, "Cleaning", f"{kind.name} {name} is gone and will be created again")
-        except (Forbidden, Invalid) as error:
+        except (NotFound, Conflict, Forbidden, Invalid) as error:
+            if isinstance(error, (NotFound, Conflict)) or _other_object(error):
+                return RefusedWrite(write, "Cleaning", f"{kind.name} {name} is gone and will be created again")
             return refusal(write, kind, observed.namespace, name, "patch", error)
         self._store(observed, kind, updated)
         return None
@@ -257,6 +257,11 @@ def refusal(
     shown = "; ".join(f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes) or error.message
     message = f"the API server refuses {kind.name} {name}: {shown}. Change spec accordingly"
     return RefusedWrite(write, "Rejected", message)
+
+
+def _other_object(error: ApiError) -> bool:
+    """Whether `error` is the answer to a patch that names the uid of another object than the one that has this name now."""
+    return any(cause.get("field") == "metadata.uid" for cause in error.details.get("causes") or [])
 
 
 def _namespace_terminating(error: ApiError) -> bool:

@@ -84,7 +84,9 @@ class MemoryApi:
         there = deepcopy(self._at(path))
         changed = _patched(there, body) if kind == JSON_PATCH else _merged(there, body)
         if changed["metadata"]["uid"] != there["metadata"]["uid"]:
-            raise Conflict(409, "the uid in the precondition is not the object's")
+            # Unlike a deletion, a patch has no preconditions: the uid is a field that cannot change.
+            cause = {"reason": "FieldValueInvalid", "field": "metadata.uid", "message": "field is immutable"}
+            raise Invalid(422, "metadata.uid: field is immutable", {"causes": [cause]})
         if changed["metadata"]["resourceVersion"] != there["metadata"]["resourceVersion"]:
             raise Conflict(409, "the object has been modified")
         return deepcopy(there) if changed == there else self.place(path, changed)
