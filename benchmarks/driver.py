@@ -32,6 +32,7 @@ from typing import Any, cast
 import numpy as np
 import psutil
 import ray
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -65,7 +66,7 @@ from qwen35_trainer.runtime.job import QUEUE_SHARE, coordinator_settings, replic
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
-from qwen35_trainer.runtime.replica_channel import EngineReport
+from qwen35_trainer.runtime.replica_channel import EngineReport, LoadWeights
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
@@ -131,6 +132,12 @@ class CountingEngine:
     def discard(self) -> None:
         """Drop nothing: `receive` takes nothing."""
 
+    def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
+        """Compute nothing: publications here have no probe."""
+
+    def checksums(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
     def step(self) -> StepOutput:
         started: dict[SequenceId, int] = {}
         while self._waiting and len(self._running) < self.slots:
@@ -173,8 +180,9 @@ class FakeReplica(RolloutWorker):
 
     async def _load_arrived(self) -> None:
         while True:
-            published = await self._arrived.get()
-            await asyncio.wrap_future(self._running.commit(published.manifest.version))
+            arrived = await self._arrived.get()
+            if isinstance(arrived, LoadWeights):
+                await asyncio.wrap_future(self._running.commit(arrived.weights.manifest.version))
 
 
 class FakeTrainPool:

@@ -71,7 +71,12 @@ WRITTEN: list[Document] = [
             "updatesPerBatch": 2,
             "batchesPerPublication": 2,
         },
-        "publication": {"transport": "Folder", "folder": "/publications", "wholeEvery": 8},
+        "publication": {
+            "transport": "Folder",
+            "folder": "/publications",
+            "wholeEvery": 8,
+            "maxLogProbDifference": 0.2,
+        },
         "checkpoint": {
             "export": "AtEnd",
             "graceSeconds": 60,

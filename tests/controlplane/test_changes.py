@@ -104,6 +104,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "publication.transport": ("ObjectStore", SUSPENDED),
     "publication.folder": ("/publications", SUSPENDED),
     "publication.wholeEvery": (4, SUSPENDED),
+    "publication.maxLogProbDifference": (9.0, SUSPENDED),
     "publication.timeoutSeconds": (9.0, SUSPENDED),
     "checkpoint.everyUpdates": (9, LIVE),
     "checkpoint.keep": (9, LIVE),

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.nn.utils.rnn import pad_sequence
 
 from qwen35_trainer.engines.fsdp import lora
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.micro_batch import Offsets
 from qwen35_trainer.engines.origin import Origin, origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
@@ -97,11 +97,8 @@ def share_of(engine: FSDPEngine, batch: TrainBatch) -> TrainBatch:
 
 def scores_of(engine: FSDPEngine, batch: TrainBatch) -> Tensor:
     """Log-probs of trained tokens, 0 for others, (samples, longest response), of all shares. Collective."""
-    share = share_of(engine, batch)
-    table, held = engine._table(engine._model, share, Offsets.of(share), temperature=1.0), share.held_samples
-    scores = torch.zeros(batch.samples, int(batch.response_lengths.max()))
-    scores[held] = table.rows(held, scores[held])
-    return engine._ranks.sum(scores)
+    scores = torch.from_numpy(engine.log_probs(share_of(engine, batch)))
+    return pad_sequence(scores.split(batch.response_lengths.tolist()), batch_first=True)
 
 
 def adapters_of(engine: FSDPEngine) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 
 The model has the form of the small published ones: with a vision tower, and the output layer tied to the embedding.
 
-python -m tests.rollout.split_replica ─► one line of JSON: responses, and the ids of the processes of its workers
+python -m tests.rollout.split_replica ─► one line of JSON: responses, log-probs of a probe, the number of processes that have
+                                          a part of each parameter, and the ids of the processes of its workers
 """
 
 import json
@@ -37,7 +38,7 @@ def main() -> None:
     config = models[0].config
     settings = CoreSettings(slots=4, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True, devices=2)
     engine = VLLMEngine(build_core(config, settings), config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
-    responses = {}
+    responses, probes = {}, []
     for seed in SEEDS:
         parameters = dict(models[seed].named_parameters())
         weights = received(parameters.items(), seed) if seed in SHARED else parameters
@@ -51,8 +52,14 @@ def main() -> None:
             for completed in engine.step().finished:
                 tokens = completed.tokens
                 responses[str(completed.sequence)] = (tokens.ids.tolist(), tokens.log_probs.tolist())
+        engine.probe([np.array(prompt_of(length), np.int32) for length in PROMPTS])
+        probed = None
+        while engine.busy:
+            probed = engine.step().probed or probed
+        probes.append([each.tolist() for each in probed])
+    parts = {name: len(each) for name, each in engine.checksums().items()}
     workers = [child.pid for child in psutil.Process().children(recursive=True)]
-    print(json.dumps({"responses": responses, "workers": workers}), flush=True)
+    print(json.dumps({"responses": responses, "probes": probes, "parts": parts, "workers": workers}), flush=True)
     time.sleep(3600)
 
 

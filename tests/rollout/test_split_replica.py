@@ -32,7 +32,7 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process() -> Non
     assert len([worker for worker in workers if worker.pid]) >= 2
     _, alive = psutil.wait_procs(workers, timeout=PATIENCE)
     assert alive == []
-    differences, decided = [], []
+    differences, decided, probed = [], [], []
     for seed in SEEDS:
         model = library_model(seed, AS_PUBLISHED)
         for length in PROMPTS:
@@ -40,8 +40,13 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process() -> Non
             ids, log_probs = (np.array(values) for values in result["responses"][f"({seed}, {length})"])
             decided.append(assert_greedy(model, prompt, ids))
             differences.append(np.abs(log_probs - log_probs_of(model, prompt, ids)))
+        for length, log_probs in zip(PROMPTS, result["probes"][seed], strict=True):
+            prompt = prompt_of(length)
+            probed.append(np.abs(log_probs - log_probs_of(model, prompt[:1], np.array(prompt[1:]))))
     assert np.concatenate(differences).mean() <= 0.02
     assert np.mean(decided) > 0.5
+    assert np.concatenate(probed).mean() <= 0.02, "a probe"
+    assert set(result["parts"].values()) == {2}, "both processes have a part of each parameter"
 
 
 def test_weights_travel_in_portions_without_the_tensors_that_they_are_part_of() -> None:

@@ -610,3 +610,44 @@ def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_mo
     for engine in history.engines:
         assert engine.step() == StepOutput()
         assert engine.progress() == {}
+
+
+def test_a_probe_computes_the_log_probs_of_its_tokens_next_to_sequences_that_run(make_model) -> None:
+    model, probe = make_model(), [np.array(ids, np.int32) for ids in ((3, 4, 5, 6, 7), (9, 8))]
+    alone, engine = engine_of(make_model(), end_token=NEVER), engine_of(make_model(), end_token=NEVER)
+    for each in (alone, engine):
+        each.submit(samples_of(0, (3, 4, 5), 2, 6, GREEDY))
+        each.step()
+    engine.probe(probe)
+    result = engine.step().probed
+    assert result is not None
+    for ids, log_probs in zip(probe, result, strict=True):
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        with torch.no_grad():
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        expected = logits.log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
+        np.testing.assert_allclose(log_probs, expected, atol=1e-4)
+    alone.step()
+    expected_tokens, tokens = run(alone), run(engine)
+    for name, completed in expected_tokens.items():
+        assert_same(tokens[name].tokens, completed.tokens)
+
+
+def test_a_commit_drops_a_probe_that_has_not_ended(make_model) -> None:
+    engine = engine_of(make_model())
+    engine.probe([np.array([3, 4, 5], np.int32)])
+    assert engine.busy
+    load(engine, make_model(seed=1).state_dict(), 1)
+    assert not engine.busy
+    assert engine.step().probed is None
+
+
+def test_checksums_show_which_parameter_differs(make_model) -> None:
+    engine, same = engine_of(make_model()), engine_of(make_model())
+    name = "model.layers.0.mlp.up_proj.weight"
+    before = engine.checksums()
+    assert before == same.checksums()
+    with torch.no_grad():
+        engine._parameters[name][0, 0] += 1e-3
+    after = engine.checksums()
+    assert {each for each in before if before[each] != after[each]} == {name}

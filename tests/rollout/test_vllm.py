@@ -33,7 +33,7 @@ from qwen35_trainer.rollout.rollout_engine import (
 )
 from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL, VLLMEngine
 from qwen35_trainer.rollout.vllm_candidates import TIED_TOKENS
-from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
+from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, replace_weights
 from qwen35_trainer.rollout.vllm_environment import VARIABLES
 from tests.profiles import ORDER, SOAK
 from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
@@ -623,6 +623,68 @@ def test_the_token_room_shrinks_with_running_sequences_and_returns(replica: Repl
     assert room - 8 * MAX_LENGTH <= replica.engine.token_room < room
     replica.finish()
     assert replica.engine.token_room == room
+
+
+def probed(replica: Replica, sequences: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The result of a probe, whose steps also continue all sequences."""
+    replica.engine.probe(sequences)
+    for _ in range(20):
+        if (result := replica.engine.step().probed) is not None:
+            return list(result)
+    raise AssertionError("no probe ended within 20 steps")
+
+
+def probe_difference(replica: Replica, sequences: Sequence[np.ndarray], seed: int) -> float:
+    """The mean difference of the log-probs of a probe from those of the library."""
+    results = probed(replica, sequences)
+    expected = [log_probs_of(replica.models[seed], ids[:1].tolist(), ids[1:]) for ids in sequences]
+    assert [len(result) for result in results] == [len(ids) - 1 for ids in sequences]
+    return float(np.abs(np.concatenate(results) - np.concatenate(expected)).mean())
+
+
+def test_a_probe_takes_the_next_free_slots_and_computes_as_the_trainer_does(replica: Replica) -> None:
+    """Twice with the same tokens, which fill whole blocks of the prefix cache, and between sequences that run and wait."""
+    sequences = [np.array(prompt_of(length, seed=length), np.int32) for length in (2, 9, 600)]
+    assert probe_difference(replica, sequences, 0) <= 0.02
+    assert not replica.engine.busy
+    replica.submit(prompt_of(5), 4, samples=4 * SLOTS)
+    replica.steps(1)
+    assert probe_difference(replica, sequences, 0) <= 0.02
+    assert replica.engine.busy, "the probe does not wait for all sequences that wait"
+    replica.finish()
+    replica.load(1)
+    assert probe_difference(replica, sequences, 1) <= 0.02
+    assert probe_difference(replica, sequences, 0) > 0.1
+
+
+def test_a_commit_drops_a_probe_that_has_not_ended(replica: Replica) -> None:
+    replica.engine.probe([np.array(prompt_of(9), np.int32)])
+    replica.load(1)
+    assert not replica.engine.busy
+    assert replica.engine.step().probed is None
+    assert probe_difference(replica, [np.array(prompt_of(9), np.int32)], 1) <= 0.02
+
+
+@pytest.mark.parametrize(
+    ("wrong", "own"),
+    [
+        ("model.layers.1.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight"),
+        ("model.layers.3.self_attn.v_proj.weight", "model.layers.3.self_attn.qkv_proj.weight"),
+    ],
+)
+def test_a_wrong_parameter_fails_the_probe_and_is_named(replica: Replica, monkeypatch, wrong: str, own: str) -> None:
+    def damaging(core: Any, weights: Mapping[str, torch.Tensor], **options: Any) -> None:
+        replace_weights(core, dict(weights) | {wrong: weights[wrong] * -20}, **options)
+
+    sequences = [np.array(prompt_of(200, seed=3), np.int32)]
+    monkeypatch.setattr(vllm, "replace_weights", damaging)
+    replica.load(0)
+    monkeypatch.undo()
+    assert probe_difference(replica, sequences, 0) > 0.1
+    before = replica.engine.checksums()
+    replica.load(0)
+    after = replica.engine.checksums()
+    assert [name for name in before if before[name] != after[name]] == [own]
 
 
 def test_a_commit_that_fails_midway_leaves_no_mixture_in_service(replica: Replica, monkeypatch) -> None:

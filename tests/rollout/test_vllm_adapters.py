@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from tests.rollout.test_vllm import (
     laws_of,
     library_model,
     mean_difference,
+    probe_difference,
     prompt_of,
 )
 
@@ -89,10 +91,11 @@ def replica(built: AdaptedReplica) -> Iterator[AdaptedReplica]:
     built.clear()
 
 
-def test_adapters_change_what_is_generated_as_they_do_in_the_library(replica: AdaptedReplica) -> None:
+def test_adapters_change_what_is_generated_and_probed_as_they_do_in_the_library(replica: AdaptedReplica) -> None:
     for seed in (0, 1):
         replica.load(seed)
         assert_like_the_library(replica, replica.models[seed])
+        assert probe_difference(replica, [np.array(prompt_of(30), np.int32)], seed) <= 0.02
 
 
 def test_a_sequence_that_spans_three_versions_of_adapters_has_the_log_probs_of_its_replay(

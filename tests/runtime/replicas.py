@@ -18,7 +18,14 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, SequenceRequest
-from qwen35_trainer.runtime.replica_channel import CommandOrder, EngineReport, LoadWeights, ReplicaCommand, ReportLog
+from qwen35_trainer.runtime.replica_channel import (
+    CommandOrder,
+    EngineReport,
+    LoadWeights,
+    ProbeWeights,
+    ReplicaCommand,
+    ReportLog,
+)
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
@@ -146,6 +153,8 @@ class Worker(RolloutWorker):
         for event in (self.scheduled, self.opening, self.loading):
             event.set()
         self.loaded: list[int] = []
+        self.probed: list[int] = []
+        """The versions for which it got a probe, with the version or afterwards."""
         self._arrivals = asyncio.Lock()
         self._loads: set[asyncio.Task[None]] = set()
 
@@ -160,6 +169,10 @@ class Worker(RolloutWorker):
         self.applied.append(command)
         if isinstance(command, LoadWeights):
             self._loads.add(asyncio.create_task(self._load(command.weights.manifest.version)))
+            if command.weights.probe is not None:
+                self.probed.append(command.weights.manifest.version)
+        elif isinstance(command, ProbeWeights):
+            self.probed.append(command.version)
         else:
             super()._apply(command)
 

@@ -36,6 +36,9 @@ from qwen35_trainer.runtime.rollout_worker import (
     NotFiniteLogProbs,
     RolloutWorker,
 )
+from qwen35_trainer.weights.probe import Probe
+from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
+from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
 from tests.patience import PATIENCE
 
 NEVER = 99
@@ -623,3 +626,69 @@ def test_the_reports_of_a_sequence_contain_each_of_its_tokens_once_and_in_order(
         for name in running:
             tokens = engine.running[name][1]
             assert driver[name] == tokens[: len(driver[name])]
+
+
+PROBE = Probe((np.array([3, 4, 5], np.int32), np.array([6, 7], np.int32)), np.zeros(3, np.float32), limit=0.1)
+
+
+def test_a_probe_has_a_result_and_its_step_does_not_count(driven):
+    """So that an engine that can compute a probe, and nothing else, has never worked."""
+    log_probs = driven.thread.probe(PROBE, 0).result(PATIENCE)
+    assert [len(each) for each in log_probs] == [2, 1]
+    assert driven.report().steps == 0
+    driven.thread.submit(requests(0))
+    driven.until(lambda: len(driven.finished) == 2)
+    assert driven.report().steps == 6
+
+
+def test_a_probe_of_another_version_has_no_result(driven):
+    assert driven.thread.probe(PROBE, 7).result(PATIENCE) is None
+    assert driven.thread.changed_by_loading({}, 7).result(PATIENCE) is None
+
+
+@pytest.mark.parametrize("ended_by", ["a commit", "another probe", "dropping it"])
+def test_a_probe_that_has_not_ended_ends_without_a_result(driven, ended_by):
+    driven.thread.hold()
+    first = driven.thread.probe(PROBE, 0)
+    driven.until(lambda: driven.engine.busy)
+    if ended_by == "a commit":
+        driven.thread.receive(dict(driven.engine._parameters), 1)
+        driven.thread.commit(1)
+    elif ended_by == "another probe":
+        driven.thread.probe(PROBE, 0)
+    else:
+        driven.thread.drop_probe()
+    assert first.result(PATIENCE) is None
+    assert driven.engine.busy == (ended_by == "another probe")
+
+
+def test_an_engine_that_is_held_makes_no_step_and_carries_out_commands(driven):
+    driven.thread.hold()
+    driven.thread.submit(requests(0))
+    driven.on_thread(lambda: None)
+    assert driven.thread.changed_by_loading(dict(driven.engine._parameters), 0).result(PATIENCE) == []
+    report = driven.report()
+    assert (report.steps, report.busy) == (0, True)
+
+
+class Probing(RolloutWorker):
+    """A worker without a process of its own."""
+
+    def __init__(self, engine: Any) -> None:
+        self._spec: Any = SimpleNamespace(publication=SimpleNamespace(timeoutSeconds=0.05))
+        self._engine = EngineThread(engine, lambda: None)
+        self._probes, self._replacing = set(), asyncio.Lock()
+
+
+async def test_a_probe_that_finds_no_slot_is_dropped_and_the_replica_stays(driven, caplog):
+    driven.thread.close()
+    worker = Probing(driven.engine)
+    worker._running.hold()  # as if all slots were taken for long
+    manifest = WeightManifest(0, WeightLayout((), 0), ())
+    worker._begin_probe(PublishedWeights(manifest, StoredBuckets((), changes_follow=False)), PROBE)
+    await asyncio.gather(*worker._probes)
+    worker._running._inbox.put(worker._running.close)
+    worker._running._thread.join(PATIENCE)
+    assert not driven.engine.busy
+    assert worker._running.failure is None
+    assert "version 0 was not compared with the trainer: its probe took more than 0.05 s" in caplog.text

@@ -43,6 +43,9 @@ def test_rollouts_by_vllm_train(command, tmp_path):
     assert len(updates) == 4
     assert max(record.lag_max for record in updates) in range(1, 4)
     assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
+    probed = [record.probe_difference_mean for record in updates if record.probe_difference_mean is not None]
+    assert probed
+    assert max(probed) <= 0.05
 
 
 @pytest.mark.soak

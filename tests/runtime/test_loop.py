@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import NodeDiedError
 
 from qwen35_trainer.data.encode import EncodedPrompt
@@ -40,6 +41,7 @@ from qwen35_trainer.runtime.job import coordinator_settings, replica_slots
 from qwen35_trainer.runtime.journal_file import JournalFile, JournalNotWritten
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
+from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica, TooFewReplicas, replica_names
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
@@ -90,7 +92,7 @@ class Trainer:
     """A train worker whose calls take `seconds`, by method."""
 
     def __init__(self) -> None:
-        self.seconds = {"train": 5.0, "publication": 1.0, "save": 1.0, "saved": 3.0}
+        self.seconds = {"train": 5.0, "publication": 1.0, "log_probs": 1.0, "save": 1.0, "saved": 3.0}
         self.during: dict[str, Callable[[], object]] = {}
         """Called in the middle of each call of a method."""
         self.groups: list[int] = []
@@ -108,6 +110,10 @@ class Trainer:
         self.needed[version] = needed
         await self._work("publication")
         return StagedShard(WeightLayout((), 0), 0, (), StoredBuckets((), changes_follow=False))
+
+    async def log_probs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        await self._work("log_probs")
+        return np.zeros(batch.responses.size, np.float32)
 
     async def save(self, folder: Path) -> None:
         await self._work("save")
@@ -161,6 +167,7 @@ class Run:
     engine: type[Writer] = Writer
     prepare: Callable[[Actor, str, int], object] = lambda actor, name, number: None
     """Called with each replica's actor, its name and number before it starts."""
+    probes: ProbeSchedule | None = None
 
     def __post_init__(self) -> None:
         changes = copy.deepcopy(CHANGES) | self.changes  # in this order: later ones may be of parts of earlier ones
@@ -235,6 +242,7 @@ class Run:
             stop=self.stop,
             sampler=sampler,
             evaluates=True,
+            probes=self.probes,
         )
 
     def of[R: RunRecord](self, kind: type[R]) -> list[R]:
@@ -291,6 +299,10 @@ def code_of(task: asyncio.Task[Any]) -> str:
     return str(coroutine.cr_code.co_filename)
 
 
+def probes() -> ProbeSchedule:
+    return ProbeSchedule((np.array([3, 4, 5], np.int32),), limit=0.1)
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -308,9 +320,40 @@ async def test_a_run_trains_publishes_evaluates_and_saves(start):
     assert all({version - 1} <= those <= {version - 1, version - 2} for version, those in needed.items())
 
 
+async def test_no_publication_waits_for_a_probe_and_no_batch_trains_during_it(start):
+    run = start(probes=probes())
+    versions, newest, trained = list[int](), list[list[int]](), list[int]()
+
+    def look() -> None:
+        versions.append(max(run.trainer.worker.needed, default=0))
+        newest.append([actor.worker.loaded[-1] for actor in run.actors.values()])
+        trained.append(len(run.trainer.worker.groups))
+
+    run.trainer.worker.during["log_probs"] = look
+    run.trainer.worker.seconds |= {"train": 0.1, "log_probs": 0.5}  # it waits longer for its batches
+    run.scores.seconds = 5.0
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert versions[:2] == [0, 1]
+    assert len(versions) >= 3
+    assert newest == [[version] * 2 for version in versions], "the replicas load a version while its probe is computed"
+    assert trained == [version * PER_UPDATE for version in versions], "the probe is of the weights that were copied"
+    assert [actor.worker.probed for actor in run.actors.values()] == [versions] * 2
+
+
+async def test_a_trainer_that_never_waits_computes_no_probe_after_the_first_that_takes_long(start):
+    run = start({"train.updates": 4}, probes=probes())
+    run.trainer.worker.seconds |= {"log_probs": 30.0, "train": 60.0}
+    calls = list[float]()
+    run.trainer.worker.during["log_probs"] = lambda: calls.append(now())
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert len(calls) == 1
+
+
 # The train pool.
 
-TRAIN_CALLS = {"train": "training a batch", "publication": "copying the weights"} | {
+TRAIN_CALLS = {"train": "training a batch", "publication": "copying the weights", "log_probs": "computing a probe"} | {
     "save": "copying the state for a checkpoint",
     "saved": "writing a checkpoint",
 }
@@ -320,7 +363,8 @@ TRAIN_CALLS = {"train": "training a batch", "publication": "copying the weights"
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("method", TRAIN_CALLS)
 async def test_a_train_worker_that_is_lost_or_hangs_ends_the_run_by_name(start, method, at, fault):
-    run = start()
+    run = start(probes=probes())
+    run.scores.seconds = 10.0  # the trainer waits for its batches, so that every version gets a probe
     run.trainer.faults[method] += [*[""] * (at - 1), fault]
     with pytest.raises(ActorLost if fault == "lose" else Stalled) as raised:
         await run.outcome()

@@ -5,7 +5,7 @@ makes a replica late.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -47,6 +47,7 @@ from qwen35_trainer.runtime.rollout_pool import (
     replica_names,
 )
 from qwen35_trainer.runtime.rollout_worker import NotFiniteLogProbs
+from qwen35_trainer.weights.probe import LogProbsDiffer, Probe, ProbeResult
 
 from .replicas import Actor, VirtualTime, play, settled, until, weights
 
@@ -124,6 +125,19 @@ class Cluster:
                 end()
         except* Over:
             pass
+
+    async def failure(self, act: Callable[[], Awaitable[None]]) -> Exception:
+        """The error that ends the run after `act`."""
+
+        async def run() -> None:
+            async with asyncio.timeout(10 * LIMITS.too_few), self.running():
+                await act()
+                await asyncio.Event().wait()
+
+        with pytest.raises(ExceptionGroup) as raised:
+            await run()
+        [error] = raised.value.exceptions
+        return error
 
     async def joined(self, count: int) -> None:
         """Until this number of replicas has joined, counted from the start."""
@@ -789,6 +803,65 @@ async def test_replicas_whose_log_probs_are_never_numbers_end_the_run_with_that_
     error = await cluster.ended()
     assert "NotFiniteLogProbs: token 3 of sequence (0, 0) has the log-prob nan" in str(error)
     assert reason_of(error) is FailureReason.NOT_FINITE
+
+
+DIFFERS = LogProbsDiffer("with the weights of version 0, its log-probs differ")
+
+
+PROBE = Probe((np.array([3, 4, 5], np.int32),), np.zeros(2, np.float32), limit=0.1)
+
+
+async def test_a_probe_follows_its_version_to_every_replica_also_to_those_that_load_it_and_those_that_come_later():
+    cluster = Cluster(target=3, lanes=1)
+    cluster.prepare = lambda actor, name: name == "rollout-2" and actor.worker.opening.clear()
+    async with cluster.running():
+        await cluster.joined(3)
+        cluster.actors[0].worker.loading.clear()
+        cluster.pool.publish(weights(1))
+        await until(lambda: len(cluster.listener.of(on.VersionLoaded)) == 2)
+        cluster.pool.probe(0, PROBE)  # its version was replaced meanwhile
+        cluster.pool.probe(1, PROBE)
+        cluster.actors[0].worker.loading.set()
+        cluster.actors[2].worker.opening.set()
+        await cluster.joined(4)
+        await until(lambda: all(1 in actor.worker.loaded for actor in cluster.actors.values()))
+        cluster.pool.publish(weights(2))
+        await until(lambda: all(2 in actor.worker.loaded for actor in cluster.actors.values()))
+    assert [actor.worker.probed for actor in cluster.actors.values()] == [[1]] * 4
+
+
+async def test_a_run_ends_when_every_replica_has_failed_a_probe_and_none_has_passed_one_since():
+    """The first failed probe may be due to a faulty device, and so may be several of one replica, while another works."""
+    cluster = Cluster(target=2)
+
+    async def differ() -> None:
+        await cluster.joined(2)
+        for number in (0, 2):  # rollout-0 and its replacement
+            cluster.actors[number].engine.fail(DIFFERS)
+            await cluster.joined(max(cluster.names) + 2)
+        cluster.actors[1].engine.tell(probed=ProbeResult(0, 0.01, 0.02))
+        await until(lambda: any(report.probed for _, report in cluster.listener.reports))
+        cluster.actors[1].engine.fail(DIFFERS)
+        await cluster.joined(5)
+        cluster.actors[3].engine.fail(DIFFERS)
+
+    error = await cluster.failure(differ)
+    assert cluster.names == {0: "rollout-0", 1: "rollout-1", 2: "rollout-0", 3: "rollout-0", 4: "rollout-1"}
+    assert reason_of(error) is FailureReason.LOG_PROBS_DIFFER
+    for host in ("pod-1", "pod-3"):
+        assert f"{host}: LogProbsDiffer: {DIFFERS}" in str(error)
+
+
+async def test_the_only_replica_is_replaced_once_after_a_failed_probe():
+    cluster = Cluster(target=1)
+
+    async def differ() -> None:
+        for number in range(2):
+            await cluster.joined(number + 1)
+            cluster.actors[number].engine.fail(DIFFERS)
+
+    assert reason_of(await cluster.failure(differ)) is FailureReason.LOG_PROBS_DIFFER
+    assert len(cluster.names) == 2
 
 
 async def test_as_long_as_one_replica_may_still_come_losses_of_the_others_do_not_end_the_run():

@@ -75,6 +75,12 @@ class FailureReason(StrEnum):
         False,
         "The next attempt computes with the same kernels, and checks the same tokens.",
     )
+    LOG_PROBS_DIFFER = (
+        "LogProbsDiffer",
+        "No replica computes the log-probabilities that the trainer computes with the same weights.",
+        False,
+        "The next attempt computes with the same kernels, and several replicas had the same result.",
+    )
     NOTHING_TO_TRAIN = (
         "NothingToTrain",
         "Too many groups in a row left the pipeline untrained: filtered, discarded or failed.",

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qwen35_trainer.engines.train_batch import TrainBatch
 
 if TYPE_CHECKING:
@@ -48,6 +51,13 @@ class TrainEngine(Protocol):
 
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
         """Compute the mean negative log-likelihood of the batch's trainable tokens, in nats, without training."""
+        ...
+
+    def log_probs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """Compute the log-prob of each trainable response token at temperature 1, and 0 for other response tokens.
+
+        Collective. Every rank returns the (R,) values of all samples, one after another. batch: this rank's share.
+        """
         ...
 
     def shards(self) -> Sequence[WeightShard]:

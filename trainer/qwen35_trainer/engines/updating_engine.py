@@ -29,7 +29,7 @@ from qwen35_trainer.engines.batch_ranks import BatchRanks
 from qwen35_trainer.engines.learning_signal import LearningSignal, counts, objective
 from qwen35_trainer.engines.micro_batch import Offsets, Responses, TokenTable
 from qwen35_trainer.engines.skipped_updates import SkippedUpdates
-from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.models.qwen3_5.head import TokenScores
@@ -113,6 +113,17 @@ class UpdatingEngine(ABC):
         self._check_share(batch)
         table = self._score("Current", batch, Offsets.of(batch), 1.0)
         return -float(self._ranks.sum(table.values.double().sum())) / max(1, int(batch.trained.sum()))
+
+    def log_probs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        self._check_share(batch)
+        table = self._score("Current", batch, Offsets.of(batch), 1.0)
+        lengths, held = batch.response_lengths, batch.held_samples
+        whole = torch.zeros(int(lengths.sum()))
+        for start, sample in zip(starts_of(lengths)[held], held, strict=True):
+            of_share = int(table.starts[sample])
+            whole[start : start + lengths[sample]] = table.values[of_share : of_share + lengths[sample]]
+        summed: NDArray[np.float32] = self._ranks.sum(whole).numpy()
+        return summed
 
     def _update(
         self,

@@ -49,6 +49,16 @@ class PublicationSpec(Section):
         "that is smaller; the result is the same, bit for bit. With ObjectStore and Folder; SharedMemory moves no bytes, RDMA whole versions. Default 1, "
         "because changes need the version before in the memory of trainer and replicas. verl: none.",
     )
+    maxLogProbDifference: float = Field(
+        0.1,
+        ge=0,
+        le=100,
+        description="Largest mean difference, in nats, between the log-probabilities that a replica and the trainer compute for the "
+        "same tokens with the same version. A replica above it is replaced; if all are, the training fails. They are compared after "
+        "a publication, on the first prompts of the data, if the train ranks' forward pass for it takes at most 1 % of their time, or no "
+        "longer than they waited for their last batch. 0 compares nothing. Default 0.1: five times the 0.02 that bfloat16 kernels may differ by, and less than a wrong layer causes; raise "
+        "it for mixture-of-experts models in bfloat16, whose routers may choose other experts. verl: none.",
+    )
     timeoutSeconds: float = Field(
         300.0,
         gt=0,

@@ -69,8 +69,8 @@ class UpdateRecord:
     seconds_training: float = 0.0
     """The part of `seconds` during which the train pool trained the batch."""
     seconds_copying: float = 0.0
-    """The part of `seconds` during which the weights were copied for a publication. Training waits for the copy, but
-    not for the rest of the publication."""
+    """The part of `seconds` during which the weights were copied for a publication, or the train ranks computed its probe.
+    Training waits for both, but not for the rest of the publication."""
     seconds_saving: float = 0.0
     """The part of `seconds` during which the state was copied for a checkpoint. Training waits for the copy, but not
     until the files are written."""
@@ -103,6 +103,11 @@ class UpdateRecord:
     """The coefficient of the KL penalty with which the update trained, if `algorithm.kl.adaptive` adapts it."""
     behaviour_kl: float | None = None
     """Mean KL divergence of the policy that generated the tokens from the trainer's policy, in nats per token."""
+    probe_difference_mean: float | None = None
+    """Mean absolute difference, in nats, between the log-probs that a replica and the trainer compute for the same tokens with the
+    same version: the largest of all probes that replicas have passed since the previous update. None: they have passed none."""
+    probe_difference_max: float | None = None
+    """The same for the token with the largest difference."""
     clip_fraction: float | None = None
     """Share of the tokens, 0 to 1, whose loss the clipping of the ratio changed."""
     correction_weight_mean: float | None = None

@@ -205,6 +205,8 @@ class StepOutput:
     """Number of tokens of prompts and kept responses whose computation this step completed. Cached ones do not count."""
     prefills: bool = False
     """Whether the step computed any such tokens, so that it took longer than one that only generates."""
+    probed: tuple[NDArray[np.float32], ...] | None = None
+    """The result of a probe that ended in this step: the log-probs (T - 1,) of each of its sequences."""
 
 
 class RolloutEngine(Protocol):
@@ -272,4 +274,16 @@ class RolloutEngine(Protocol):
 
     def step(self) -> StepOutput:
         """Advance every running sequence by one token."""
+        ...
+
+    def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
+        """Compute the log-probs of the tokens of `sequences` in the next steps, with the version in service, at temperature 1.
+
+        sequences: (T,) token ids each, T ≥ 2. The engine is busy until `StepOutput.probed` has the result. A later
+        `probe` or `commit` drops a probe that has not ended; `probe` without sequences does nothing else.
+        """
+        ...
+
+    def checksums(self) -> Mapping[str, tuple[int, ...]]:
+        """Return a checksum of each parameter in service, by the engine's own names, for each process that has a part of it."""
         ...

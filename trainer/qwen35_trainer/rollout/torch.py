@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qwen35_trainer.models.adapted_linear import attach, detach
@@ -36,6 +37,7 @@ from qwen35_trainer.rollout.rollout_engine import (
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
 from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
+from qwen35_trainer.weights.staging import tensor_checksum
 
 _NO_TOKEN = -1
 """Fills empty entries of the table of stop tokens: a number that is never sampled."""
@@ -93,6 +95,7 @@ class TorchEngine:
         self._parameters = dict(model.named_parameters())  # tied parameters once, as in a publication
         self._adapted: list[nn.Linear] = []
         self._received: _Received | None = None
+        self._probe: list[list[int]] = []
         self._waiting: deque[SequenceRequest] = deque()
         self._running: list[SequenceRequest] = []  # by slot
         # Logits of each slot's next token, and the version that computed them.
@@ -116,7 +119,7 @@ class TorchEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting or self._probe)
 
     @property
     def token_room(self) -> int:
@@ -168,6 +171,7 @@ class TorchEngine:
             attach(adapter.layer, adapter.down, adapter.up, received.scale)
             self._adapted.append(adapter.layer)
         self._version, self._received = version, None
+        self._probe.clear()
 
     def discard(self) -> None:
         self._received = None
@@ -192,12 +196,19 @@ class TorchEngine:
             detach(layer)
         self._adapted.clear()
 
+    def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
+        self._probe = [sequence.tolist() for sequence in sequences]
+
+    def checksums(self) -> dict[str, tuple[int, ...]]:
+        return {name: (tensor_checksum(parameter),) for name, parameter in self._model.named_parameters()}
+
     @torch.inference_mode()
     def step(self) -> StepOutput:
+        probed = self._probed()
         started, prefilled = self._admit()
         n = len(self._running)
         if n == 0:
-            return StepOutput()
+            return StepOutput(probed=probed)
         temperature, top_p, top_k, min_p = self._sampling[:n].unbind(1)
         tokens, log_probs, candidates = sample(
             self._logits[:n], temperature, top_p, top_k.to(torch.int64), min_p, self._generator
@@ -217,7 +228,14 @@ class TorchEngine:
             running = len(self._running)
             self._logits[:running] = self._decoder.step(tokens[:running])
             self._logits_version[:running] = self._version
-        return StepOutput(finished, started, n, prefilled, prefills=prefilled > 0)
+        return StepOutput(finished, started, n, prefilled, prefills=prefilled > 0, probed=probed)
+
+    def _probed(self) -> tuple[NDArray[np.float32], ...] | None:
+        """Compute the probe, if there is one, with the decoder's own functions."""
+        if not self._probe:
+            return None
+        sequences, self._probe = self._probe, []
+        return tuple(values.cpu().numpy() for values in self._decoder.log_probs(sequences))
 
     def _admit(self) -> tuple[dict[SequenceId, int], int]:
         """Assign free slots to waiting sequences. New samples of a prompt share one prefill.

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen35_trainer.manifest import LoRASpec
@@ -51,9 +52,11 @@ from qwen35_trainer.rollout.rollout_engine import (
 )
 from qwen35_trainer.rollout.vllm_adapters import AdapterSlot
 from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
-from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
+from qwen35_trainer.rollout.vllm_core import REPLACEMENT_SECONDS, Core, replace_weights, stepping
+from qwen35_trainer.rollout.vllm_probe import VLLMProbe
 from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
 from qwen35_trainer.rollout.vllm_room import CacheRoom
+from qwen35_trainer.rollout.vllm_worker import parameter_checksums
 from qwen35_trainer.weights.adapters import are_adapters
 from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
 
@@ -132,6 +135,7 @@ class VLLMEngine:
         vocabulary = config.get_text_config().vocab_size
         self._limits = EngineLimits(max_length, vocabulary, min_prefill=MIN_CPU_PREFILL if on_cpu else 1)
         self._requests, self._room = CoreRequests(core), CacheRoom(core, max_length)
+        self._probe = VLLMProbe(self._requests)
         self._version = NO_VERSION
         self._received: tuple[int, Mapping[str, Tensor]] | None = None
         self._sequences: dict[str, _Generating] = {}  # by the name of the request, in the order of submission
@@ -142,7 +146,7 @@ class VLLMEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._sequences) or self._probe.running
 
     @property
     def token_room(self) -> int:
@@ -164,8 +168,13 @@ class VLLMEngine:
 
     def _add(self, name: str, request: SequenceRequest) -> None:
         prompt = np.concatenate((request.prompt, request.kept.ids)).tolist()
-        adapter = None if self._adapters is None else self._adapters.request
-        self._requests.add(name, prompt, self._parameters(request), salt=str(self._version), lora_request=adapter)
+        salt = str(self._version)
+        self._requests.add(name, prompt, self._parameters(request), salt=salt, lora_request=self._adapter)
+
+    @property
+    def _adapter(self) -> Any:  # noqa: ANN401  # vLLM's LoRARequest
+        """The adapter with which vLLM computes a request, or None if the engine has none."""
+        return None if self._adapters is None else self._adapters.request
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         taken = {name: self._sequences.pop(_name(name)).all() for name in sequences if _name(name) in self._sequences}
@@ -213,6 +222,7 @@ class VLLMEngine:
         if self._received is None or self._received[0] != version:
             raise ValueError(f"version {version} was not received, so it cannot be committed")
         (_, weights), self._received = self._received, None
+        self._probe.drop()
         self._version = NO_VERSION  # if vLLM fails midway, no token is generated from a mixture of two versions
         if self._adapters is None:
             replace_weights(self._core, weights, tied=self._tied)
@@ -236,6 +246,15 @@ class VLLMEngine:
     def discard(self) -> None:
         self._received = None
 
+    def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
+        """The log-probs come with the step that computes the last sequence, with the kernels of prefill."""
+        self._probe.start(sequences, self._adapter)
+
+    def checksums(self) -> dict[str, tuple[int, ...]]:
+        of_workers: list[dict[str, int]] = self._core.collective_rpc(parameter_checksums, timeout=REPLACEMENT_SECONDS)
+        names = sorted(set().union(*of_workers))
+        return {name: tuple(worker[name] for worker in of_workers if name in worker) for name in names}
+
     def step(self) -> StepOutput:
         if self._version == NO_VERSION:
             raise RuntimeError(
@@ -245,8 +264,11 @@ class VLLMEngine:
             outputs = self._requests.step()
         started: dict[SequenceId, int] = {}
         finished: list[Completed] = []
-        tokens = prefilled = 0
+        tokens, prefilled, probed = 0, 0, None
         for new in outputs:
+            if self._probe.has(new):
+                probed = self._probe.add(new)
+                continue
             held = self._sequences[new.request]
             if new.ids and not held.ids and not len(held.request.kept):
                 started[held.request.sequence] = self._version
@@ -256,9 +278,8 @@ class VLLMEngine:
             if new.finish_reason is not None:
                 del self._sequences[new.request]
                 finished.append(_completed(held, new.finish_reason))
-        return StepOutput(
-            tuple(finished), started, tokens, prefilled, prefills=prefilled > 0 or self._requests.prefills
-        )
+        prefills = prefilled > 0 or self._requests.prefills
+        return StepOutput(tuple(finished), started, tokens, prefilled, prefills=prefills, probed=probed)
 
     def _parameters(self, request: SequenceRequest) -> Any:  # noqa: ANN401  # vLLM's SamplingParams
         from vllm import SamplingParams

@@ -40,6 +40,9 @@ class NewTokens:
     prefilled: int = 0
     """If these are the first tokens of the request, the number of tokens of its prompt that were not in the prefix cache. Steps
     computed them, the last of them this one. Otherwise 0."""
+    prompt_log_probs: NDArray[np.float32] | None = None
+    """(P - 1,) log-prob of each token of the prompt but the first one, at temperature 1. They come with the first token, if the
+    request's parameters have `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,14 @@ class CoreRequests:
         *,
         salt: str,
         lora_request: Any = None,  # noqa: ANN401
+        first: bool = False,
     ) -> None:
         """Add a request for one sequence.
 
         name: of the request. prompt: token ids. parameters: vLLM's SamplingParams, with `logprobs`. salt: only requests
         with the same salt share cached blocks. lora_request: vLLM's LoRARequest of the adapter that generates; None: no
-        adapter. Raises vLLM's error if vLLM refuses the request; the engine core does not have the request in this
-        case.
+        adapter. first: whether the request gets the next free slot, before all other waiting requests. Raises vLLM's
+        error if vLLM refuses the request; the engine core does not have the request in this case.
         """
         from vllm.inputs.engine import tokens_input
 
@@ -100,6 +104,11 @@ class CoreRequests:
         except Exception:
             core.engine_core.abort_requests([request.request_id])  # part of vLLM may have it
             raise
+        if first:
+            scheduler = core.engine_core.engine_core.scheduler
+            waiting = scheduler.requests[request.request_id]
+            scheduler.waiting.remove_request(waiting)
+            scheduler.waiting.prepend_request(waiting)
         self._submitted[request.request_id] = _Submitted(name, 1 + parameters.logprobs)
         self._ids[name] = request.request_id
 
@@ -130,6 +139,7 @@ class CoreRequests:
         if reason is not None:
             del self._submitted[output.request_id], self._ids[submitted.name]
         prefill = output.prefill_stats
+        prompt = output.new_prompt_logprobs_tensors
         return NewTokens(
             submitted.name,
             output.new_token_ids,
@@ -137,4 +147,5 @@ class CoreRequests:
             log_probs,
             None if reason is None else str(reason),
             0 if prefill is None else prefill.num_computed_tokens,
+            None if prompt is None else prompt.logprobs[:, 0].numpy(),
         )

@@ -26,6 +26,7 @@ from qwen35_trainer.weights.host_weights import SharedVersion
 from qwen35_trainer.weights.qwen3_5_divisions import divisions
 from qwen35_trainer.weights.segment import MappedSegments
 from qwen35_trainer.weights.sliced_tensor import SlicedTensor
+from qwen35_trainer.weights.staging import tensor_checksum
 
 type Worker = Any
 """vLLM's worker. Its types are not followed (pyproject.toml)."""
@@ -133,6 +134,30 @@ def finish_replacement(worker: Worker) -> list[str]:
     # A layer with adapters contains the layer that is loaded, under this name.
     expected = {name.replace(".base_layer.", ".") for name in parameters}
     return sorted(expected - getattr(worker, LOADED))
+
+
+def parameter_checksums(worker: Worker) -> dict[str, int]:
+    """Return the checksum of each parameter of this worker's part of the model, by vLLM's names.
+
+    vLLM's CPU kernels hide the matrices of linear layers, in a layout of their own. In their place, this is the checksum of the
+    product of the matrix and a fixed vector.
+    """
+    model = worker.model_runner.get_model()
+    checksums = {name: tensor_checksum(tensor) for name, tensor in model.named_parameters() if tensor.numel()}
+    for path, layer in model.named_modules():
+        if hasattr(layer, "cpu_linear") and not layer.weight.numel():
+            checksums[f"{path}.weight"] = tensor_checksum(_product(layer))
+        for adapter in ("lora_a_stacked", "lora_b_stacked"):  # not among the parameters
+            for number, tensor in enumerate(getattr(layer, adapter, ())):
+                checksums[f"{path}.{adapter}.{number}"] = tensor_checksum(tensor)
+    return checksums
+
+
+@torch.no_grad()
+def _product(layer: Any) -> Tensor:  # noqa: ANN401  # vLLM's layer
+    vector = torch.linspace(-1, 1, layer.input_size_per_partition, dtype=torch.bfloat16)
+    product: Tensor = layer.cpu_linear(vector.unsqueeze(0), layer.weight, None)
+    return product
 
 
 def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model

@@ -24,6 +24,7 @@ from qwen35_trainer.contract import Control
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.engines.batch_division import BatchDivision
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
+from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.requests import Request
@@ -42,6 +43,7 @@ from qwen35_trainer.runtime.job import Job, RunData, coordinator_settings, repli
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
+from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
@@ -51,6 +53,7 @@ from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
+from qwen35_trainer.weights.probe import probe_sequences
 from qwen35_trainer.weights.transports import choose
 
 logger = logging.getLogger(__name__)
@@ -386,6 +389,7 @@ class Driver(Process):
             stop=self._stop,
             sampler=Sampler(self._job.folder.samples, data.decoder),
             evaluates=bool(data.validation),
+            probes=_probes(spec, data),
         )
 
 
@@ -397,6 +401,19 @@ def _kl_coefficient(job: Job) -> float | None:
     first = None if job.spec.mode == "SFT" else job.spec.algorithm.kl.first_adapted
     saved = None if job.resume is None else job.resume.progress.kl_coefficient
     return first if first is None or saved is None else saved
+
+
+def _probes(spec: TrainingSpec, data: RunData) -> ProbeSchedule | None:
+    """Return the schedule of the run's probes. None: the manifest wants none, or no prompt is suitable."""
+    limit = spec.publication.maxLogProbDifference
+    if not limit:
+        return None
+    texts = (each.token_ids for each in data.prompts if not (each.prompt.images or each.prompt.videos))
+    sequences = probe_sequences(texts, spec.data.maxPromptTokens + spec.data.maxResponseTokens)
+    if not sequences:
+        logger.warning("replicas are not compared with the trainer: every prompt has pictures or fewer than two tokens")
+        return None
+    return ProbeSchedule(sequences, limit)
 
 
 async def _restore(train: TrainPool, path: Path) -> None:

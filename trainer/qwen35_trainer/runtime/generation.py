@@ -42,6 +42,7 @@ from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.step_times import StepTimes
 from qwen35_trainer.runtime.suspects import LossCounts
 from qwen35_trainer.runtime.token_buffer import TokenBuffer
+from qwen35_trainer.weights.probe import ProbeResult
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,8 @@ class Generation:
         self.meter = PoolMeter(replicas)
         self.failures = Failures()
         """Failed reward calls in groups for training, since the previous record of an update."""
+        self.probe_results: list[ProbeResult] = []
+        """Results of the probes that replicas have passed, since the previous record of an update."""
         self._groups: dict[int, _PendingGroup] = {}
         self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
@@ -206,6 +209,8 @@ class Generation:
     def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
         self._measure(replica, report)
         self._time_steps(replica.number, report)
+        if report.probed is not None:
+            self.probe_results.append(report.probed)
         here = replica.number
         for name, version in report.started.items():
             if self._holders.get(name) == here:

@@ -4,10 +4,11 @@
     scores   ─┼─► inbox ─► coordinator.handle ─► actions ─┼─► generation         Start, Move, Cancel, Publish
     trainer  ─┤                                           ├─► orders ─► trainer  Train, Copy, Checkpoint: one at a time
     signals  ─┘                                           └─► checkpoint         its writing: while the next batches train
+                                                              probe              after a copy, while its publication runs
 
 waits on              unblocked by                                   deadline
 an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
-an order: the pool    its ranks' answers                             async.stallSeconds
+an order, a probe     its ranks' answers                             async.stallSeconds
 a checkpoint: disks   every rank's share, written                    async.stallSeconds
 a publication         every replica's report, or its replacement     publication.timeoutSeconds
 too few replicas      others join                                    that of the pool, see `rollout_pool.py`
@@ -23,7 +24,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
@@ -39,9 +40,11 @@ from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.generation import Generation
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.measurements import PipelineMeasures, evaluation_record
+from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import RolloutReplica
 from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
+from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)
@@ -76,6 +79,8 @@ class TrainingLoop:
     sampler: Sampler
     evaluates: bool
     """Whether there are held-out prompts, so that the run evaluates."""
+    probes: ProbeSchedule | None = None
+    """When versions get a probe. None: replicas are not compared with the trainer."""
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
     _copies: dict[int, PublishedWeights] = field(default_factory=dict)  # copied, not sent yet
     _published: dict[int, float] = field(default_factory=dict)  # version → start of its publication
@@ -87,6 +92,8 @@ class TrainingLoop:
     """Time, on the event loop's clock, at which `_stalls_after` last looked at the rollout pool."""
     _had_too_few: bool = False
     """Whether the rollout pool had too few replicas at time `_looked_at`."""
+    _waited: float = 0.0
+    """How long the train pool waited for its last batch, in seconds."""
     _busy: int = 0
     """Number of orders to the train pool that are not finished."""
     _ended: bool = False
@@ -210,13 +217,19 @@ class TrainingLoop:
 
     async def _train_pool(self, tasks: asyncio.TaskGroup) -> None:
         """Carry out the orders to the train pool, one at a time, until cancelled."""
+        self._busy += 1
+        await self._probe(self.coordinator.version)
+        self._carried_out()
+        now = asyncio.get_running_loop().time
         while True:
-            idle_since = time.time()
+            idle_since, free_since = time.time(), now()
             match order := await self._orders.get():
                 case do.TrainGroups():
+                    self._waited = now() - free_since
                     await self._train(order, time.time() - idle_since)
                 case do.CopyWeights(version):
                     await self._copy(version)
+                    await self._probe(version)
                 case do.SaveCheckpoint(snapshot):
                     copied = asyncio.Event()
                     tasks.create_task(self._save(snapshot, copied))
@@ -230,6 +243,20 @@ class TrainingLoop:
         self._copies[version] = await self.training.pool.publication(version, needed)
         self.training.times.copied(time.time() - started)
         self.inbox.put_nowait(on.WeightsCopied(version))
+
+    async def _probe(self, version: int) -> None:
+        """Compute the probe of the version that has just been copied, if it is due, and let it follow the version."""
+        probes, now = self.probes, asyncio.get_running_loop().time
+        began = now()
+        if probes is None or self.stop.is_set() or not probes.is_due(began, self._waited):
+            return
+        probe = Probe(probes.sequences, await self.training.pool.log_probs(probes.sequences), probes.limit)
+        probes.computed(began, now())
+        self.training.times.copied(now() - began)
+        if version in self._copies:
+            self._copies[version] = replace(self._copies[version], probe=probe)
+        else:
+            self.generation.pool.probe(version, probe)
 
     def _carried_out(self) -> None:
         self._busy -= 1
@@ -275,7 +302,8 @@ class TrainingLoop:
         untrained_total = Counter({str(reason): self.coordinator.left_by_reason[reason] for reason in untrained})
         new, self._reported = untrained_total - self._reported, untrained_total
         failures, generation.failures = generation.failures, Failures()
-        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures)
+        probe_results, generation.probe_results = tuple(generation.probe_results), []
+        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures, probe_results)
 
     # Publications and evaluations.
 

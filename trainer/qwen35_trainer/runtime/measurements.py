@@ -24,6 +24,7 @@ from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, writ
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
+from qwen35_trainer.weights.probe import ProbeResult
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class UpdateTimes:
         self.assembling += seconds
 
     def copied(self, seconds: float) -> None:
-        """Add the time that the train pool copied weights for a publication."""
+        """Add the time that the train pool copied weights for a publication, or computed its probe."""
         self.copying += seconds
 
     def saved(self, seconds: float) -> None:
@@ -142,6 +143,8 @@ class PipelineMeasures:
     failures: Failures
     """Failed reward calls in the groups that were scored for training since the previous batch, including groups that do
     not train. Groups of an evaluation are counted in its own record."""
+    probe_results: Sequence[ProbeResult] = ()
+    """Results of the probes that replicas have passed since the previous batch."""
 
 
 def update_record(
@@ -176,6 +179,7 @@ def update_record(
     rewards = np.array([reward for group in groups for reward in group.rewards if reward is not None])
     sequences = [sequence for group in groups for sequence in group.sequences]
     failures = pipeline.failures if pipeline is not None and first else Failures()
+    probe_results = pipeline.probe_results if pipeline is not None and first else ()
     lengths = np.array([len(sequence.tokens) for sequence in sequences])
     mean = measured.means.get
     clipped = [value for name, value in measured.means.items() if name in ("clip_fraction_low", "clip_fraction_high")]
@@ -199,6 +203,8 @@ def update_record(
         kl=mean("kl"),
         kl_coefficient=batch.kl_coefficient,
         behaviour_kl=mean("behaviour_kl"),
+        probe_difference_mean=max((each.mean for each in probe_results), default=None),
+        probe_difference_max=max((each.maximum for each in probe_results), default=None),
         clip_fraction=sum(clipped) if clipped else None,
         correction_weight_mean=mean("correction_weight"),
         router_load_balancing=mean("router_load_balancing"),

@@ -30,6 +30,7 @@ from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.step_times import NO_STEPS, MeasuredSteps
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 
 MAX_REPORT_SECONDS = 20.0
@@ -72,9 +73,24 @@ class TakeSequences:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """A command to a replica: fetch a version of the weights, verify it, and use it. Running sequences continue."""
+    """A command to a replica: fetch a version of the weights, verify it, use it, and compare its log-probs if it has a probe.
+
+    Running sequences continue.
+    """
 
     weights: PublishedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeWeights:
+    """A command to a replica: compare its log-probs of a version with those of the trainer.
+
+    It follows the command `LoadWeights` of the version, if that came before the probe. It is ignored unless the version is
+    in service when all versions before this command are loaded.
+    """
+
+    version: int
+    probe: Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,7 @@ class CommandBatch:
     commands: tuple[ReplicaCommand, ...]
 
 
-type ReplicaCommand = SubmitSequences | DropSequences | TakeSequences | LoadWeights
+type ReplicaCommand = SubmitSequences | DropSequences | TakeSequences | LoadWeights | ProbeWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,8 @@ class EngineReport:
     """The memory in which other replicas can read the version `loaded`. None: they cannot, or no version was loaded."""
     unread: int | None = None
     """The newest version that could not be read from another replica since the previous report, so that it must be sent again."""
+    probed: ProbeResult | None = None
+    """The result of the last probe since the previous report, which the replica has passed. None: no probe ended."""
     generated: int = 0
     """Number of tokens that were generated since the previous report. A later report may contain their ids."""
     intervals: tuple[tuple[float, float], ...] = ()

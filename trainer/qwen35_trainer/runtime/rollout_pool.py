@@ -15,14 +15,16 @@ working: a step          the engine's next step                      MAX_STEP_SE
 too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start also `open`
 
 A replica is lost when any call to it fails: its process ended or ran out of memory, its node is gone, its engine failed
-or hangs, or weights arrived damaged. Its process is then killed, and another replica gets its name. The start of the
-other replica is delayed, the more so the more losses the name has had within LOSS_WINDOW_SECONDS. The loss is reported
-to the coordinator once. Commands to a lost replica have no effect, because the coordinator moves its sequences.
+or hangs, weights arrived damaged, or its log-probs of a probe differ from the trainer's. Its process is then killed,
+and another replica gets its name. The start of the other replica is delayed, the more so the more losses the name has
+had within LOSS_WINDOW_SECONDS. The loss is reported to the coordinator once. Commands to a lost replica have no effect,
+because the coordinator moves its sequences.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -38,11 +40,13 @@ from qwen35_trainer.runtime.calls import ActorLost, ActorUnreachable, answer
 from qwen35_trainer.runtime.replica_channel import (
     EngineReport,
     LoadWeights,
+    ProbeWeights,
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
 )
 from qwen35_trainer.runtime.weight_distribution import WeightDistribution
+from qwen35_trainer.weights.probe import LogProbsDiffer, Probe
 from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)
@@ -57,6 +61,8 @@ The configuration of such a run cannot work.
 """
 MAX_STEP_SECONDS = 120.0
 """Time without a step after which a replica that has sequences counts as hanging, unless its usual steps are long."""
+MIN_FAILED_PROBES = 2
+"""Number of replicas that must have been lost by a probe before the trainer's log-probs, rather than theirs, count as wrong."""
 STEPS_PER_HANG = 100.0
 """Number of mean step durations without a step after which a replica with long steps counts as hanging."""
 _REPEAT_SECONDS = 0.5
@@ -196,6 +202,9 @@ class RolloutPool:
         self._losses: defaultdict[str, deque[tuple[float, str]]] = defaultdict(deque)  # by name: time, cause
         self._worked = False  # whether any replica has ever made a step
         self._last_reason = FailureReason.WORKER_LOST  # of the last loss
+        # Since the last probe that a replica passed:
+        self._differing: dict[str, str] = {}  # name of each replica that was lost by a probe → cause
+        self._failed_probes = 0
         self._changed, self._enough, self._lacking = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -285,6 +294,18 @@ class RolloutPool:
         weights.
         """
         self._distribution.publish(weights, self._replicas.values())
+
+    def probe(self, version: int, probe: Probe) -> None:
+        """Let all replicas compare their log-probs of `version` with the probe, as soon as they have the version.
+
+        Without effect if a later version was published.
+        """
+        if self._newest is None or self._newest.manifest.version != version:
+            return
+        self._distribution.newest = dataclasses.replace(self._newest, probe=probe)
+        for replica in (*self._replicas.values(), *self._starting.values()):
+            if version in replica.sent:  # all others get the probe with the version
+                replica.channel.send(ProbeWeights(version, probe))
 
     async def _refill(self) -> None:
         """After each change of the pool, start missing replicas and end excess pending ones. Runs until cancelled."""
@@ -399,6 +420,7 @@ class RolloutPool:
                 while replica.version < version:
                     for report in await replica.channel.receive():
                         self._distribution.reported(replica, report)
+                        self._note_probe(report)
                         replica.version = max(replica.version, -1 if report.loaded is None else report.loaded)
         except TimeoutError as error:
             raise ReplicaFailed(_late(replica, version, self._limits.publish)) from error
@@ -422,6 +444,7 @@ class RolloutPool:
             for report in await replica.channel.receive():
                 self._worked |= report.steps > 0
                 self._distribution.reported(replica, report)
+                self._note_probe(report)
                 if report.loaded is not None and report.loaded > replica.version:
                     replica.version, behind_since = report.loaded, None
                     self._listener.tell(on.VersionLoaded(replica.number, replica.version))
@@ -445,11 +468,16 @@ class RolloutPool:
         ray.kill(replica.actor)  # it may run, and hold the device that its replacement needs
         self._losses[replica.name].append((asyncio.get_running_loop().time(), str(error)))
         self._last_reason = reason_of(error.__cause__ or error)
-        if self._last_reason is FailureReason.UNEXPECTED_ERROR:
+        if differs := self._last_reason is FailureReason.LOG_PROBS_DIFFER:
+            self._differing[replica.name] = str(error)
+            self._failed_probes += 1
+        if self._last_reason in (FailureReason.UNEXPECTED_ERROR, FailureReason.LOG_PROBS_DIFFER):
             self._last_reason = FailureReason.WORKER_LOST
         self._starting.pop(replica.name, None)
         self._distribution.lost(replica)
         had_joined = self._replicas.pop(replica.number, None) is not None
+        if differs:
+            self._raise_if_all_differ()
         self._raise_if_none_can_work()
         cause = str(error) if str(error).startswith(replica.name) else f"{replica.name} was lost: {error}"
         logger.warning("%s; other replicas take over its sequences", cause)
@@ -458,6 +486,23 @@ class RolloutPool:
             if self._leaving:
                 self.leave(self._leaving)
         self._recount()
+
+    def _note_probe(self, report: EngineReport) -> None:
+        """Record that a replica has passed a probe, so that the trainer's log-probs cannot be the wrong ones."""
+        if report.probed is not None:
+            self._differing.clear()
+            self._failed_probes = 0
+
+    def _raise_if_all_differ(self) -> None:
+        """Raise LogProbsDiffer if every replica whose process runs was lost by a probe, and none has passed one since.
+
+        A single replica may have a faulty device, so at least MIN_FAILED_PROBES are needed.
+        """
+        running = [*self._replicas.values(), *(replica for replica in self._starting.values() if replica.host)]
+        others = {replica.name for replica in running} - self._differing.keys()
+        if self._failed_probes >= MIN_FAILED_PROBES and not others:
+            causes = "; ".join(cause for _, cause in sorted(self._differing.items()))
+            raise LogProbsDiffer(f"no replica computes the trainer's log-probs. {causes}")
 
     def _raise_if_none_can_work(self) -> None:
         names = replica_names(self._target)

@@ -8,13 +8,15 @@ engine thread: inbox      a command, or the end                  IDLE_WAIT_SECON
 exchange                  a finished group, weights, …           report_seconds, gather_seconds
 loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
 loading: the commit       the engine thread, between two steps   the same
+a probe: its log-probs    the engine's next steps, a commit      publication.timeoutSeconds, then it is dropped
+a failed probe: names     the version is fetched and loaded      COMPARISON_SECONDS, then none is named
 
 The engine thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified
 and received by the engine while generation continues, and replaced between two tokens without dropping a sequence. The
 tokens of unfinished sequences are reported at intervals (PROGRESS_SHARE), so that not all of them are lost with this
 process. A sequence that cannot be generated is reported as finished, with its error. Any other failure here, such as a
-log-prob that is not a number, ends the replica: the next `exchange` raises EngineFailed, and the driver replaces the
-replica.
+log-prob that is not a number, or log-probs of a probe that differ from the trainer's, ends the replica: the next
+`exchange` raises EngineFailed, and the driver replaces the replica.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
@@ -48,6 +51,7 @@ from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     EngineReport,
     LoadWeights,
+    ProbeWeights,
     ReplicaCommand,
     ReportLog,
     SubmitSequences,
@@ -55,15 +59,19 @@ from qwen35_trainer.runtime.replica_channel import (
 )
 from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 from qwen35_trainer.weights.transfer_agent import SourceLost
-from qwen35_trainer.weights.transports import RelayingReceiver, receiver
-from qwen35_trainer.weights.weight_manifest import WeightsDamaged
+from qwen35_trainer.weights.transports import receiver
+from qwen35_trainer.weights.weight_manifest import WeightsDamaged, listed
 
 if TYPE_CHECKING:
     from qwen35_trainer.models.qwen3_5.build_model import ModelSettings
 
 logger = logging.getLogger(__name__)
+
+type ProbedLogProbs = tuple[NDArray[np.float32], ...]
+"""The log-probs (T - 1,) of each sequence of a probe."""
 
 IDLE_WAIT_SECONDS = 0.5
 """Maximum time that the engine thread waits on an empty inbox before it checks whether it has to end."""
@@ -91,6 +99,11 @@ PROGRESS_SHARE = 1 / 8
 A sequence that is longer than the mean reports its new tokens only when they are this share of the tokens that it has
 reported. Sequences therefore report their tokens in about eight parts, regardless of the length of responses. The loss
 of a process costs an eighth of what it has generated, on average.
+"""
+COMPARISON_SECONDS = 60.0
+"""Maximum time in which a replica that failed a probe finds out which of its parameters are wrong, before it ends.
+
+It generates nothing meanwhile. The driver would replace it after `rollout_pool.MAX_STEP_SECONDS` without a step.
 """
 MAX_GAP_SECONDS = 0.002
 """Maximum pause between two steps of the engine that are recorded as one interval of work."""
@@ -128,6 +141,7 @@ class _Outbox:
     loaded: int | None = None
     copy: RegisteredCopy | None = None
     unread: int | None = None
+    probed: ProbeResult | None = None
     generated: int = 0
     intervals: list[tuple[float, float]] = field(default_factory=list)
 
@@ -147,6 +161,8 @@ class EngineThread:
         self._closing = threading.Event()
         self._progressed = time.time()
         self._steps, self._step_log = 0, StepLog()
+        self._probing: Future[ProbedLogProbs | None] | None = None
+        self._holding = threading.Event()
         self._commanded = False  # whether a command is being carried out
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
         self._submitted: dict[SequenceId, float] = {}  # wall-clock second
@@ -192,6 +208,40 @@ class EngineThread:
             self._outbox.unread = version
         self._on_report()
 
+    def probe(self, probe: Probe, version: int) -> Future[ProbedLogProbs | None]:
+        """Queue a probe of `version`.
+
+        The future has the log-probs of its sequences. It has None if another version is in service, or comes into
+        service before the probe ends, or if the probe is dropped. If the engine fails before, the future is never done.
+        """
+        probing: Future[ProbedLogProbs | None] = Future()
+        probing.set_running_or_notify_cancel()  # so that a waiter that gives up does not cancel it
+        self._inbox.put(lambda: self._probe(probe, version, probing))
+        return probing
+
+    def drop_probe(self) -> None:
+        """Queue the command to drop a probe that has not ended."""
+        self._inbox.put(self._drop_probe)
+
+    def hold(self) -> None:
+        """Make no further step. Commands are still carried out."""
+        self._holding.set()
+
+    def passed(self, result: ProbeResult) -> None:
+        """Add the result of a probe that was passed to the next report, which does not come earlier because of it."""
+        with self._lock:
+            self._outbox.probed = result
+
+    def changed_by_loading(self, weights: Any, version: int) -> Future[list[str] | None]:  # noqa: ANN401  # as for `receive`
+        """Queue the command to load the version in service again. The future has the names of the parameters that changed.
+
+        They had other values than those of the version. None: `version` is not in service.
+        """
+        changed: Future[list[str] | None] = Future()
+        changed.set_running_or_notify_cancel()
+        self._inbox.put(lambda: self._load_again(weights, version, changed))
+        return changed
+
     def fail(self, error: BaseException) -> None:
         """Record `error`, such as damaged weights, unless an earlier error is recorded, and end the engine.
 
@@ -216,6 +266,7 @@ class EngineThread:
             loaded=outbox.loaded,
             copy=outbox.copy,
             unread=outbox.unread,
+            probed=outbox.probed,
             generated=outbox.generated,
             intervals=tuple(outbox.intervals),
             steps=steps,
@@ -255,14 +306,18 @@ class EngineThread:
         try:
             while not self._closing.is_set():
                 self._take_commands()
-                if self._engine.busy:
+                if self._has_step:
                     self._step()
         except Exception as error:  # noqa: BLE001  # raised by the next call for reports
             self.fail(error)
 
+    @property
+    def _has_step(self) -> bool:
+        return self._engine.busy and not self._holding.is_set()
+
     def _take_commands(self) -> None:
         try:
-            run = self._inbox.get(block=not self._engine.busy, timeout=IDLE_WAIT_SECONDS)
+            run = self._inbox.get(block=not self._has_step, timeout=IDLE_WAIT_SECONDS)
             self._commanded = True
             while True:
                 run()
@@ -299,10 +354,42 @@ class EngineThread:
 
     def _commit(self, version: int, committed: Future[None], copy: RegisteredCopy | None = None) -> None:
         self._engine.commit(version)
+        self._end_probe(None)
         with self._lock:
             self._outbox.loaded, self._outbox.copy = version, copy
         committed.set_result(None)
         self._on_report()
+
+    def _probe(self, probe: Probe, version: int, probing: Future[ProbedLogProbs | None]) -> None:
+        self._end_probe(None)
+        if self._engine.version == version:
+            self._engine.probe(probe.sequences)
+            self._probing = probing
+        else:
+            probing.set_result(None)
+
+    def _drop_probe(self) -> None:
+        self._engine.probe(())
+        self._end_probe(None)
+
+    def _end_probe(self, result: ProbedLogProbs | None) -> None:
+        if self._probing is not None:
+            self._probing.set_result(result)
+            self._probing = None
+
+    def _load_again(self, weights: Any, version: int, changed: Future[list[str] | None]) -> None:  # noqa: ANN401
+        if self._engine.version != version:
+            changed.set_result(None)
+            return
+        try:
+            before = self._engine.checksums()
+            self._engine.receive(weights, version)
+            self._engine.commit(version)
+            after = self._engine.checksums()
+        except Exception as error:  # noqa: BLE001  # raised to the caller, which then ends the engine
+            changed.set_exception(error)
+        else:
+            changed.set_result([name for name, checksum in before.items() if after.get(name) != checksum])
 
     def _step(self) -> None:
         started = time.time()
@@ -312,8 +399,10 @@ class EngineThread:
         if started - self._progressed >= self.progress_seconds:
             self._progressed, progress = started, self._engine.progress()
         with self._lock:
-            self._steps += 1
-            self._step_log.add(output, seconds)
+            if self._probing is None:
+                self._step_log.add(output, seconds)  # a probe takes longer than other prompts of its length
+            # A step that computes only a probe does not show that the engine can generate.
+            self._steps += output.tokens > 0 or self._probing is None
             box = self._outbox
             box.started |= output.started
             box.generated += output.tokens
@@ -327,6 +416,8 @@ class EngineThread:
             else:
                 box.intervals.append((started, time.time()))
             awaited = self._is_awaited(output.finished)
+        if output.probed is not None:
+            self._end_probe(output.probed)
         if awaited:
             self._on_report()
 
@@ -403,9 +494,13 @@ class RolloutWorker(Process):
         self._engine: EngineThread | None = None
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
-        self._arrived: asyncio.Queue[PublishedWeights] = asyncio.Queue()
+        self._arrived: asyncio.Queue[LoadWeights | ProbeWeights] = asyncio.Queue()
+        self._receiver = receiver()
+        self._loaded: PublishedWeights | None = None  # the version in service
         self._opening: asyncio.Task[int | None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
+        self._replacing = asyncio.Lock()  # held from the receipt of a version until its commit
 
     async def address(self) -> WorkerAddress:
         """Return the address of this process. An answer means that the process has started."""
@@ -555,36 +650,93 @@ class RolloutWorker(Process):
                 self._running.drop(sequences)
             case TakeSequences(sequences):
                 self._running.take(sequences)
-            case LoadWeights(weights):
-                self._arrived.put_nowait(weights)
+            case LoadWeights() | ProbeWeights():
+                self._arrived.put_nowait(command)
 
     async def _load_arrived(self) -> None:
-        """Load versions of the weights, one after the other, until cancelled. An error ends the engine."""
-        arriving = receiver()
+        """Load and probe versions of the weights, in the order of the commands, until cancelled. An error ends the engine."""
         while True:
             try:
-                await self._load(await self._arrived.get(), arriving)
+                match await self._arrived.get():
+                    case LoadWeights(weights):
+                        await self._load(weights)
+                    case ProbeWeights(version, probe):
+                        if self._loaded is not None and self._loaded.manifest.version == version:
+                            self._begin_probe(self._loaded, probe)
             except Exception as error:  # noqa: BLE001  # raised by the next call for reports
                 self._running.fail(error)
                 return
 
-    async def _load(self, published: PublishedWeights, arriving: RelayingReceiver) -> None:
+    async def _load(self, published: PublishedWeights) -> None:
         """Fetch, verify and receive a version while the engine makes steps, then put it in service between two steps.
 
         A version that another replica does not serve any more is reported, so that the driver sends it again.
         """
         version, engine = published.manifest.version, self._running
         try:
-            weights = await arriving.fetch(published)
+            weights = await self._receiver.fetch(published)
         except (SourceLost, WeightsDamaged) as error:
             if not isinstance(published.source, RegisteredCopy):
                 raise
             logger.warning("version %d could not be read from another replica: %s", version, error)
             engine.report_unread(version)
             return
-        await asyncio.to_thread(engine.receive, weights, version)
-        del published, weights  # a reference would keep the version in memory
-        await asyncio.wrap_future(engine.commit(version, arriving.copy))
+        async with self._replacing:
+            await asyncio.to_thread(engine.receive, weights, version)
+            del weights  # a reference would keep the version in memory
+            await asyncio.wrap_future(engine.commit(version, self._receiver.copy))
+        self._loaded = published
+        if published.probe is not None:
+            self._begin_probe(published, published.probe)
+
+    def _begin_probe(self, published: PublishedWeights, probe: Probe) -> None:
+        """Begin to compare the version in service with its probe. The next version does not wait for the result."""
+        probing = asyncio.create_task(self._probe(published, probe))
+        self._probes.add(probing)
+        probing.add_done_callback(self._probes.discard)
+
+    async def _probe(self, published: PublishedWeights, probe: Probe) -> None:
+        """Compare log-probs of the version in service with those of the trainer. If they differ, the engine ends.
+
+        Without effect if another version is in service, or comes into service before, or if no slot becomes free for
+        the probe within `publication.timeoutSeconds`. An engine that hangs is found by its steps.
+        """
+        version, engine, seconds = published.manifest.version, self._running, self._spec.publication.timeoutSeconds
+        try:
+            log_probs = await asyncio.wait_for(asyncio.wrap_future(engine.probe(probe, version)), seconds)
+            if log_probs is None:
+                return
+            result = probe.result(log_probs, version)
+            if result.mean <= probe.limit:
+                engine.passed(result)
+                return
+            engine.hold()  # what it would generate from now on is known to be wrong
+            async with self._replacing:
+                assert self._loading is not None, "the version was loaded"
+                self._loading.cancel()  # no other version comes into service while parameters are compared
+                engine.fail(probe.failure(result, await self._wrong(published)))
+        except TimeoutError:
+            engine.drop_probe()
+            logger.warning(
+                "version %d was not compared with the trainer: its probe took more than %g s", version, seconds
+            )
+        except Exception as error:  # noqa: BLE001  # raised by the next call for reports
+            engine.fail(error)
+
+    async def _wrong(self, published: PublishedWeights) -> str:
+        """Load the version in service once more, and return which parameters had other values, as text."""
+        version = published.manifest.version
+        try:
+            async with asyncio.timeout(COMPARISON_SECONDS):
+                weights = await self._receiver.fetch(published)
+                changed = await asyncio.wrap_future(self._running.changed_by_loading(weights, version))
+        except Exception as error:  # noqa: BLE001  # a part of the message: the replica is lost in any case
+            return f"its parameters could not be compared with the published ones: {type(error).__name__}: {error}"
+        if changed is None:
+            return "its parameters were not compared, because a later version has replaced them"
+        if not changed:
+            return "loading the version again changes no parameter, so its kernels, or what it does not load, are wrong"
+        return f"its parameters differ from the published ones in {listed(changed)}"
 
 
 def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from qwen35_trainer.engines.batch_division import ONE_SHARE, BatchDivision
 from qwen35_trainer.engines.train_batch import TrainBatch
@@ -99,6 +101,16 @@ class TrainPool:
         """Copy the shares of a batch to the object store. Neighbouring ranks with the same share read the same object."""
         return [ray.put(share) for share in self._division.shares_of(batch)]
 
+    async def log_probs(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
+        """Compute the log-probs of all tokens but the first one of each sequence, at temperature 1, without training.
+
+        sequences: (T,) token ids each, T ≥ 2. Returns the log-probs of one sequence after another.
+        """
+        log_probs: NDArray[np.float32] = await self._on_shares(
+            "log_probs", "computing a probe", _without_first_tokens(sequences)
+        )
+        return log_probs
+
     async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
         """Copy the weights as `version`, and return the description by which replicas fetch the copy.
 
@@ -127,3 +139,15 @@ class TrainPool:
 
     async def _answers(self, calls: Sequence[ray.ObjectRef[Any]], act: str) -> list[Any]:
         return await answers(calls, of="the train pool", act=act, seconds=self._deadline, names=self._names)
+
+
+def _without_first_tokens(sequences: Sequence[NDArray[np.int32]]) -> TrainBatch:
+    """Return a batch whose responses are all tokens of `sequences` but the first one of each, which is the prompt."""
+    responses = [sequence[1:] for sequence in sequences]
+    return TrainBatch(
+        prompts=np.array([sequence[0] for sequence in sequences], np.int32),
+        prompt_lengths=np.ones(len(sequences), np.int64),
+        responses=np.concatenate(responses),
+        response_lengths=np.array([len(response) for response in responses], np.int64),
+        trainable=np.ones(sum(map(len, responses)), np.bool_),
+    )

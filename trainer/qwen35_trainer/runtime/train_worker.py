@@ -11,7 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
@@ -133,6 +135,9 @@ class TrainWorker(Process):
 
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
         return self._ready_engine.negative_log_likelihood(batch)
+
+    def log_probs(self, batch: TrainBatch) -> NDArray[np.float32]:
+        return self._ready_engine.log_probs(batch)
 
     def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
         """Copy this rank's part of the weights as `version`. All ranks must call this together.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.segment import SegmentHandle
 from qwen35_trainer.weights.transfer_agent import RemoteMemory
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
@@ -131,6 +132,8 @@ class PublishedWeights:
 
     manifest: WeightManifest
     source: WeightSource
+    probe: Probe | None = None
+    """Tokens whose log-probs replicas compare with the trainer's. None: there is no probe, or not yet."""
 
 
 def joined(shards: Sequence[StagedShard], version: int) -> PublishedWeights:

@@ -113,6 +113,12 @@ def _numbered(content: tuple[int, ShardPiece, Memory]) -> tuple[int, TensorPart]
     return number, piece.write(memory)
 
 
+def tensor_checksum(tensor: Tensor) -> int:
+    """Return the XXH3 of a tensor's bytes, 64 bits. The tensor is copied if it is on a device or not contiguous."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return int(xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy()))
+
+
 def _write(values: Tensor, target: Tensor, memory: Memory) -> int:
     """Copy values to `target`, of the same shape, whose bytes are `memory`. Returns their checksum."""
     if values.device.type != "cpu":  # converted there, and copied together

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from qwen35_trainer.models.qwen3_5 import HFModule, full_attention, linear_attention, products
 from qwen35_trainer.models.qwen3_5.family import text_model
@@ -62,8 +63,33 @@ class Decoder:
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64, device=device)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
-        source = torch.tensor([row for row, group in enumerate(slots) for _ in group], device=device)
-        target = torch.tensor([slot for group in slots for slot in group], device=device)
+        rows = [row for row, group in enumerate(slots) for _ in group]
+        source = torch.tensor(rows, dtype=torch.int64, device=device)
+        target = torch.tensor([slot for group in slots for slot in group], dtype=torch.int64, device=device)
+        hidden = self._prompt_states(tokens, lengths, source, target)
+        self.lengths[target] = lengths[source]
+        last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
+        return self._logits(last)
+
+    @torch.inference_mode()
+    def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Compute the log-probs (T - 1,) float32 of all tokens but the first one of each sequence. No slot changes."""
+        device = self.lengths.device
+        lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
+        tokens = pad_sequence([torch.tensor(sequence, device=device) for sequence in sequences], batch_first=True)
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        hidden = self._prompt_states(tokens, lengths, none, none)
+        log_probs = []
+        for row, length in enumerate(lengths.tolist()):
+            predicted = self._logits(hidden[row, : length - 1]).log_softmax(-1)
+            log_probs.append(predicted.gather(1, tokens[row, 1:length, None]).squeeze(1))
+        return log_probs
+
+    def _prompt_states(self, tokens: Tensor, lengths: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Return the last layer's output (rows, T, D) for `tokens` (rows, T), padded on the right to rows of `lengths`.
+
+        The decoding state of row `source[i]` is stored in slot `target[i]`.
+        """
         hidden = self._text.embed_tokens(tokens)
         for layer, state in zip(self._text.layers, self._layers, strict=True):
             mixer_input = layer.input_layernorm(hidden)
@@ -73,9 +99,7 @@ class Decoder:
             else:
                 mixed = self._attend_prompt(layer.self_attn, mixer_input, state, source, target)
             hidden = _feed_forward(layer, hidden + mixed)
-        self.lengths[target] = lengths[source]
-        last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
-        return self._logits(last)
+        return hidden
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ _UPDATE: Final = {
     "staleness/correction_weight_mean": "correction_weight_mean",
     "staleness/window_dispatched": "window_dispatched",
     "staleness/window_limit": "window_limit",
+    "publication/probe_difference_mean": "probe_difference_mean",
+    "publication/probe_difference_max": "probe_difference_max",
     "time/update_seconds": "seconds",
     "time/waiting_seconds": "seconds_waiting",
     "time/assembling_seconds": "seconds_assembling",
