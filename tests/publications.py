@@ -1,5 +1,6 @@
 """Publications for tests: whole tensors from the shards of an engine, and weights as replicas receive them, by the product's own way."""
 
+import dataclasses
 from collections.abc import Iterable
 
 import torch
@@ -7,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from qwen35_trainer.engines.train_engine import TrainEngine
+from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import PublishedWeights, StagedShard, joined
 from qwen35_trainer.weights.segment import SegmentHandle
@@ -22,9 +24,11 @@ def whole_shards(weights: Iterable[tuple[str, Tensor]]) -> list[WeightShard]:
     return [WeightShard(name, tuple(tensor.shape), tensor.dtype, 0, tensor.detach()) for name, tensor in weights]
 
 
-def received(weights: Iterable[tuple[str, Tensor]], version: int) -> HostWeights:
-    """The weights as a replica of the same host receives them."""
-    sender = SharedMemorySender(ALONE)  # until the weights are opened, it is the only one that holds them
+def received(weights: Iterable[tuple[str, Tensor]], version: int, replica: ReplicaShape | None = None) -> HostWeights:
+    """The weights as a replica of the same host receives them. replica: for whose ranks they are staged; None: for one rank."""
+    sender = SharedMemorySender(
+        dataclasses.replace(ALONE, replica=replica or ReplicaShape())
+    )  # until the weights are opened, it is the only one that holds them
     return _opened(joined([sender.stage(whole_shards(weights), version, frozenset())], version))
 
 

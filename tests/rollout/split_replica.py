@@ -19,6 +19,7 @@ from qwen35_trainer.rollout.rollout_engine import Sampling, SequenceRequest
 from qwen35_trainer.rollout.vllm import VLLMEngine
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 from qwen35_trainer.rollout.vllm_environment import set_variables
+from qwen35_trainer.weights.division import ReplicaShape
 from tests.publications import received
 from tests.rollout.loading import load
 from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, library_model, prompt_of
@@ -26,7 +27,7 @@ from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, library_model, promp
 AS_PUBLISHED = SHAPE | {"tieEmbeddings": True, "vision": {}}
 SEEDS = (0, 1, 2)
 SHARED = (1, 2)
-"""Seeds of models whose weights are in shared memory."""
+"""Seeds of models whose weights are in shared memory, staged for replicas of as many ranks as the seed says."""
 PROMPTS = (3, 300)
 """Numbers of tokens."""
 
@@ -41,7 +42,7 @@ def main() -> None:
     responses, probes = {}, []
     for seed in SEEDS:
         parameters = dict(models[seed].named_parameters())
-        weights = received(parameters.items(), seed) if seed in SHARED else parameters
+        weights = received(parameters.items(), seed, ReplicaShape(seed)) if seed in SHARED else parameters
         # The workers read shared memory themselves, so that no tensor is sent to them.
         sent = vllm_core.portions if seed not in SHARED else Mock(side_effect=AssertionError("a tensor was sent"))
         with patch.object(vllm_core, "portions", sent):

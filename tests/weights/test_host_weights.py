@@ -18,7 +18,7 @@ from qwen35_trainer.weights import host_weights
 from qwen35_trainer.weights.fit import TensorKind, check_shapes, check_types, kinds, shapes
 from qwen35_trainer.weights.host_weights import HostWeights, is_intact, verifiers
 from qwen35_trainer.weights.published import joined
-from qwen35_trainer.weights.segment import MemorySegment, SegmentUnavailable
+from qwen35_trainer.weights.segment import MappedSegments, MemorySegment, SegmentUnavailable
 from qwen35_trainer.weights.staging import CHUNK_BYTES, PART_BYTES, layout_of, pieces
 from qwen35_trainer.weights.transports import receiver, shared_memory
 from qwen35_trainer.weights.transports.shared_memory import SharedMemorySender
@@ -53,6 +53,13 @@ def test_long_tensors_travel_in_chunks_and_parts(values: int) -> None:
     weights = received([("w", tensor)], version=1)
     assert len(weights.manifest.parts) == -(-values * 4 // PART_BYTES)
     assert same(weights.items(), [("w", tensor)])
+
+
+def test_what_a_worker_process_gets_of_a_version_is_without_the_checksums() -> None:
+    weights = received(WEIGHTS.items(), version=3)
+    sent = pickle.loads(pickle.dumps(weights.shared))
+    assert sent.manifest.parts == ()
+    assert same(sent.open(MappedSegments()).items(), WEIGHTS.items())
 
 
 def test_tensors_are_the_shared_memory_itself_aligned_for_vector_instructions() -> None:

@@ -1,6 +1,7 @@
 """Slices: what a rank of a replica reads of a staged version, and that it gets its own values and no others."""
 
 import math
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qwen35_trainer.weights import shard_streams
 from qwen35_trainer.weights.division import (
     Division,
     ReplicaRank,
@@ -28,7 +30,8 @@ from qwen35_trainer.weights.slice_plan import slices_of
 from qwen35_trainer.weights.sliced_tensor import SliceMissing
 from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces, write_pieces
 from qwen35_trainer.weights.transfer_plan import planned_version, row_range, transfers
-from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest
+from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
+from tests.weights.ways import AVAILABLE, bits, fetch, reader
 
 SHAPES = {
     "model.embed_tokens.weight": (150, 8),
@@ -142,7 +145,7 @@ def test_a_rank_gets_its_values_from_the_parts_that_it_reads_however_they_were_s
     for rank in range(reader.ranks):
         who = ReplicaRank(rank, reader)
         slices = slices_of(manifest, DIVISIONS, who)
-        weights = RankWeights(manifest, slices, OnlyRead(manifest, memory, slices.parts))
+        weights = RankWeights(manifest.layout, slices.held, OnlyRead(manifest, memory, slices.parts))
         assert list(weights) == list(TENSORS)
         for name, tensor in TENSORS.items():
             assert weights[name].shape == tensor.shape
@@ -178,7 +181,7 @@ def test_values_outside_of_the_slice_are_refused_by_name() -> None:
     manifest, memory = staged(TENSORS, StagingPlan.of(DIVISIONS, replica), 3)
     who = ReplicaRank(1, replica)
     slices = slices_of(manifest, DIVISIONS, who)
-    weights = RankWeights(manifest, slices, OnlyRead(manifest, memory, slices.parts))
+    weights = RankWeights(manifest.layout, slices.held, OnlyRead(manifest, memory, slices.parts))
     for name, take in {
         "model.layers.1.self_attn.q_proj.weight": lambda w: w.narrow(0, 31, 2),
         "model.layers.1.self_attn.o_proj.weight": lambda w: w[:, :16],
@@ -195,7 +198,7 @@ def test_one_value_after_the_slice_is_refused() -> None:
     replica = ReplicaShape(2)
     manifest, memory = staged(TENSORS, StagingPlan.of(DIVISIONS, replica), 3)
     slices = slices_of(manifest, DIVISIONS, ReplicaRank(0, replica))
-    weights = RankWeights(manifest, slices, OnlyRead(manifest, memory, slices.parts))
+    weights = RankWeights(manifest.layout, slices.held, OnlyRead(manifest, memory, slices.parts))
     queries, output = (
         weights["model.layers.1.self_attn.q_proj.weight"],
         weights["model.layers.1.self_attn.o_proj.weight"],
@@ -225,7 +228,7 @@ def test_any_division_of_any_shard_can_be_read_in_slices(data, sections: list[Te
     for rank in range(reader.ranks):
         who = ReplicaRank(rank, reader)
         slices = slices_of(manifest, {"w": division}, who)
-        view = RankWeights(manifest, slices, OnlyRead(manifest, memory, slices.parts))["w"].view(-1)
+        view = RankWeights(manifest.layout, slices.held, OnlyRead(manifest, memory, slices.parts))["w"].view(-1)
         for held in division.held(who):
             width = held.section.units * held.section.unit
             for outer in held.outer:
@@ -271,6 +274,30 @@ def test_the_planned_parts_are_those_that_train_ranks_stage() -> None:
         (rank, part.tensor, part.start, part.size)
         for rank, part in zip(planned.writers, planned.manifest.parts, strict=True)
     ]
+
+
+@pytest.mark.parametrize("name", AVAILABLE)
+def test_every_transport_brings_a_staged_version_whole_and_in_slices(name: str, open_way, monkeypatch) -> None:
+    """Three train ranks stage for replicas of four ranks. A replica of any shape reads that, and a lane's of two ranks, too."""
+    monkeypatch.setattr(shard_streams, "BUCKET_BYTES", 10_000)
+    way, arriving = open_way(name, ReplicaShape(4)), reader()
+    for version in (1, 2):
+        tensors = {name: tensor + version for name, tensor in TENSORS.items()}
+        published = way.publish(tensors, version, frozenset({1}))
+        weights = fetch(arriving, published)
+        assert bits(weights) == bits(tensors)
+        for replica in (ReplicaShape(4), ReplicaShape(2), ReplicaShape(4, divides_experts=True)):
+            for rank in range(replica.ranks):
+                who = ReplicaRank(rank, replica)
+                sliced = weights.sliced(DIVISIONS, who)
+                for each, tensor in tensors.items():
+                    whole = torch.arange(tensor.numel()).view(tensor.shape)
+                    for indexes, values in zip(expected(each, whole, who), expected(each, tensor, who), strict=True):
+                        assert torch.equal(_indexed(sliced[each], whole, indexes), values)
+    damaged = way.damage(published)  # of whichever rank's slice it is a part, the whole version is refused
+    with pytest.raises(WeightsDamaged, match=rf"version 2: checksum of {re.escape(damaged)} differs"):
+        fetch(reader(), published)
+    way.close()
 
 
 class DevicePiece:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.weights import shard_streams
+from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import (
     PublishedWeights,
@@ -55,6 +56,8 @@ WAYS: dict[str, tuple[TransportName, int]] = {
 AVAILABLE = [name for name in WAYS if name != "RDMA" or nixl_agent.is_installed()]
 """Those that this machine has."""
 RANKS = 3
+ALONE = ReplicaShape()
+"""Replicas of one rank."""
 BUCKET_BYTES = 256
 """Size of a bucket in tests, so that a few values fill several. No tensor of a test may be larger on one rank."""
 WEIGHTS = {
@@ -155,11 +158,13 @@ def _all_gather_object(objects: list[Any], value: object, group: RankEnd) -> Non
 class Way:
     """A transport with the writers of all ranks."""
 
-    def __init__(self, name: TransportName, whole_every: int, store: Store, folder: Path) -> None:
+    def __init__(
+        self, name: TransportName, whole_every: int, store: Store, folder: Path, replica: ReplicaShape
+    ) -> None:
         self.name, self.store, self.folder = name, store, folder
         self._collective = Collective(RANKS)
         self._ends = [RankEnd(self._collective, rank) for rank in range(RANKS)]
-        contexts = [RankContext(rank, RANKS, end, folder, whole_every) for rank, end in enumerate(self._ends)]
+        contexts = [RankContext(rank, RANKS, end, folder, whole_every, replica) for rank, end in enumerate(self._ends)]
         self._senders = [sender(name, context) for context in contexts]
 
     def publish(
@@ -280,7 +285,7 @@ def _segments() -> dict[str, int]:
 
 
 @contextmanager
-def ways(folder: Path) -> Iterator[Callable[[str], Way]]:
+def ways(folder: Path) -> Iterator[Callable[..., Way]]:
     """Context manager: a function that sets one of WAYS up, with stand-ins for Ray's store and for process groups."""
     store = Store()
     with pytest.MonkeyPatch.context() as patch:
@@ -290,5 +295,5 @@ def ways(folder: Path) -> Iterator[Callable[[str], Way]]:
         patch.setattr(dist, "broadcast_object_list", _broadcast_object_list)
         patch.setattr(dist, "all_gather_object", _all_gather_object)
         patch.setattr(nixl_agent, "NixlAgent", AGENTS.take)
-        yield lambda name: Way(*WAYS[name], store, folder / name)
+        yield lambda name, replica=ALONE: Way(*WAYS[name], store, folder / name, replica)
         AGENTS.give_back()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 from torch import Tensor
@@ -13,8 +13,15 @@ from qwen35_trainer.weights.division import Division, ReplicaRank
 from qwen35_trainer.weights.fit import TensorKind
 from qwen35_trainer.weights.rank_weights import RankWeights, in_order, tensor_of
 from qwen35_trainer.weights.segment import MappedSegments, Memory, MemorySegment, SegmentHandle, SegmentUnavailable
-from qwen35_trainer.weights.slice_plan import slices_of
-from qwen35_trainer.weights.weight_manifest import TensorEntry, TensorPart, WeightManifest, WeightsDamaged, listed
+from qwen35_trainer.weights.slice_plan import held_sections
+from qwen35_trainer.weights.weight_manifest import (
+    TensorEntry,
+    TensorPart,
+    WeightLayout,
+    WeightManifest,
+    WeightsDamaged,
+    listed,
+)
 
 MAX_VERIFIERS = 16
 """Maximum number of threads on which a replica verifies what it has read.
@@ -25,9 +32,9 @@ One core verifies 31.5 GB/s (benchmarks/weight_plan.py), and a host with eight n
 
 @dataclass(frozen=True)
 class SharedVersion:
-    """A version in shared memory, as it is sent to another process of the host: its manifest and its segment's handle.
+    """A version in shared memory, as it is sent to another process of the host: its segment's handle, and its manifest.
 
-    It contains no tensors.
+    It contains no tensors, and the manifest no parts.
     """
 
     manifest: WeightManifest
@@ -99,11 +106,11 @@ class HostWeights(Mapping[str, Tensor]):
 
     @property
     def shared(self) -> SharedVersion:
-        """The version in the form in which another process of the host opens it.
+        """The version in the form in which another process of the host opens it, without the checksums.
 
-        Raises TypeError if no other process can.
+        Of a large model these are most of the manifest. Raises TypeError if no other process can open the version.
         """
-        return SharedVersion(self.manifest, self.handle)
+        return SharedVersion(replace(self.manifest, parts=()), self.handle)
 
     @property
     def handle(self) -> SegmentHandle:
@@ -123,9 +130,8 @@ class HostWeights(Mapping[str, Tensor]):
 
     def sliced(self, divisions: Mapping[str, Division], who: ReplicaRank) -> RankWeights:
         """Return the tensors as one rank of a replica reads them. divisions: of the tensors that the ranks divide."""
-        return RankWeights(
-            self.manifest, slices_of(self.manifest, divisions, who), _WholeVersion(self.manifest, self._memory)
-        )
+        layout = self.manifest.layout
+        return RankWeights(layout, held_sections(layout, divisions, who), _WholeVersion(layout, self._memory))
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the bytes of the version to `memory`, which has the size of its layout."""
@@ -158,11 +164,11 @@ class HostWeights(Mapping[str, Tensor]):
 class _WholeVersion:
     """The bytes of a whole version in memory."""
 
-    manifest: WeightManifest
+    layout: WeightLayout
     memory: Memory
 
     def of(self, tensor: int, start: int, stop: int) -> Memory:
-        offset = self.manifest.layout.tensors[tensor].offset
+        offset = self.layout.tensors[tensor].offset
         return self.memory[offset + start : offset + stop]
 
 

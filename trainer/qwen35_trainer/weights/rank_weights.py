@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from qwen35_trainer.weights.division import BlockOrder, HeldSection, staged_runs
 from qwen35_trainer.weights.segment import Memory
-from qwen35_trainer.weights.slice_plan import RankSlices
 from qwen35_trainer.weights.sliced_tensor import SlicedTensor, TensorSlices
-from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorEntry, WeightManifest
+from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorEntry, WeightLayout
 
 
 class StagedBytes(Protocol):
@@ -27,14 +26,17 @@ class StagedBytes(Protocol):
 class RankWeights(Mapping[str, Tensor]):
     """The tensors of a version by name, for vLLM's loaders in the process of one rank."""
 
-    def __init__(self, manifest: WeightManifest, slices: RankSlices, staged: StagedBytes) -> None:
-        """Create the tensors. slices: what the rank holds. staged: where the bytes of these slices are."""
-        self._slices, self._staged = slices, staged
-        self._entries = {entry.name: (number, entry) for number, entry in enumerate(manifest.layout.tensors)}
+    def __init__(self, layout: WeightLayout, held: Mapping[str, Sequence[HeldSection]], staged: StagedBytes) -> None:
+        """Create the tensors.
+
+        held: name of a tensor → the rank's part of it. It has all other tensors whole. staged: where the bytes of these are.
+        """
+        self._held, self._staged = held, staged
+        self._entries = {entry.name: (number, entry) for number, entry in enumerate(layout.tensors)}
 
     def __getitem__(self, name: str) -> Tensor:
         number, entry = self._entries[name]
-        held = self._slices.held.get(name)
+        held = self._held.get(name)
         if held is None:
             staged = tensor_of(self._staged.of(number, 0, entry.size), entry.dtype)
             return in_order(staged, entry)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qwen35_trainer.weights.division import Division, HeldSection, ReplicaRank, staged_runs
-from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorEntry, TensorPart, WeightManifest
+from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorEntry, TensorPart, WeightLayout, WeightManifest
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,24 @@ class RankSlices:
 
 def slices_of(manifest: WeightManifest, divisions: Mapping[str, Division], who: ReplicaRank) -> RankSlices:
     """Return what a rank of a replica needs of a version. divisions: of the tensors that the replica's ranks divide."""
-    held: dict[str, tuple[HeldSection, ...]] = {}
-    needed: dict[int, list[range]] = {}  # of divided tensors, in bytes
-    for number, entry in enumerate(manifest.layout.tensors):
-        division = divisions.get(entry.name)
-        if division is not None and (sections := division.held(who)) and not _is_whole(sections):
-            held[entry.name], needed[number] = sections, _byte_ranges(entry, sections)
+    held = held_sections(manifest.layout, divisions, who)
+    needed = {  # in bytes
+        number: _byte_ranges(entry, held[entry.name])
+        for number, entry in enumerate(manifest.layout.tensors)
+        if entry.name in held
+    }
     parts = (
         n for n, part in enumerate(manifest.parts) if part.tensor not in needed or _touches(part, needed[part.tensor])
     )
     return RankSlices(held, tuple(parts))
+
+
+def held_sections(
+    layout: WeightLayout, divisions: Mapping[str, Division], who: ReplicaRank
+) -> dict[str, tuple[HeldSection, ...]]:
+    """Return a rank's part of each tensor of which it does not need everything. divisions: as in `slices_of`."""
+    sections = {entry.name: divisions[entry.name].held(who) for entry in layout.tensors if entry.name in divisions}
+    return {name: held for name, held in sections.items() if not _is_whole(held)}
 
 
 def _is_whole(sections: Sequence[HeldSection]) -> bool:
