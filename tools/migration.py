@@ -71,6 +71,12 @@ TRL_NOTES: Final[Mapping[str, str]] = {
     "dtype": "`bfloat16` is `BF16`, `float32` is `FP32`. Master weights and optimizer states are in float32 in both cases.",
     "loss_type": "TRL's `dapo` and `bnpo` are `PPOClip` with `aggregation: TokenMean`, `grpo` with `SequenceMeanTokenMean`, `dr_grpo` "
     "with `SequenceMeanTokenSumNorm`. `cispo` is `CISPO`, `sapo` is `SAPO` with `SequenceMeanTokenMean`.",
+    "importance_sampling_level": "`sequence` is `GSPO`, `token` every other loss.",
+    "scale_rewards": "`group` is `GRPO`, `none` is `DrGRPO`. For `batch`, `ReinforcePlusPlusBaseline` is the nearest: it also subtracts the mean of the batch.",
+    "vllm_importance_sampling_mode": "`token_truncate` is `TokenTIS`, `token_mask` is `IcePop`, `sequence_truncate` is `SequenceTIS`. `SequenceMask` "
+    "compares the geometric mean of a sequence's ratios with the bounds, TRL's `sequence_mask` their product.",
+    "vllm_importance_sampling_clip_max": "The default here is 2, in TRL 3.",
+    "vllm_importance_sampling_clip_min": "Only the masks have a lower bound here.",
     "max_steps": "Optimizer steps, in both.",
     "eval_steps": "Optimizer steps, in both.",
     "save_steps": "Optimizer steps, in both.",

@@ -61,6 +61,16 @@ def test_several_updates_of_a_batch_on_two_ranks_are_those_of_one(groups) -> Non
         {"loss": {"aggregation": "SequenceMeanTokenSumNorm"}, "correction": {"type": "IcePop"}},
         {"correction": {"type": "DecoupledPPO"}, "entropyCoefficient": 0.1},
         {"correction": {"type": "SequenceTIS"}, "kl": {"placement": "Loss", "coefficient": 0.1}},
+        {"loss": {"type": "SAPO"}, "advantage": "OPO", "correction": {"type": "None"}},
+        {
+            "loss": {"type": "DPPOBinaryKL", "maxDivergence": 0.01},
+            "advantage": "ReinforcePlusPlusBaseline",
+            "correction": {"type": "None"},
+        },
+        {
+            "kl": {"placement": "LossAndReward", "rewardCoefficient": 0.2, "rewardEstimator": "K1"},
+            "advantage": "PassAtK",
+        },
     ],
     ids=lambda algorithm: " ".join(str(value) for value in algorithm.values()),
 )

@@ -1,10 +1,15 @@
-"""The counts of a whole batch, by which the losses of its micro-batches are divided."""
+"""The counts of a whole batch, by which the losses of its micro-batches are divided, and its advantages."""
+
+from dataclasses import replace
 
 import numpy as np
 
+from qwen35_trainer.algorithms.advantages import OneShare
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
-from qwen35_trainer.engines.learning_signal import counts
+from qwen35_trainer.engines.learning_signal import LearningSignal, counts
+from qwen35_trainer.engines.micro_batch import Offsets
 from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.manifest import AlgorithmSpec
 
 
 def three_samples(*trainable: bool) -> TrainBatch:
@@ -16,6 +21,18 @@ def three_samples(*trainable: bool) -> TrainBatch:
         response_lengths=np.array([3, 2, 1]),
         trainable=np.array(trainable),
     )
+
+
+def test_remax_compares_with_the_sample_that_the_batch_marks_as_greedy() -> None:
+    batch = replace(
+        three_samples(True, True, True, False, False, True),
+        rewards=np.array([1.0, 0.25, 0.0], dtype=np.float32),
+        group=np.zeros(3, dtype=np.int64),
+        baseline=np.array([False, True, False]),
+    )
+    algorithm = AlgorithmSpec(advantage="ReMax")
+    signal = LearningSignal.of(batch, Offsets.of(batch), algorithm, OneShare(), reference=None, proximal=None)
+    assert signal.advantages.values.tolist() == [0.75, 0.75, 0.75, 0.0, 0.0, -0.25]
 
 
 def test_counts_leave_fully_masked_sequences_out() -> None:
