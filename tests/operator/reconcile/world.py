@@ -238,7 +238,7 @@ class World:
             self.jobs[job.name] = replace(job, cluster=name, deployment="Initializing")
         if name not in self.clusters:
             nodes = parse_control(self.children["ConfigMap", control_name("demo")][1]["data"]["control.json"])
-            lane = self.spec["rollout"].get("stragglerLane", {}).get("nodes", 0)
+            lane = self.spec.get("rollout", {}).get("stragglerLane", {}).get("nodes", 0)
             groups = (
                 WorkerGroup("rollout", nodes.rolloutNodes - lane, 1, 4, ()),
                 *([WorkerGroup("lane", lane, lane, lane, ())] if lane else []),
