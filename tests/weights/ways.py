@@ -159,9 +159,15 @@ class Way:
     """A transport with the writers of all ranks."""
 
     def __init__(
-        self, name: TransportName, whole_every: int, store: Store, folder: Path, replica: ReplicaShape
+        self,
+        name: TransportName,
+        whole_every: int,
+        store: Store,
+        folder: Path,
+        replica: ReplicaShape,
+        others: frozenset[str],
     ) -> None:
-        self.name, self.store, self.folder = name, store, folder
+        self.name, self.store, self.folder, self._others = name, store, folder, others
         self._collective = Collective(RANKS)
         self._ends = [RankEnd(self._collective, rank) for rank in range(RANKS)]
         contexts = [RankContext(rank, RANKS, end, folder, whole_every, replica) for rank, end in enumerate(self._ends)]
@@ -231,8 +237,11 @@ class Way:
         gc.collect()
 
     def memory_bytes(self) -> int:
-        """Return the bytes of all versions in memory that this process and the store hold, for writers and readers of all ways."""
-        return self.store.stored_bytes + sum(_segments().values())
+        """Return the bytes of all versions in memory that this process and the store hold, for writers and readers of all ways.
+
+        Segments that the process had before the test belong to others, such as a model that a fixture keeps.
+        """
+        return self.store.stored_bytes + sum(size for inode, size in _segments().items() if inode not in self._others)
 
     def file_bytes(self) -> int:
         """Return the bytes of all versions in files of this way."""
@@ -288,6 +297,8 @@ def _segments() -> dict[str, int]:
 def ways(folder: Path) -> Iterator[Callable[..., Way]]:
     """Context manager: a function that sets one of WAYS up, with stand-ins for Ray's store and for process groups."""
     store = Store()
+    gc.collect()
+    others = frozenset(_segments())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "put", store.put)
         patch.setattr(shard_streams, "BUCKET_BYTES", BUCKET_BYTES)
@@ -295,5 +306,5 @@ def ways(folder: Path) -> Iterator[Callable[..., Way]]:
         patch.setattr(dist, "broadcast_object_list", _broadcast_object_list)
         patch.setattr(dist, "all_gather_object", _all_gather_object)
         patch.setattr(nixl_agent, "NixlAgent", AGENTS.take)
-        yield lambda name, replica=ALONE: Way(*WAYS[name], store, folder / name, replica)
+        yield lambda name, replica=ALONE: Way(*WAYS[name], store, folder / name, replica, others)
         AGENTS.give_back()
