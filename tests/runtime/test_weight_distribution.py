@@ -204,8 +204,8 @@ def test_a_worker_reports_a_lost_replica_and_fails_with_a_lost_trainer(run: Run)
     from_replica = run.replicas[TRAINER_READERS].arrived[0]
     unread: list[int] = []
     worker = RolloutWorker.__new__(RolloutWorker)
-    worker._engine = SimpleNamespace(report_unread=unread.append)
-    asyncio.run(worker._load(from_replica, Refusing()))
+    worker._engine, worker._receiver = SimpleNamespace(report_unread=unread.append), Refusing()
+    asyncio.run(worker._load(from_replica))
     assert unread == [1]
     with pytest.raises(SourceLost):
-        asyncio.run(worker._load(from_trainer, Refusing()))
+        asyncio.run(worker._load(from_trainer))
