@@ -1,6 +1,5 @@
 """What is wrong with the cluster: a condition says so, and the same operator process continues once it is repaired."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ import pytest
 import yaml
 
 from tests.controlplane import operator_process
-from tests.controlplane.cases import first_real
 from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
 from tests.profiles import SOAK
@@ -160,67 +158,3 @@ def test_a_training_does_not_notice_that_the_api_server_is_away(
         live_training.until_state("Succeeded")
         assert [(attempt["number"], attempt["outcome"]) for attempt in live_training.attempts] == [(1, "Succeeded")]
         assert live_training.restarts == 0
-
-
-@pytest.mark.parametrize("resource", first_real(["rayjobs", "pods", "configmaps"]))
-def test_what_it_may_not_watch_is_named(live_training: LiveTraining, resource: str):
-    kubeconfig = operator_process.user(live_training.plane, operator_process.rules(without=resource))
-    with alive(live_training.plane, kubeconfig):
-        live_training.apply()
-        live_training.until_condition("Ready", "False", "Unavailable")
-        assert resource in live_training.whole_condition("Ready")["message"]
-        assert live_training.mine("rayjobs") == []
-        allow_all(live_training.plane, kubeconfig)
-        live_training.until_job()
-        live_training.until_condition("Accepted", "True", "Accepted")
-
-
-def test_it_is_not_ready_while_it_may_not_list_trainings(live_training: LiveTraining):
-    kubeconfig = operator_process.user(live_training.plane, operator_process.rules(without="qwen35trainings"))
-    with alive(live_training.plane, kubeconfig) as operator:
-        live_training.until(lambda: "may not watch" in operator.readiness()[1], "the probe says why")
-        status, message = operator.readiness()
-        assert status == 503
-        # Next to it is what it has not listed yet.
-        (line,) = (line for line in message.splitlines() if "may not watch" in line)
-        assert "Grant get, list and watch on qwen35trainings.rl.qwen35.io in all namespaces" in line
-        assert line in operator.log
-        allow_all(live_training.plane, kubeconfig)
-        live_training.apply()
-        live_training.until_job()
-        assert operator.readiness() == (200, "ok")
-
-
-@pytest.mark.parametrize("resource", first_real(["rayjobs", "networkpolicies"]))
-def test_what_it_may_not_create_is_named(live_training: LiveTraining, resource: str):
-    kubeconfig = operator_process.user(live_training.plane, only_reading(resource))
-    with alive(live_training.plane, kubeconfig):
-        live_training.apply()
-        live_training.until_condition("Ready", "False", "Forbidden")
-        message = live_training.whole_condition("Ready")["message"]
-        assert "create" in message
-        assert resource in message
-        assert live_training.namespace in message
-        allow_all(live_training.plane, kubeconfig)
-        live_training.until_job()
-        live_training.until(lambda: live_training.condition("Ready")[1] != "Forbidden", "it continues")
-
-
-def test_without_a_permission_to_write_status_the_log_says_so(live_training: LiveTraining):
-    kubeconfig = operator_process.user(live_training.plane, operator_process.rules(without="qwen35trainings/status"))
-    with alive(live_training.plane, kubeconfig) as operator:
-        live_training.apply()
-        live_training.until(lambda: "qwen35trainings/status" in operator.log, "the log names what is missing")
-        allow_all(live_training.plane, kubeconfig)
-        live_training.until_condition("Accepted", "True", "Accepted")
-
-
-def only_reading(resource: str) -> list[dict[str, Any]]:
-    rules = operator_process.rules()
-    return [rule | {"verbs": ["get", "list", "watch"]} if resource in rule["resources"] else rule for rule in rules]
-
-
-def allow_all(plane: ControlPlane, kubeconfig: Path) -> None:
-    """Grants what was withheld, to the same user."""
-    name = Path(json.loads(kubeconfig.read_text())["users"][0]["user"]["client-certificate"]).stem
-    operator_process.grant(plane, name, operator_process.rules(), None)

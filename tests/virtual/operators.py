@@ -1,6 +1,7 @@
 """Operators of a cluster in memory: `main.operate`, with a transport without sockets and without kopf."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class VirtualOperator:
     settings: OperatorSettings
     rights: Rights
     transport: Transport
+    messages: list[str]
+    """What all operators of this cluster have logged."""
     task: asyncio.Task[None] | None = None
     _metrics: Metrics = field(default_factory=Metrics)
     _obstacles: Callable[[], list[Problem]] = list
@@ -63,8 +66,13 @@ class VirtualOperator:
 
     def readiness(self) -> tuple[int, str]:
         """What the kubelet is answered: status and text."""
-        problems = self._obstacles()
-        return (503, "\n".join(map(str, problems))) if problems else (200, "ok")
+        problems = [f"{problem.path}: {problem.message} {problem.fix}" for problem in self._obstacles()]
+        return (503, "\n".join(problems)) if problems else (200, "ok")
+
+    @property
+    def log(self) -> str:
+        """The messages of all operators of this cluster."""
+        return "\n".join(self.messages)
 
     def metrics(self) -> dict[str, float]:
         """Every sample by its name with labels, as Prometheus reads them."""
@@ -81,6 +89,7 @@ class Operators:
     """Makes the operators of one cluster."""
 
     plane: VirtualPlane
+    messages: list[str] = field(default_factory=list)
     made: dict[str, VirtualOperator] = field(default_factory=dict)
 
     def operator(
@@ -106,7 +115,7 @@ class Operators:
         granted = operator_process.rules() if rules is None else rules
         rights = Rights(name, granted, namespaces, always=operator_process.LEASE_RULES)
         transport = Transport(self.plane.server, rights, disturber or Undisturbed())
-        made = VirtualOperator(self.plane, settings, rights, transport)
+        made = VirtualOperator(self.plane, settings, rights, transport, self.messages)
         self.made[name] = made
         return made
 
@@ -131,6 +140,17 @@ class Operators:
         yield
 
 
+class Messages(logging.Handler):
+    """Keeps the text of what is logged."""
+
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__()
+        self._messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(record.getMessage())
+
+
 @contextmanager
 def virtual_plane() -> Iterator[tuple[VirtualPlane, Operators]]:
     """A cluster in memory, and what makes operators for it."""
@@ -142,7 +162,10 @@ def virtual_plane() -> Iterator[tuple[VirtualPlane, Operators]]:
         patch.setattr(main, "connect", operators.connect)
         patch.setattr(main, "serving", operators.serving)
         patch.setattr(handlers, "follow", training_feed.follow)
+        logger, handler = logging.getLogger("qwen35_operator"), Messages(operators.messages)
+        logger.addHandler(handler)
         try:
             yield plane, operators
         finally:
+            logger.removeHandler(handler)
             plane.close()
