@@ -1,4 +1,7 @@
-"""What is wrong with the cluster: a condition says so, and the same operator process continues once it is repaired."""
+"""What is wrong with the cluster: a condition says so, and the same operator process continues once it is repaired.
+
+More of it, in virtual time: test_missing_kinds.py, test_permissions.py.
+"""
 
 import time
 from collections.abc import Iterator
@@ -68,6 +71,7 @@ def test_our_own_kind_may_come_later(live_training: LiveTraining, operator_right
         define(live_training, OUR_DEFINITION)
 
 
+@pytest.mark.soak
 def test_kuberay_may_come_later(live_training: LiveTraining, operator_rights: Path):
     file = definition(live_training.plane, "rayjobs")
     try:

@@ -105,6 +105,13 @@ class ApiServer:
                 return resource
         raise Failure(404, "the server could not find the requested resource")
 
+    def undefine(self, name: str) -> None:
+        """Stop serving a kind, such as rayjobs.ray.io, and remove its objects."""
+        (kind,) = (item for item in RESOURCES if item.qualified == name)
+        for item in tuple(self.objects.of(kind)):
+            self._remove(item)
+        self.undefined.add(name)
+
     @property
     def now(self) -> str:
         """The time as metadata contains it: whole seconds."""

@@ -71,13 +71,14 @@ class VirtualPlane:
         self.api = VirtualApi(self.server, self.loop)
         self.kubelets = Kubelets(self.server)
         self.ray_jobs = RayJobs(self.server)
+        self.ray_clusters = RayClusters(self.server)
         controllers: tuple[Controller, ...] = (
             GarbageCollector(self.server),
             Scheduler(self.server),
             TaintEviction(self.server),
             self.kubelets,
             self.ray_jobs,
-            RayClusters(self.server),
+            self.ray_clusters,
         )
         self.tasks = [self.loop.create_task(controller.run()) for controller in controllers]
         for name, devices in NODES.items():
@@ -111,6 +112,22 @@ class VirtualPlane:
             yield
         finally:
             self.kubelets.resume()
+
+    def stop_kuberay(self) -> None:
+        """RayJobs and RayClusters stay as they are."""
+        self.ray_jobs.paused = self.ray_clusters.paused = True
+
+    def start_kuberay(self) -> None:
+        self.ray_jobs.resume()
+        self.ray_clusters.resume()
+
+    def undefine(self, name: str) -> None:
+        """Delete the definition of a kind, such as rayjobs.ray.io, with all of its objects."""
+        self.server.undefine(name)
+
+    def define(self, name: str) -> None:
+        """Serve the kind again."""
+        self.server.undefined.discard(name)
 
     def close(self) -> None:
         """End everything that runs in the loop."""
