@@ -26,7 +26,9 @@ from tests.virtual.operators import virtual_plane
 
 JSON_PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
-MADE_UP = frozenset({"uid", "resourceVersion", "creationTimestamp", "lastTransitionTime", "managedFields"})
+HASH = "rl.qwen35.io/hash"
+"""Of a RayJob, which contains its namespace."""
+MADE_UP = frozenset({"uid", "resourceVersion", "creationTimestamp", "lastTransitionTime", "managedFields", HASH})
 TIMES = frozenset({"deletionTimestamp", "time", "startTime", "startedAt", "endTime"})
 UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -110,7 +112,8 @@ def writing_fields(talk: Exchange) -> None:
     for manager, data in (("two", {"k": "2", "l": "1"}), ("one", {"m": "1"}), ("two", {"l": None})):
         body = talk.plane.api.request("PATCH", f"{path}?fieldManager={manager}", {"data": data}, content=MERGE)
         entries = body["metadata"]["managedFields"]
-        talk.note(sorted((entry["manager"], sorted(set(entry["fieldsV1"]["f:data"]) - {"."})) for entry in entries))
+        fields = {entry["manager"]: set(entry["fieldsV1"].get("f:data", ())) - {"."} for entry in entries}
+        talk.note({manager: sorted(names) for manager, names in fields.items() if names})
 
 
 def training(**spec: Any) -> dict[str, Any]:

@@ -224,10 +224,8 @@ class ApiServer:
         resource, metadata = old.resource, new.setdefault("metadata", {})
         wanted = metadata.get("resourceVersion")
         if wanted is None and resource.custom:
-            raise Failure(
-                422,
-                f"{resource.qualified} {old.metadata['name']}: metadata.resourceVersion must be specified for an update",
-            )
+            text = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
+            raise Failure(422, f'{resource.qualified} "{old.metadata["name"]}" is invalid: {text}')
         if wanted is not None and str(wanted) != old.metadata["resourceVersion"]:
             message = f'Operation cannot be fulfilled on {resource.qualified} "{old.metadata["name"]}": the object has been modified; please apply your changes to the latest version and try again'
             raise Failure(409, message, name=old.metadata["name"], group=resource.group, kind=resource.plural)
@@ -281,7 +279,7 @@ class ApiServer:
         resource, name = old.resource, old.metadata["name"]
         uid = options.get("preconditions", {}).get("uid")
         if uid is not None and uid != old.metadata["uid"]:
-            message = f'Operation cannot be fulfilled on {resource.kind}.{resource.group} "{name}": the UID in the precondition ({uid}) does not match the UID in record ({old.metadata["uid"]}). The object might have been deleted and then recreated'
+            message = f'Operation cannot be fulfilled on {resource.qualified_kind} "{name}": the UID in the precondition ({uid}) does not match the UID in record ({old.metadata["uid"]}). The object might have been deleted and then recreated'
             raise Failure(409, message, name=name, group=resource.group, kind=resource.kind)
         grace = _grace_seconds(old, options)
         if grace or old.metadata.get("finalizers"):
@@ -289,7 +287,8 @@ class ApiServer:
                 return old.copy()
             return self._begin_deletion(old, grace)
         self._remove(Stored(resource, old.copy()))
-        details = {"name": name, "group": resource.group, "kind": resource.plural, "uid": old.metadata["uid"]}
+        details = {"name": name, "kind": resource.plural, "uid": old.metadata["uid"]}
+        details |= {"group": resource.group} if resource.group else {}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def _begin_deletion(self, old: Stored, grace: int) -> dict[str, Any]:
@@ -360,7 +359,7 @@ def _refuse_other_identity(old: Stored, metadata: Mapping[str, Any]) -> None:
         cause = {"reason": "FieldValueInvalid", "message": message, "field": "metadata.uid"}
         name = old.metadata["name"]
         details = {"name": name, "group": old.resource.group, "kind": old.resource.kind, "causes": [cause]}
-        raise Failure(422, f'{old.resource.kind} "{name}" is invalid: metadata.uid: {message}', **details)
+        raise Failure(422, f'{old.resource.qualified_kind} "{name}" is invalid: metadata.uid: {message}', **details)
 
 
 def _ends_gracefully(stored: Stored) -> bool:

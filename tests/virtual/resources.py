@@ -26,6 +26,11 @@ class Resource:
         """The name of the kind in messages of the API server: rayjobs.ray.io."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
+    @cached_property
+    def qualified_kind(self) -> str:
+        """The kind in messages of the API server: RayJob.ray.io."""
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
