@@ -122,7 +122,7 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
     spec = document["spec"]
     spec["accelerator"] = {"profile": "NVIDIA", "devicesPerNode": 8}
     spec["rollout"] = {"engine": "Torch", "nodes": 1, "tensorParallel": 2}
-    spec["train"] |= {"engine": "Megatron", "batch": {"promptsPerUpdate": 16}}
+    spec["train"] |= {"engine": "Megatron", "batch": {"promptsPerUpdate": 16, "removePadding": True}}
     spec["checkpoint"]["storage"] = {"persistentVolumeClaim": {"claimName": "ckpt"}}
     spec["model"] = {"name": "Qwen/Qwen3.5-35B-A3B", "source": {"persistentVolumeClaim": {"claimName": "models"}}}
     manifest.write_text(yaml.safe_dump(document))
@@ -134,7 +134,7 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
         "model.source",
         "checkpoint.storage",
         "rollout.tensorParallel",
-        "train.engine",
+        "train.batch.removePadding",
     ):
         assert f"spec.{place}" in refused.text
     assert "kubectl apply the manifest" in refused.text

@@ -27,10 +27,10 @@ GRACE_SECONDS = 10.0
 
 
 class Group:
-    """`ranks` processes; started by the first job."""
+    """`ranks` processes; started by the first job. module: what they run, `rank.py` or a module that calls its `main`."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, module: str = "tests.distributed.rank") -> None:
+        self.ranks, self._module = ranks, module
         self.processes: list[Process] = []
         self._results: list[int] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -97,7 +97,7 @@ class Group:
         self._folder = tempfile.TemporaryDirectory(prefix="group-")
         for rank in range(self.ranks):
             reading, writing = os.pipe()
-            arguments = ["-m", "tests.distributed.rank", str(rank), str(self.ranks), self._folder.name, str(writing)]
+            arguments = ["-m", self._module, str(rank), str(self.ranks), self._folder.name, str(writing)]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             self.processes.append(
                 start(arguments, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment, cwd=REPOSITORY)

@@ -187,7 +187,8 @@ def refuse(ranks: list[int]) -> None:
     signal.pause()
 
 
-def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
+def main(rank: int, ranks: int, folder: Path, pipe: int, jobs: dict[str, Any]) -> None:
+    """jobs: functions by name."""
     torch.set_num_threads(1)
     for number in count():
         try:
@@ -197,7 +198,7 @@ def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
         store = dist.FileStore(str(folder / f"store-{number}"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=PATIENCE))
         try:
-            answer = ("done", globals()[job](**arguments))
+            answer = ("done", jobs[job](**arguments))
         except (Exception, CheckpointException):  # noqa: BLE001  # CheckpointException is not an Exception; the test gets both
             answer = ("raised", traceback.format_exc())
         body = pickle.dumps(answer)
@@ -213,4 +214,4 @@ def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), globals())

@@ -18,6 +18,7 @@ FOUR_HEADS = {
 }
 LANE = {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}
 MEGATRON = {"train.engine": "Megatron"}
+BEYOND_MEGATRON = MEGATRON | {"train.batch.removePadding": True}
 BEYOND = {
     "a split replica": ({"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
     "a vLLM replica over nodes": (
@@ -60,7 +61,23 @@ BEYOND = {
         {"rollout.engine": "VLLM"},
         ["spec.model.source.random.headDim", "spec.model.source.random.linearHeadDim"],
     ),
-    "Megatron": ({"train.engine": "Megatron"}, ["spec.train.engine"]),
+    "Megatron on Ascend": (MEGATRON | {"accelerator.profile": "Ascend"}, ["spec.train.engine"]),
+    "Megatron with context parallelism": (
+        MEGATRON | EIGHT | {"train.parallelism.context": 2},
+        ["spec.train.parallelism.context"],
+    ),
+    "Megatron with packed rows": (BEYOND_MEGATRON, ["spec.train.batch.removePadding"]),
+    "Megatron with Muon": (MEGATRON | {"train.optimizer.type": "Muon"}, ["spec.train.optimizer.type"]),
+    "Megatron with offload": (
+        MEGATRON | {"train.offload": {"parameters": True, "gradients": True, "optimizer": True}},
+        ["spec.train.offload.parameters", "spec.train.offload.gradients", "spec.train.offload.optimizer"],
+    ),
+    "Megatron with losses of routers": (
+        MEGATRON | {"train.router": {"loadBalancingLoss": 0.01, "zLoss": 0.001}},
+        ["spec.train.router.loadBalancingLoss", "spec.train.router.zLoss"],
+    ),
+    "Megatron with frozen parts": (MEGATRON | {"train.freeze": ["Vision"]}, ["spec.train.freeze"]),
+    "Megatron with adapters": (MEGATRON | {"train.lora": {"rank": 4}}, ["spec.train.lora"]),
     "FSDP with tensor parallelism": (EIGHT | {"train.parallelism.tensor": 2}, ["spec.train.parallelism.tensor"]),
     "FSDP with stages": (EIGHT | {"train.parallelism.pipeline": 2}, ["spec.train.parallelism.pipeline"]),
     "FSDP with expert parallelism": (EIGHT | {"train.parallelism.expert": 2}, ["spec.train.parallelism.expert"]),
@@ -70,8 +87,8 @@ BEYOND = {
     ),
     "GAE": ({"algorithm.advantage": "GAE"}, ["spec.algorithm.advantage"]),
     "all together": (
-        {"rollout.tensorParallel": 2, "train.engine": "Megatron", "algorithm.advantage": "GAE"},
-        ["spec.rollout.tensorParallel", "spec.train.engine", "spec.algorithm.advantage"],
+        BEYOND_MEGATRON | {"rollout.tensorParallel": 2, "algorithm.advantage": "GAE"},
+        ["spec.rollout.tensorParallel", "spec.train.batch.removePadding", "spec.algorithm.advantage"],
     ),
 }
 
@@ -135,31 +152,32 @@ def invoke(*arguments: object):
 
 @pytest.mark.parametrize("command", ["validate", "render", "plan"])
 def test_a_command_says_so_with_exit_code_3(command, written):
-    file = written(MEGATRON | {"async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}})
+    file = written(BEYOND_MEGATRON | {"async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}})
     result = invoke(command, file)
     assert result.exit_code == 3, result.output
     output = result.stdout if command == "validate" else result.stderr
     assert (
-        f"{file}: valid, but this release cannot run it:\n  spec.train.engine: this release has no Megatron" in output
+        f"{file}: valid, but this release cannot run it:\n  spec.train.batch.removePadding: the Megatron engine"
+        in output
     )
-    assert "Set it to FSDP." in output
+    assert "set train.engine to FSDP." in output
 
 
 def test_a_command_that_prints_something_still_prints_it(written):
-    assert "kind: RayJob" in invoke("render", written(MEGATRON)).stdout
+    assert "kind: RayJob" in invoke("render", written(BEYOND_MEGATRON)).stdout
 
 
 def test_a_run_is_refused(written, tmp_path):
-    result = invoke("run", written(MEGATRON), "--output", tmp_path / "out")
+    result = invoke("run", written(BEYOND_MEGATRON), "--output", tmp_path / "out")
     assert result.exit_code == 2
-    assert "spec.train.engine: this release has no Megatron engine." in result.stderr
+    assert "spec.train.batch.removePadding: the Megatron engine of this release pads sequences." in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_wrong_manifest_among_others_counts_more(written, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("kind: Qwen35Training\n")
-    result = invoke("validate", written(MEGATRON), wrong)
+    result = invoke("validate", written(BEYOND_MEGATRON), wrong)
     assert result.exit_code == 2
     assert "but this release cannot run it" in result.stdout
 

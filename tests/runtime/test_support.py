@@ -17,7 +17,7 @@ CLUSTER = {
         "engine": "Megatron",
         "updates": 3,
         "parallelism": {"tensor": 2},
-        "batch": {"promptsPerUpdate": 4},
+        "batch": {"promptsPerUpdate": 4, "removePadding": True},
     },
     "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "ckpt"}}},
     "algorithm": {"groupSize": 4, "advantage": "GAE"},
@@ -29,8 +29,7 @@ PLACES = {
     "spec.checkpoint.storage.persistentVolumeClaim",
     "spec.data.train[0].files.volume",
     "spec.rollout.stragglerLane.tensorParallel",
-    "spec.train.engine",
-    "spec.train.parallelism.tensor",
+    "spec.train.batch.removePadding",
     "spec.algorithm.advantage",
 }
 

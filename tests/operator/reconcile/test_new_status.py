@@ -68,7 +68,7 @@ def test_a_spec_that_cannot_run_lists_every_reason(world):
     ("changes", "field"),
     [
         ({"accelerator": {"profile": "Ascend"}, "rollout": {"engine": "VLLM"}}, "spec.rollout.engine"),
-        ({"train": {"engine": "Megatron"}}, "spec.train.engine"),
+        ({"train": {"engine": "Megatron", "lora": {}}}, "spec.train.lora"),
         ({"algorithm": {"advantage": "GAE"}}, "spec.algorithm.advantage"),
         (
             {"accelerator": {"devicesPerNode": 2}, "train": {"parallelism": {"tensor": 2}}},

@@ -42,6 +42,8 @@ class BatchDivision:
     """
     packed: bool = False
     """Whether samples are packed without padding. Otherwise padding counts towards `max_tokens`."""
+    stages: int = 1
+    """Number of pipeline stages, each of which computes all shares."""
     whole_masks: bool = False
     """Whether every share contains the masks of all samples of the batch, which an advantage function of the user
     needs."""
@@ -54,8 +56,17 @@ class BatchDivision:
             batch.microBatchSequences,
             batch.maxTokensPerDevice * spec.train.parallelism.context if batch.dynamicMicroBatches else None,
             batch.removePadding,
+            spec.train.parallelism.pipeline,
             spec.mode != "SFT" and spec.algorithm.advantageFunction is not None,
         )
+
+    def share_of(self, rank: int, ranks: int) -> int:
+        """Return the share that a rank computes.
+
+        Neighbouring ranks share sequences or matrix products and compute the same share; the ranks of a pipeline stage come
+        before those of the next stage, which compute the same shares again.
+        """
+        return rank // (ranks // (self.shares * self.stages)) % self.shares
 
     def micro_batches(self, batch: TrainBatch, part: NDArray[np.int64]) -> MicroBatchPlan:
         """Return the micro-batches of one update, for each share. part: indices of the samples of the update."""

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 def create(source: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool) -> TrainEngine:
     """Build this rank's engine of `spec.train.engine`. Collective.
 
-    source: where the weights come from. pictures: whether any rank's batches may contain pictures. Raises ValueError for an
-    engine that this release does not have, and whatever the engine raises.
+    source: where the weights come from. pictures: whether any rank's batches may contain pictures, which only FSDP takes.
+    Raises what the engine raises.
     """
     if spec.train.engine == "FSDP":
         from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # each engine's libraries take seconds to import
 
         return FSDPEngine(source, spec, device, pictures=pictures)
-    raise ValueError(f"spec.train.engine: this release has no {spec.train.engine} engine; set it to FSDP")
+    if spec.accelerator.profile == "CPU":
+        from qwen35_trainer.engines.megatron import cpu
+
+        cpu.install()
+    from qwen35_trainer.engines.megatron.engine import MegatronEngine
+
+    return MegatronEngine(source, spec, device)

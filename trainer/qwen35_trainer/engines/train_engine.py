@@ -68,16 +68,16 @@ class TrainEngine(Protocol):
         in the published checkpoints of the family stay float32. With adapters, only the adapters are published, because replicas
         already have the base model (`weights/adapters.py` has their names).
 
-        Not collective, and nothing is copied: the shards share memory with the live weights. A transport (`weights/transports`)
-        copies them before the next step.
+        Collective. The shards may share memory with the live weights, as all of FSDP's do: a transport (`weights/transports`)
+        copies them before the next step. An engine that holds weights in another arrangement copies what this rank publishes.
         """
         ...
 
     def save(self, folder: Path) -> None:
         """Copy this rank's share of the trained weights, optimizer and random state, and start to write it into `folder`.
 
-        Collective. Training may continue immediately, and does not change what is written. `saved` reports when the
-        writing is done. If the previous save is still being written, this call first waits for its end, and raises its error
+        Collective. Training may continue when the call returns, and does not change what is written. `saved` reports when the
+        writing is done, which may be immediately. If the previous save is still being written, this call first waits for its end, and raises its error
         if it failed.
         """
         ...

@@ -94,13 +94,38 @@ def _vllm_heads(spec: TrainingSpec) -> Iterator[Problem]:
 
 def _train(spec: TrainingSpec) -> Iterator[Problem]:
     train = spec.train
-    if train.engine != "FSDP":
-        yield Problem("spec.train.engine", f"this release has no {train.engine} engine.", "Set it to FSDP.")
+    if train.engine == "Megatron":
+        yield from _megatron(spec)
+        return
     for name in ("tensor", "pipeline", "expert", "expertTensor"):
         if (degree := getattr(train.parallelism, name)) != 1:
             path = f"spec.train.parallelism.{name}"
             message = f"the FSDP engine has no {name} parallelism, so the degree cannot be {degree}."
-            yield Problem(path, message, "Set it to 1; FSDP shards all weights.")
+            yield Problem(path, message, "Set it to 1, since FSDP shards all weights, or set train.engine to Megatron.")
+
+
+def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
+    """Yield the settings that the Megatron engine of this release does not have."""
+    train, engine = spec.train, "the Megatron engine of this release"
+    if spec.accelerator.profile == "Ascend":
+        yield Problem("spec.train.engine", f"{engine} has no Ascend support.", "Set it to FSDP.")
+    if train.parallelism.context != 1:
+        path = "spec.train.parallelism.context"
+        yield Problem(path, f"{engine} has no context parallelism.", "Set it to 1, or set train.engine to FSDP.")
+    without = {
+        "batch.removePadding": (train.batch.removePadding, "pads sequences", "Set it to false"),
+        "optimizer.type": (train.optimizer.type != "AdamW", f"has no {train.optimizer.type}", "Set it to AdamW"),
+        "offload.parameters": (train.offload.parameters, "offloads nothing", "Set it to false"),
+        "offload.gradients": (train.offload.gradients, "offloads nothing", "Set it to false"),
+        "offload.optimizer": (train.offload.optimizer, "offloads nothing", "Set it to false"),
+        "router.loadBalancingLoss": (train.router.loadBalancingLoss > 0, "has no losses of routers", "Set it to 0"),
+        "router.zLoss": (train.router.zLoss > 0, "has no losses of routers", "Set it to 0"),
+        "freeze": (bool(train.freeze), "trains all parameters", "Remove it"),
+        "lora": (train.lora is not None, "has no adapters", "Remove it"),
+    }
+    for name, (is_set, lack, fix) in without.items():
+        if is_set:
+            yield Problem(f"spec.train.{name}", f"{engine} {lack}.", f"{fix}, or set train.engine to FSDP.")
 
 
 def _advantage(spec: TrainingSpec) -> Iterator[Problem]:

@@ -90,9 +90,9 @@ class TrainPool:
             shares = await asyncio.wait_for(asyncio.to_thread(self._put_shares, batch), self._deadline)
         except TimeoutError as error:
             raise Stalled(f"{act}: the object store did not take the batch within {self._deadline:g} s") from error
-        of_share = len(self._workers) // len(shares)
+        ranks = len(self._workers)
         calls = [
-            getattr(worker, method).remote(shares[rank // of_share], *arguments)
+            getattr(worker, method).remote(shares[self._division.share_of(rank, ranks)], *arguments)
             for rank, worker in enumerate(self._workers)
         ]
         return (await self._answers(calls, act))[0]

@@ -27,10 +27,11 @@ from qwen35_trainer.engines.fsdp import lora, sharded_checkpoint
 from qwen35_trainer.engines.fsdp.freezing import convert_frozen, freeze, without_tower
 from qwen35_trainer.engines.fsdp.loading import fill
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
-from qwen35_trainer.engines.fsdp.published_shard import published_precision, published_shard
+from qwen35_trainer.engines.fsdp.published_shard import published_shard
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
 from qwen35_trainer.engines.micro_batch import MicroBatch, Offsets, TokenTable, micro_batch, response_scores
 from qwen35_trainer.engines.origin import Origin
+from qwen35_trainer.engines.published_precision import published_precision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.updating_engine import ScoredPolicy, UpdateStep, UpdatingEngine
 from qwen35_trainer.manifest import TrainingSpec

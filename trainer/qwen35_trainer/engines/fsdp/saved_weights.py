@@ -45,22 +45,27 @@ class _Piece:
 
 
 class SavedWeights:
-    """The trained weights in a checkpoint. Several threads may read together."""
+    """The tensors in a checkpoint whose names begin with a prefix: the trained weights, or the state of the optimizer.
 
-    def __init__(self, folder: Path) -> None:
+    Several threads may read together.
+    """
+
+    def __init__(self, folder: Path, prefix: str = _MODEL) -> None:
         """Read the metadata of a checkpoint. folder: the folder that `sharded_checkpoint.begin` has written.
+
+        prefix: the beginning of the tensors' names in the checkpoint, which their names here do not have.
 
         Raises WeightsUnreadable if the metadata is missing or damaged.
         """
-        self._folder = folder
+        self._folder, self._prefix = folder, prefix
         try:
             metadata = dcp.FileSystemReader(folder / "state").read_metadata()
         except Exception as error:  # a damaged pickle raises anything
             raise self._unreadable(error) from error
         self._stored = {
-            name.removeprefix(_MODEL): entry
+            name.removeprefix(prefix): entry
             for name, entry in metadata.state_dict_metadata.items()
-            if name.startswith(_MODEL) and isinstance(entry, TensorStorageMetadata)
+            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
         }
         self._places = metadata.storage_data
         self._pieces: dict[MetadataIndex, _Piece] = {}
@@ -90,7 +95,7 @@ class SavedWeights:
                 continue
             starts = [each.start - start for each, start in zip(within, chunk.offsets, strict=True)]
             try:
-                piece = self._piece(MetadataIndex(_MODEL + name, chunk.offsets))
+                piece = self._piece(MetadataIndex(self._prefix + name, chunk.offsets))
                 part = _read(piece, dtype, starts, [len(each) for each in within])
             except Exception as error:  # a damaged pickle raises anything
                 raise self._unreadable(error) from error

@@ -1,0 +1,149 @@
+"""One process of a group that trains with megatron-core: python -m tests.engines.megatron.rank RANK RANKS FOLDER PIPE.
+
+Not the processes of `tests.distributed.rank`: on a CPU the engine changes torch for the whole process.
+"""
+
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwen35_trainer.engines.megatron import cpu
+
+warnings.filterwarnings("ignore", module=r"megatron\.")
+cpu.install()
+
+from megatron.core import parallel_state  # noqa: E402
+
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
+from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
+from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
+from qwen35_trainer.engines.megatron.optimizer import copies_of  # noqa: E402
+from qwen35_trainer.engines.micro_batch import Offsets  # noqa: E402
+from qwen35_trainer.engines.origin import Origin, origin  # noqa: E402
+from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
+from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
+from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
+from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
+from tests.publications import published_by  # noqa: E402
+
+
+def train(
+    spec: dict[str, Any],
+    batches: list[TrainBatch],
+    *,
+    rate: float = 1e-3,
+    folder: Path | None = None,
+    layout: dict[str, Any] | None = None,
+    restore: Path | None = None,
+    save: Path | None = None,
+    spoilt: bool = False,
+) -> dict[str, Any]:
+    """Log-probs of the first batch's trained tokens (samples, longest response), metrics of each update, the gradient of the first
+    update before clipping, and what is published before and after.
+
+    The model is the spec's random one, or what a `folder` holds. layout: degrees, if not those of the spec. spoilt: whether
+    the loss is NaN.
+    """
+    parsed, source = _parsed(spec, folder)
+    try:
+        engine = MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
+        if restore is not None:
+            engine.restore(restore)
+        first = published_by(engine)
+        gradients = _gradients_of(engine)
+        if spoilt:
+            losses = engine._losses
+            engine._losses = lambda *each: (losses(*each)[0] * torch.nan, losses(*each)[1])  # type: ignore[method-assign]
+        scores = [_scores_of(engine, batch) for batch in batches[:1]]
+        metrics = [each for batch in batches for each in engine.train(_share_of(engine, batch), [rate] * batch.updates)]
+        if save is not None:
+            engine.save(save)
+            assert engine.saved(wait=True)
+        return {
+            "first": first,
+            "scores": scores,
+            "metrics": metrics,
+            "gradients": gradients,
+            "published": published_by(engine),
+            "likelihood": [engine.negative_log_likelihood(_share_of(engine, batch)) for batch in batches[:1]],
+        }
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def train_with_fsdp(
+    spec: dict[str, Any],
+    batches: list[TrainBatch],
+    *,
+    rate: float = 1e-3,
+    restore: Path | None = None,
+    save: Path | None = None,
+) -> dict[str, Any]:
+    """The same by the FSDP engine, whose degrees are all 1: metrics, and what is published after."""
+    parsed, source = _parsed(spec, None)
+    engine = FSDPEngine(source, parsed, CPU)
+    if restore is not None:
+        engine.restore(restore)
+    metrics: list[UpdateMetrics] = []
+    for batch in batches:
+        share = engine._division.share(batch, engine._ranks.data_share)
+        metrics += engine.train(share, [rate] * batch.updates)
+    if save is not None:
+        engine.save(save)
+        assert engine.saved(wait=True)
+    return {"metrics": metrics, "published": published_by(engine)}
+
+
+def _parsed(spec: dict[str, Any], folder: Path | None) -> tuple[TrainingSpec, Origin]:
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    if folder is None:
+        return parsed, Origin(partial(remembering, parsed, 0))
+    return parsed, origin(parsed.model, seed=0, vocabulary=VOCABULARY, max_length=LONGEST, base=folder)
+
+
+def _share_of(engine: MegatronEngine, batch: TrainBatch) -> TrainBatch:
+    """The part of a batch that the driver sends to this rank."""
+    number = engine._division.share_of(engine._ranks.rank, torch.distributed.get_world_size())
+    assert number == engine._ranks.data_share
+    return engine._division.share(batch, number)
+
+
+def _scores_of(engine: MegatronEngine, batch: TrainBatch) -> torch.Tensor:
+    """Collective."""
+    share = _share_of(engine, batch)
+    table, held = engine._score("Current", share, Offsets.of(share), 1.0), share.held_samples
+    scores = torch.zeros(batch.samples, int(batch.response_lengths.max()))
+    scores[held] = table.rows(held, scores[held])
+    return engine._ranks.sum(scores)
+
+
+def _gradients_of(engine: MegatronEngine) -> list[tuple[str, int, torch.Tensor]]:
+    """Will hold the parts of the first update's gradients that this rank would publish: name, first value, values."""
+    parts: list[tuple[str, int, torch.Tensor]] = []
+    step = engine._optimizer.step
+
+    def summed(parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Its gradient, of which each rank has the sum over ranks in its own range only."""
+        values = torch.zeros_like(parameter)
+        if (own := engine._optimizer._own(parameter)) is not None:
+            values.view(-1)[own[0]] = parameter.main_grad.view(-1)[own[0]]
+        torch.distributed.all_reduce(values, group=copies_of(parameter))
+        return values
+
+    def keep(rate: float) -> float:
+        if not parts:
+            published = engine._weights.publish(summed)
+            parts.extend((part.name, part.start, part.values.clone()) for part in published if part.values is not None)
+        return step(rate)
+
+    engine._optimizer.step = keep  # type: ignore[method-assign]
+    return parts
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), globals())

@@ -1,0 +1,74 @@
+"""Published folders, in and out again, and what the engine refuses before it trains."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.group import Group
+from tests.distributed.samples import spec_of
+from tests.models import published
+
+pytestmark = pytest.mark.processes
+
+TEXT_CLASS = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+
+
+def folder_of(place: Path, shape: str, **options: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A spec that reads a folder of published shape as a text model, and the tensors of that model."""
+    model = published.write(place / "model", shape, **options)
+    file = place / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config["architectures"] = [TEXT_CLASS.get(name, name) for name in config["architectures"]]
+    file.write_text(json.dumps(config))
+    spec = spec_of(2)
+    spec["model"]["source"] = {"path": "model"}
+    tensors = {
+        name.replace("model.language_model.", "model."): each.detach() for name, each in model.named_parameters()
+    }
+    return spec, {name: each for name, each in tensors.items() if not name.startswith("model.visual.")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "layout"),
+    [
+        ("27B, untied", {}, {"pipeline": 2}),
+        ("35B-A3B", {}, {"expert": 2}),
+        ("35B-A3B", {"per_expert": True}, {"tensor": 2, "sequence": True, "expert_tensor": 2}),
+        ("0.8B, tied", {}, {"tensor": 2, "sequence": True}),
+    ],
+)
+def test_what_is_loaded_is_published_bit_for_bit(
+    groups: Callable[[int], Group], tmp_path: Path, shape: str, options: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    spec, tensors = folder_of(tmp_path, shape, **options)
+    first = groups(2).run("train", spec=spec, batches=[], layout=layout, folder=tmp_path)[0]["first"]
+    assert first.keys() == tensors.keys()
+    assert all(torch.equal(first[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "layout", "message"),
+    [
+        ("35B-A3B", False, {}, "spec.train.engine: Megatron trains text models"),
+        ("35B-A3B", True, {"expert": 3}, "expert: 3 does not divide the model's 4 experts"),
+        ("27B, untied", True, {"expert": 2}, "expert: 2, but the model has no experts"),
+        ("27B, untied", True, {"tensor": 4}, "tensor: 4 does not divide num_key_value_heads 2"),
+        ("0.8B, tied", True, {"pipeline": 2}, "output layer is its embedding"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_by_name(
+    groups: Callable[[int], Group], tmp_path: Path, shape: str, text: bool, layout: dict[str, Any], message: str
+) -> None:
+    spec, _ = folder_of(tmp_path, shape)
+    if not text:
+        file = tmp_path / "model" / "config.json"
+        file.write_text(json.dumps(published.SHAPES[shape]))
+    with pytest.raises(AssertionError, match=message):
+        groups(2).run("train", spec=spec, batches=[], layout=layout, folder=tmp_path)

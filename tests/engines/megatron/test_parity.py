@@ -1,0 +1,140 @@
+"""megatron-core's training against the transformers library trained by a plain loop, and against the FSDP engine, in float32.
+
+`tests/distributed/test_parity.py` has the plain loop and its bounds. `pytest tests/engines/megatron/test_parity.py -s` prints what
+docs/numerics.md has.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.distance import distance
+from tests.distributed.group import Group
+from tests.distributed.samples import batch_of, policy_spec_of, spec_of
+from tests.distributed.test_parity import SCORES, TEXT, batches, exact, library_model, reference, reference_scores
+from tests.models.rounding import allowed
+
+pytestmark = pytest.mark.processes
+
+TOTAL, GRADIENTS = 1e-5, 1e-4
+"""Allowed: of loss and norm of the first update, relative; of each parameter's gradient, relative to its norm."""
+ACROSS = 2e-3
+"""Allowed of loss and norm of later updates, relative: Adam steps by the sign of tiny gradients, which rounding decides."""
+
+LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
+    "1 process, dense": (1, "dense", {}, {}),
+    "1 process, MoE": (1, "MoE", {}, {}),
+    "1 process, recomputed activations": (1, "dense", {}, {"activationCheckpointing": True}),
+    "1 process, micro-batch 4": (1, "MoE", {}, {"batch": {"microBatchSequences": 4}}),
+    "2 data-parallel, dense": (2, "dense", {}, {}),
+    "tensor 2, dense": (2, "dense", {"tensor": 2}, {}),
+    "tensor 2, sequence, dense": (2, "dense", {"tensor": 2, "sequence": True}, {}),
+    "tensor 2, sequence, MoE": (2, "MoE", {"tensor": 2, "sequence": True}, {"batch": {"microBatchSequences": 4}}),
+    "pipeline 2, dense": (2, "dense", {"pipeline": 2}, {}),
+    "pipeline 2, MoE": (2, "MoE", {"pipeline": 2}, {"batch": {"microBatchSequences": 2}}),
+    "expert 2, MoE": (2, "MoE", {"expert": 2}, {}),
+    "tensor 2, expert 2, MoE": (2, "MoE", {"tensor": 2, "sequence": True, "expert": 2}, {}),
+    "tensor 2, expert tensor 2, MoE": (2, "MoE", {"tensor": 2, "sequence": True, "expert_tensor": 2}, {}),
+    "tensor 2, pipeline 2, MoE": (4, "MoE", {"tensor": 2, "sequence": True, "pipeline": 2}, {}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_updates_are_those_of_a_plain_loop(groups: Callable[[int], Group], name: str) -> None:
+    ranks, kind, layout, train = LAYOUTS[name]
+    spec = spec_of(ranks, random=TEXT[kind], **train)
+    results = groups(ranks).run("train", spec=spec, batches=batches(kind), layout=layout)
+    [result, *_], expected = results, reference(kind)
+    built = library_model(kind).state_dict()
+    assert result["first"].keys() == built.keys()
+    assert all(torch.equal(result["first"][name], tensor) for name, tensor in built.items()), "load, then export"
+    assert all(each["metrics"] == result["metrics"] for each in results), "any rank can report"
+    scores = max(float((each["scores"][0] - reference_scores(kind)).abs().max()) for each in results)
+    losses, norms = ([getattr(each, name) for each in result["metrics"]] for name in ("loss", "gradient_norm"))
+    gradients = joined([part for each in results for part in each["gradients"]], built)
+    clipped = {name: gradient * min(1.0, 1.0 / norms[0]) for name, gradient in gradients.items()}
+    scale = allowed(expected.gradients[0], exact(kind).gradients[0], GRADIENTS)
+    worst = distance(clipped, expected.gradients[0], scale)
+    totals = [abs(a / b - 1) for a, b in ((losses[0], expected.losses[0]), (norms[0], expected.norms[0]))]
+    print(f"\n| {name} | {scores:.0e} | {totals[0]:.0e} | {totals[1]:.0e} | {worst:.0e} |", end="")
+    assert scores <= SCORES
+    assert max(totals) <= TOTAL
+    assert worst <= GRADIENTS
+    assert losses[1:] == pytest.approx(expected.losses[1:], rel=ACROSS)
+    assert norms[1:] == pytest.approx(expected.norms[1:], rel=10 * ACROSS)
+    assert result["likelihood"][0] < losses[0], "it has learnt"
+
+
+def joined(parts: list[tuple[str, int, Tensor]], like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors of the parts of all ranks, each value of which is in exactly one part."""
+    whole = {name: torch.full((tensor.numel(),), torch.nan) for name, tensor in like.items()}
+    for name, start, values in parts:
+        place = whole[name][start : start + values.numel()]
+        assert place.isnan().all(), f"{name} is published twice"
+        place.copy_(values.flatten())
+    assert not any(tensor.isnan().any() for tensor in whole.values()), "values that no rank publishes"
+    return {name: tensor.view(like[name].shape) for name, tensor in whole.items()}
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "settings"),
+    [
+        ({"tensor": 2, "sequence": True}, "dense", {"kl": "Loss"}),
+        ({"pipeline": 2}, "MoE", {"kl": "Reward", "algorithm": {"entropyCoefficient": 0.01}}),
+        ({"expert": 2}, "MoE", {"algorithm": {"correction": {"type": "TokenTIS"}}}),
+    ],
+)
+@pytest.mark.parametrize("truncated", [False, True], ids=["", "truncated sampling"])
+def test_a_policy_update_is_that_of_the_fsdp_engine(
+    groups: Callable[[int], Group], layout: dict[str, Any], kind: str, settings: dict[str, Any], truncated: bool
+) -> None:
+    spec = policy_spec_of(2, random=TEXT[kind], **settings)
+    samples = [batch_of(8, 0, truncated=truncated)]
+    ours = groups(2).run("train", spec=spec, batches=samples, layout=layout)[0]["metrics"][0]
+    theirs = groups(2).run("train_with_fsdp", spec=spec, batches=samples)[0]["metrics"][0]
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-6)  # it is a difference of advantages: small
+    assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=GRADIENTS)
+    assert ours.tokens == theirs.tokens
+    assert ours.means.keys() == theirs.means.keys()
+    for name, mean in ours.means.items():
+        assert mean == pytest.approx(theirs.means[name], rel=1e-4, abs=1e-5), name
+
+
+def test_a_checkpoint_is_continued_in_another_layout_and_by_the_other_engine(
+    groups: Callable[[int], Group], tmp_path: Path
+) -> None:
+    kind, first, second = "MoE", batch_of(8, 0, supervised=True), batch_of(8, 1, supervised=True)
+    spec = spec_of(2, random=TEXT[kind])
+    tensor, pipeline, expert = {"tensor": 2, "sequence": True}, {"pipeline": 2}, {"expert": 2}
+    straight = groups(2).run("train", spec=spec, batches=[first, second], layout=tensor)[0]
+    both = straight["metrics"]
+    folder = tmp_path / "tensor"
+    folder.mkdir()
+    saved = groups(2).run("train", spec=spec, batches=[first], layout=tensor, save=folder)[0]
+    for layout in (pipeline, expert):
+        restored = groups(2).run("train", spec=spec, batches=[second], layout=layout, restore=folder)[0]
+        for name, values in saved["published"].items():
+            assert torch.equal(restored["first"][name], values), name
+        assert restored["metrics"][0].loss == pytest.approx(both[1].loss, rel=TOTAL)
+        assert restored["metrics"][0].gradient_norm == pytest.approx(both[1].gradient_norm, rel=GRADIENTS)
+    by_fsdp = tmp_path / "fsdp"
+    by_fsdp.mkdir()
+    groups(2).run("train_with_fsdp", spec=spec, batches=[first], save=by_fsdp)
+    ours = groups(2).run("train", spec=spec, batches=[second], layout=tensor, restore=by_fsdp)[0]
+    theirs = groups(2).run("train_with_fsdp", spec=spec, batches=[second], restore=folder)[0]
+    for continued in (ours, theirs):
+        assert continued["metrics"][0].loss == pytest.approx(both[1].loss, rel=TOTAL)
+        for name, values in straight["published"].items():
+            step = values - saved["published"][name]
+            assert float((continued["published"][name] - values).norm()) <= 0.05 * float(step.norm()) + 1e-7, name
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(groups: Callable[[int], Group]) -> None:
+    spec, samples = spec_of(2, random=TEXT["MoE"]), [batch_of(8, 0, supervised=True)]
+    result = groups(2).run("train", spec=spec, batches=samples, layout={"expert": 2}, spoilt=True)[0]
+    assert not result["metrics"][0].gradient_norm < float("inf")
+    assert all(torch.equal(result["published"][name], values) for name, values in result["first"].items())

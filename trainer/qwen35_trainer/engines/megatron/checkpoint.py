@@ -1,0 +1,76 @@
+"""Checkpoints of weights and optimizer under the names of the published model, in the format of the FSDP engine's.
+
+    every parameter: weight and moments in float32 ─► the published tensors of it (`published_model`) ─► PyTorch's format
+
+Any layout of this engine reads what any other wrote, because a checkpoint does not depend on the layout. The FSDP engine
+reads it, too, and `qwen35 export` exports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from megatron.core import parallel_state
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
+from qwen35_trainer.engines.megatron.optimizer import MOMENTS, WEIGHT, MegatronOptimizer
+from qwen35_trainer.engines.megatron.published_model import PublishedModel
+
+_MODEL, _OPTIMIZER = "model.", "optimizer.state."
+_STEPS = "step"
+
+
+def save(
+    folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Write weights, moments and the number of steps into `folder`, which exists. Collective; returns when all have written.
+
+    shapes: the shapes of the published tensors.
+    """
+    state: dict[str, Tensor] = {}
+    steps = torch.tensor(float(optimizer.steps))
+    dist.all_reduce(steps, dist.ReduceOp.MAX)
+    experts = DeviceMesh.from_group(parallel_state.get_expert_model_parallel_group(), "cpu")
+    for name in (WEIGHT, *MOMENTS):
+        for part in weights.publish(partial(optimizer.whole, name=name)):
+            if part.values is None:
+                continue
+            values = part.values.cpu()
+            if values.numel() < _size(shapes[part.name]):  # this rank's experts
+                values = DTensor.from_local(values, experts, [Shard(0)], run_check=False)
+            if name == WEIGHT:
+                state[_MODEL + part.name] = values
+                state[f"{_OPTIMIZER}{part.name}.{_STEPS}"] = steps.cpu()
+            else:
+                state[f"{_OPTIMIZER}{part.name}.{name}"] = values
+    dcp.save(state, checkpoint_id=folder / "state")
+
+
+def restore(folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer) -> None:
+    """Read a checkpoint that `save` or the FSDP engine wrote, with any layout. Raises WeightsUnreadable if it is damaged."""
+    saved, state = SavedWeights(folder), SavedWeights(folder, _OPTIMIZER)
+    steps = [float(state.read(name)) for name in state.shapes if name.endswith(f".{_STEPS}")]
+    optimizer.prepare_state(int(max(steps, default=0)))
+
+    def put(parameter: nn.Parameter, values: Tensor, *, name: str) -> None:
+        optimizer.put(parameter, name, values)
+
+    weights.load(saved.read, partial(put, name=WEIGHT))
+    for moment in MOMENTS:
+
+        def read(name: str, *slices: slice, moment: str = moment) -> Tensor:
+            return state.read(f"{name}.{moment}", *slices)
+
+        weights.load(read, partial(put, name=moment))
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())

@@ -1,0 +1,89 @@
+"""megatron-core's configuration of a published model, and of how a manifest divides it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from torch.nn import functional as F
+
+from qwen35_trainer.engines.megatron.layout import Layout, stage_sizes
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+
+
+def transformer_config(
+    model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False
+) -> TransformerConfig:
+    """Return megatron-core's configuration.
+
+    model: the configuration of a text model in transformers. precision: type of the computation. recompute: whether the
+    backward pass computes the activations of each layer again.
+    """
+    first, last = stage_sizes(model.num_hidden_layers, layout.pipeline)
+    return TransformerConfig(
+        num_layers=model.num_hidden_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_key_value_heads,
+        kv_channels=model.head_dim,
+        layernorm_epsilon=model.rms_norm_eps,
+        normalization="RMSNorm",
+        layernorm_zero_centered_gamma=True,
+        qk_layernorm=True,
+        attention_output_gate=True,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        attention_softmax_in_fp32=True,
+        experimental_attention_variant="gated_delta_net",
+        linear_attention_freq=[int(kind == "linear_attention") for kind in model.layer_types],
+        linear_conv_kernel_dim=model.linear_conv_kernel_dim,
+        linear_key_head_dim=model.linear_key_head_dim,
+        linear_value_head_dim=model.linear_value_head_dim,
+        linear_num_key_heads=model.linear_num_key_heads,
+        linear_num_value_heads=model.linear_num_value_heads,
+        tensor_model_parallel_size=layout.tensor,
+        sequence_parallel=layout.sequence,
+        pipeline_model_parallel_size=layout.pipeline,
+        num_layers_in_first_pipeline_stage=first,
+        num_layers_in_last_pipeline_stage=last,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        params_dtype=precision,
+        pipeline_dtype=precision,
+        bf16=precision == torch.bfloat16,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # noqa: S106  # the default does not take sequences of different lengths
+        calculate_per_token_loss=True,  # gradients are summed: losses are shares of a sum (`UpdatingEngine`)
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        apply_rope_fusion=False,
+        recompute_granularity="full" if recompute else None,
+        recompute_method="uniform" if recompute else None,
+        recompute_num_layers=1 if recompute else None,
+        **(_experts(model) if hasattr(model, "num_experts") else {"ffn_hidden_size": model.intermediate_size}),
+    )
+
+
+def _experts(model: HFConfig) -> dict[str, Any]:
+    return {
+        "ffn_hidden_size": model.moe_intermediate_size,
+        "num_moe_experts": model.num_experts,
+        "moe_ffn_hidden_size": model.moe_intermediate_size,
+        "moe_shared_expert_intermediate_size": model.shared_expert_intermediate_size,
+        "moe_shared_expert_gate": True,
+        "moe_router_topk": model.num_experts_per_tok,
+        "moe_router_pre_softmax": False,  # the softmax of the chosen experts, which equals the renormalised softmax of all
+        "moe_router_score_function": "softmax",
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+    }

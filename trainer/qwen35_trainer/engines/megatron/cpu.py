@@ -1,0 +1,141 @@
+"""Lets megatron-core run on a CPU, for tests and small runs without an accelerator.
+
+megatron-core names the device "cuda" in its own code: in factories, in the type of a parameter, in streams and in random states.
+`install` replaces these in the process, so it is called only in a process that does nothing but train with Megatron on a CPU.
+
+| megatron-core calls | on the CPU |
+|---|---|
+| torch.cuda.current_device(), and factories with device="cuda" | device "cpu" |
+| Tensor.cuda(), Tensor.type() == "torch.cuda.…Tensor" | the tensor itself; the type with "cuda" |
+| torch.cuda's random state, seed and synchronisation | those of the CPU; nothing |
+| streams and events | objects that do nothing, because operations run in order |
+| all_to_all_single with split sizes in tensors | with split sizes in lists, which gloo needs |
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from megatron.core.tensor_parallel import random
+from torch import Tensor
+
+CPU = torch.device("cpu")
+FACTORIES = (
+    *("zeros", "ones", "empty", "full", "tensor", "arange", "rand", "randn"),
+    *("zeros_like", "ones_like", "empty_like", "full_like"),
+)
+"""Functions of torch that megatron-core calls with device="cuda"."""
+
+
+class _Idle:
+    """A stream or an event of a device that runs every operation immediately."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def record(self, *_: object) -> None: ...
+
+    def wait(self, *_: object) -> None: ...
+
+    def wait_stream(self, *_: object) -> None: ...
+
+    def wait_event(self, *_: object) -> None: ...
+
+    def record_event(self, *_: object) -> _Idle:
+        return self
+
+    def synchronize(self) -> None: ...
+
+
+def install() -> None:
+    """Replace what megatron-core calls of torch.cuda, and turn off compilation, which takes longer than a small run.
+
+    Calling it again changes nothing.
+    """
+    if getattr(torch.cuda.current_device, "of_cpu", False):
+        return
+    torch._dynamo.config.disable = True
+    for name in FACTORIES:
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    _replace_cuda()
+    _replace_tensor_methods()
+    dist.all_to_all_single = _with_lists(dist.all_to_all_single)
+
+
+def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(factory)
+    def create(*arguments: Any, **options: Any) -> Tensor:  # noqa: ANN401  # the arguments of any factory
+        if str(options.get("device", "")).startswith("cuda"):
+            options["device"] = CPU
+        return factory(*arguments, **options)
+
+    return create
+
+
+def _replace_cuda() -> None:
+    def current_device() -> torch.device:
+        return CPU
+
+    current_device.of_cpu = True  # type: ignore[attr-defined]
+
+    @contextmanager
+    def stream(_: object) -> Iterator[None]:
+        yield
+
+    def set_state(state: Tensor, *_: object) -> None:
+        torch.set_rng_state(state)
+
+    def get_state(*_: object) -> Tensor:
+        return torch.get_rng_state()
+
+    def seed(value: int) -> None:
+        torch.manual_seed(value)
+
+    replacements: dict[str, Any] = {
+        "current_device": current_device,
+        "get_rng_state": get_state,
+        "set_rng_state": set_state,
+        "manual_seed": seed,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "Stream": _Idle,
+        "Event": _Idle,
+        "current_stream": _Idle,
+        "default_stream": _Idle,
+        "stream": stream,
+    }
+    for name, value in replacements.items():
+        setattr(torch.cuda, name, value)
+    # These two functions bypass the module torch.cuda.
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+def _replace_tensor_methods() -> None:
+    plain_type = Tensor.type
+
+    def named_type(tensor: Tensor, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401  # as torch's
+        if arguments or options:
+            return plain_type(tensor, *arguments, **options)
+        return plain_type(tensor).replace("torch.", "torch.cuda.", 1)
+
+    Tensor.type = named_type  # type: ignore[method-assign, assignment]
+    Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
+
+
+def _with_lists(exchange: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(exchange)
+    def all_to_all_single(output: Tensor, values: Tensor, *sizes: object, **options: object) -> object:
+        names = ("output_split_sizes", "input_split_sizes")
+        options |= dict(zip(names, sizes, strict=False))
+        for name in names:
+            if isinstance(value := options.get(name), Tensor):
+                options[name] = value.tolist()
+        return exchange(output, values, **options)
+
+    return all_to_all_single

@@ -1,0 +1,232 @@
+"""One rank of training with megatron-core: the hooks of `UpdatingEngine` for a model that tensor, pipeline and expert ranks share.
+
+    micro-batches of this rank's share ─► megatron-core's pipeline schedule
+        each stage: forward ─► next stage …          last stage: scores ─► loss ─► backward ─► previous stage …
+                                                     metrics ─► all stages
+    ─► gradients summed over data-parallel ranks ─► clip ─► distributed optimizer
+
+Sequences are padded. Packed rows need an attention kernel with boundaries, which megatron-core takes from Transformer Engine
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from qwen35_trainer.engines.megatron import checkpoint
+from qwen35_trainer.engines.megatron import layout as layouts
+from qwen35_trainer.engines.megatron.layout import Layout
+from qwen35_trainer.engines.megatron.model import StageModel, build_stage
+from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, with_gradient_buffers
+from qwen35_trainer.engines.megatron.published_model import PublishedModel, Read
+from qwen35_trainer.engines.megatron.ranks import MegatronRanks
+from qwen35_trainer.engines.megatron.weight_table import ModelShape
+from qwen35_trainer.engines.micro_batch import MicroBatch, Offsets, TokenTable, micro_batch
+from qwen35_trainer.engines.origin import Origin
+from qwen35_trainer.engines.published_precision import published_precision
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.updating_engine import ScoredPolicy, UpdateStep, UpdatingEngine
+from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
+from qwen35_trainer.weights.staging import WeightShard
+
+TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Values of `model_type` in config.json that this engine trains."""
+
+
+class MegatronEngine(UpdatingEngine):
+    """One rank of training with megatron-core. It needs an initialised process group.
+
+    origin: where the weights come from, the same on every rank. layout: degrees of parallelism; None: those of the manifest.
+    Raises ValueError naming everything that does not fit the model.
+    """
+
+    _ranks: MegatronRanks
+
+    def __init__(
+        self, origin: Origin, spec: TrainingSpec, device: torch.device, *, layout: Layout | None = None
+    ) -> None:
+        model = origin.construct()
+        self._model_config, self._layout = model.config, layout or Layout.of(spec.train.parallelism)
+        _check(self._model_config, self._layout)
+        timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
+        super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        read = _reader(origin, model)
+        self._reference: StageModel | None = None
+        if self._uses_kl:
+            self._reference, weights = self._build()
+            weights.load(read)
+        self._stage, self._weights = self._build()
+        self._stage.config.finalize_model_grads_func = _sum_gradients
+        self._trained = with_gradient_buffers(self._stage)
+        bfloat16 = spec.model.precision == "BF16"
+        self._optimizer = MegatronOptimizer(self._trained, spec.train.optimizer, bfloat16=bfloat16)
+        self._weights.load(read, lambda parameter, values: self._optimizer.put(parameter, WEIGHT, values))
+
+    def _build(self) -> tuple[StageModel, PublishedModel]:
+        """Build this rank's part of the model, without its values."""
+        stage = build_stage(
+            self._model_config,
+            self._layout,
+            PRECISIONS[self._spec.model.precision],
+            recompute=self._spec.train.activationCheckpointing,
+        )
+        shape = ModelShape.of(self._model_config)
+        return stage, PublishedModel(stage, shape, self._shapes, self._model_config.num_hidden_layers)
+
+    def shards(self) -> list[WeightShard]:
+        precision = published_precision(self._spec)
+        shards = []
+        for part in self._weights.publish(nn.Parameter.detach):
+            values = torch.empty(0) if part.values is None else part.values
+            dtype = stored_in(part.name, precision)
+            shards.append(WeightShard(part.name, self._shapes[part.name], dtype, part.start, values))
+        return shards
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
+
+    def saved(self, *, wait: bool = False) -> bool:
+        return True  # `save` returns when all ranks have written
+
+    def restore(self, folder: Path) -> None:
+        checkpoint.restore(folder, self._weights, self._optimizer)
+
+    def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
+        self._optimizer.zero_grad()
+
+        def losses(stage: StageModel, micro: MicroBatch, samples: NDArray[np.int64], hidden: Tensor) -> Any:  # noqa: ANN401
+            scores = stage.scores(
+                hidden,
+                micro,
+                update.temperature,
+                with_entropy=update.with_entropy,
+                float32_logits=self._spec.train.headPrecision == "FP32",
+            )
+            loss, metrics = self._losses(update, samples, micro.responses, scores)
+            return loss, torch.ones((), dtype=torch.int), metrics
+
+        results = self._run(self._stage, update.batch, update.offsets, shares, losses)
+        totals: dict[str, Tensor] = {}
+        for metrics in results:
+            for name, value in metrics.items():
+                totals[name] = totals.get(name, torch.zeros((), device=self._device)) + value
+        return self._from_last_stage(totals)
+
+    def _run(
+        self,
+        stage: StageModel,
+        batch: TrainBatch,
+        offsets: Offsets,
+        shares: Sequence[NDArray[np.int64]],
+        results: Callable[..., Any],
+        *,
+        forward_only: bool = False,
+    ) -> list[Any]:
+        """Run the pipeline schedule over micro-batches. Collective over the ranks of a share.
+
+        results: called on the last stage with the stage, the micro-batch, its samples and its hidden states; returns loss, a number and
+        the result of the micro-batch. Returns the results on the last stage, and nothing on other stages.
+        """
+
+        def forward(batches: Iterator[NDArray[np.int64]], called: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+            samples = next(batches)
+            micro = micro_batch(batch, offsets, samples, self._model_config, packed=False, device=self._device)
+            return called(*stage.inputs(micro)), lambda output: results(stage, micro, samples, output)
+
+        schedule = get_forward_backward_func()
+        outputs: list[Any] = schedule(
+            forward_step_func=forward,
+            data_iterator=iter(shares),
+            model=stage if forward_only else self._trained,
+            num_microbatches=len(shares),
+            seq_length=1,  # the stages exchange the shapes of their tensors: `variable_seq_lengths`
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+        return outputs if self._ranks.is_last_stage else []
+
+    def _from_last_stage(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the last stage has. Collective over the stages."""
+        if self._layout.pipeline == 1:
+            return values
+        group = parallel_state.get_pipeline_model_parallel_group()
+        source = parallel_state.get_pipeline_model_parallel_last_rank()
+        numbers: list[Any] = [{name: float(value) for name, value in values.items()}]
+        dist.broadcast_object_list(numbers, source, group=group, device=self._device)
+        return {name: torch.tensor(value, device=self._device) for name, value in numbers[0].items()}
+
+    def _step(self, learning_rate: float) -> float:
+        return self._optimizer.step(learning_rate)
+
+    @torch.no_grad()
+    def _score(self, policy: ScoredPolicy, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:
+        stage = self._stage if policy == "Current" or self._reference is None else self._reference
+        table = TokenTable.zeros(batch, offsets)
+
+        def fill(stage: StageModel, micro: MicroBatch, samples: NDArray[np.int64], hidden: Tensor) -> Any:  # noqa: ANN401
+            scores = stage.scores(
+                hidden,
+                micro,
+                temperature,
+                with_entropy=False,
+                float32_logits=self._spec.train.headPrecision == "FP32",
+            )
+            table.fill(samples, scores.log_probs.masked_fill(~micro.responses.mask, 0.0))
+            return hidden.sum(), torch.ones((), dtype=torch.int), None
+
+        shares = [samples for part in batch.parts for samples in self._plan(batch, part)]
+        self._run(stage, batch, offsets, shares, fill, forward_only=True)
+        if self._layout.pipeline > 1:
+            values = table.values.to(self._device)
+            source = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast(values, source, group=parallel_state.get_pipeline_model_parallel_group())
+            table.values.copy_(values)
+        return table
+
+    @property
+    def _layers(self) -> int:
+        return int(self._model_config.num_hidden_layers)
+
+
+def _sum_gradients(stages: list[nn.Module], _tokens: object, **options: Any) -> None:  # noqa: ANN401  # megatron-core's
+    """Sum the gradients over ranks at the end of a step. megatron-core would divide them by its count of tokens."""
+    finalize_model_grads(stages, None, **options)
+
+
+def _reader(origin: Origin, model: HFModule) -> Read:
+    """Return a function that reads published tensors: from the files, or from a model that was built with its values."""
+    if origin.files is not None:
+        return origin.files.read
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def read(name: str, *slices: slice) -> Tensor:
+        return weights[name][slices]
+
+    return read
+
+
+def _check(model: HFConfig, layout: Layout) -> None:
+    """Raise ValueError naming everything that does not fit the model."""
+    if model.model_type not in TEXT_MODELS:
+        raise ValueError(
+            f"spec.train.engine: Megatron trains text models, and the model's type is {model.model_type}; name the class of the text "
+            "model in `architectures` of config.json, or set the engine to FSDP"
+        )
+    if problems := list(layouts.problems(layout, model, dist.get_world_size())):
+        raise ValueError("; ".join(problems))

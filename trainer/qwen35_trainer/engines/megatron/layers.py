@@ -1,0 +1,78 @@
+"""The layers of a model for megatron-core: which class computes what.
+
+| Transformer Engine | linear layers, attention | norms | experts |
+|---|---|---|---|
+| not installed | megatron-core's own ("local") | `norm.py` | one after the other |
+| installed | Transformer Engine's | `norm.py` | one after the other |
+
+Norms are modules of their own in both cases, so that parameters have the same names.
+"""
+
+from __future__ import annotations
+
+from megatron.core.extensions.transformer_engine import HAVE_TE
+from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
+
+from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
+from qwen35_trainer.engines.megatron.norm import ZeroCentredRMSNorm
+
+FULL_ATTENTION = "full_attention"
+"""The value of `layer_types` in config.json for a layer with full attention; all others are Gated DeltaNets."""
+
+
+def stage_layers(config: TransformerConfig, layer_types: list[str]) -> TransformerBlockSubmodules:
+    """Return the classes of the layers of this rank's pipeline stage.
+
+    layer_types: the kind of each layer of the whole model.
+    """
+    first, count = get_transformer_layer_offset(config), get_num_layers_to_build(config)
+    specs = [_layer(config, kind) for kind in layer_types[first : first + count]]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ZeroCentredRMSNorm)
+
+
+def _layer(config: TransformerConfig, kind: str) -> ModuleSpec:
+    backend = TESpecProvider() if HAVE_TE else LocalSpecProvider()
+    mlp = get_mlp_module_spec_for_backend(
+        backend=backend, num_experts=config.num_moe_experts, moe_grouped_gemm=False, use_te_op_fuser=False
+    )
+    column, row = backend.column_parallel_linear(), backend.row_parallel_linear()
+    if kind == FULL_ATTENTION:
+        mixer = ModuleSpec(
+            module=SelfAttention,
+            params={"attn_mask_type": AttnMaskType.causal},
+            submodules=SelfAttentionSubmodules(
+                linear_qkv=column,
+                core_attention=backend.core_attention(),
+                linear_proj=row,
+                q_layernorm=ZeroCentredRMSNorm,
+                k_layernorm=ZeroCentredRMSNorm,
+            ),
+        )
+    else:
+        parts = GatedDeltaNetSubmodules(in_proj=column, out_proj=row)
+        mixer = ModuleSpec(module=GatedDeltaNet, submodules=parts)
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=ZeroCentredRMSNorm,
+            self_attention=mixer,
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=ZeroCentredRMSNorm,
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )

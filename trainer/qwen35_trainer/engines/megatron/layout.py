@@ -1,0 +1,95 @@
+"""The division of a model and its batches over ranks, and the ranks that compute the same share of a batch.
+
+    dense layers   rank = tensor + T × (data + D × pipeline)            neighbouring ranks share matrix products
+    experts        rank = expertTensor + ET × (expert + E × (copy + C × pipeline))
+
+Both lines number the same ranks, as megatron-core's order "tp-cp-ep-dp-pp".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qwen35_trainer.manifest import ParallelismSpec
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+
+PLACE = "spec.train.parallelism"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    sequence: bool = False
+    """Whether tensor-parallel ranks divide the positions of a sequence between matrix products."""
+
+    @classmethod
+    def of(cls, degrees: ParallelismSpec) -> Layout:
+        """Return the layout of a manifest. Sequence parallelism comes with tensor parallelism; it costs nothing."""
+        return cls(degrees.tensor, degrees.pipeline, degrees.expert, degrees.expertTensor, sequence=degrees.tensor > 1)
+
+
+def stage_sizes(layers: int, stages: int) -> tuple[int | None, int | None]:
+    """Return the numbers of layers of the first and the last pipeline stage, or None for both if all stages are equal.
+
+    The stages between them have equal numbers, as megatron-core requires: the mean number of layers, rounded up if at least two layers
+    then remain for the ends. The last stage never has more layers than the first, because it has the output layer, too.
+    """
+    if layers % stages == 0:
+        return None, None
+    if stages == 2:
+        return layers - layers // 2, layers // 2
+    middle = -(-layers // stages)
+    rest = layers - middle * (stages - 2)
+    if rest < 2:
+        middle -= 1
+        rest = layers - middle * (stages - 2)
+    return rest - rest // 2, rest // 2
+
+
+def problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str]:
+    """Yield what does not fit: each text names the field, the value and the fix."""
+    yield from _dense_problems(layout, model, ranks)
+    if hasattr(model, "num_experts"):
+        yield from _expert_problems(layout, model, ranks)
+        return
+    for name, degree in (("expert", layout.expert), ("expertTensor", layout.expert_tensor)):
+        if degree > 1:
+            yield f"{PLACE}.{name}: {degree}, but the model has no experts; set it to 1"
+    yield from _indivisible(model, "tensor", layout.tensor, "intermediate_size")
+
+
+def _dense_problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str]:
+    if layout.pipeline > model.num_hidden_layers:
+        yield f"{PLACE}.pipeline: {layout.pipeline} is above the model's {model.num_hidden_layers} layers; lower it"
+    if model.tie_word_embeddings and layout.pipeline > 1:
+        yield f"{PLACE}.pipeline: {layout.pipeline}, but the model's output layer is its embedding; set it to 1"
+    if ranks % (layout.tensor * layout.pipeline):
+        yield (
+            f"{PLACE}: tensor {layout.tensor} × pipeline {layout.pipeline} does not divide {ranks} ranks; use degrees that do"
+        )
+    heads = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
+    yield from _indivisible(model, "tensor", layout.tensor, *heads)
+
+
+def _expert_problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str]:
+    if model.num_experts % layout.expert:
+        yield f"{PLACE}.expert: {layout.expert} does not divide the model's {model.num_experts} experts; use a divisor"
+    if ranks % (layout.expert * layout.expert_tensor * layout.pipeline):
+        yield (
+            f"{PLACE}: expertTensor {layout.expert_tensor} × expert {layout.expert} × pipeline {layout.pipeline} does not "
+            f"divide {ranks} ranks; use degrees that do"
+        )
+    yield from _indivisible(model, "expertTensor", layout.expert_tensor, "moe_intermediate_size")
+    yield from _indivisible(model, "tensor", layout.tensor, "shared_expert_intermediate_size")
+
+
+def _indivisible(model: HFConfig, field: str, degree: int, *sizes: str) -> Iterator[str]:
+    for name in sizes:
+        if getattr(model, name) % degree:
+            yield f"{PLACE}.{field}: {degree} does not divide {name} {getattr(model, name)} of the model; use a divisor"

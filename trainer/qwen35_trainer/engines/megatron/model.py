@@ -1,0 +1,92 @@
+"""The part of a model that one rank has: its pipeline stage, and its share of each layer of it."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor
+
+from qwen35_trainer.engines.megatron import vocabulary_parallel
+from qwen35_trainer.engines.megatron.config import transformer_config
+from qwen35_trainer.engines.megatron.layers import stage_layers
+from qwen35_trainer.engines.megatron.layout import Layout
+from qwen35_trainer.engines.micro_batch import MicroBatch
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.head import TokenScores
+
+
+class StageModel(GPTModel):
+    """A pipeline stage. The last one returns hidden states after the last norm; `scores` computes the logits of scored rows only."""
+
+    vocabulary: int
+    """Number of tokens of the model, without the padding that tensor parallelism may add."""
+
+    def _postprocess(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        return hidden_states
+
+    def inputs(self, micro: MicroBatch) -> tuple[Tensor, Tensor, None]:
+        """Return the arguments of a call for the padded sequences of `micro`: tokens and positions, (b, s) int64, and no mask.
+
+        s is rounded up to a multiple of the tensor-parallel ranks; padding on the right does not affect what is before it.
+        The call returns (s, b, D), or with sequence parallelism this rank's share of s.
+        """
+        tokens = micro.inputs.tokens
+        tokens = torch.nn.functional.pad(tokens, (0, -tokens.shape[1] % self.config.tensor_model_parallel_size))
+        return tokens, torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), None
+
+    def scores(
+        self, hidden: Tensor, micro: MicroBatch, temperature: float, *, with_entropy: bool, float32_logits: bool
+    ) -> TokenScores:
+        """Compute the scores of the trained tokens of `micro`, as tables (n, T). hidden: what the call for `inputs` returned.
+
+        Collective over the tensor-parallel ranks of the last stage, which all get the scores.
+        """
+        group = self.pg_collection.tp
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, group=group)  # its gradient is summed over the ranks
+        else:
+            hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
+        sequences, positions = micro.rows // micro.inputs.tokens.shape[1], micro.rows % micro.inputs.tokens.shape[1]
+        tied = self.share_embeddings_and_output_weights
+        scores = vocabulary_parallel.token_scores(
+            hidden[positions, sequences],
+            self.shared_embedding_or_output_weight() if tied else self.output_layer.weight,
+            micro.targets,
+            temperature,
+            group,
+            vocabulary=self.vocabulary,
+            with_entropy=with_entropy,
+            float32_logits=float32_logits,
+            kept=micro.kept,
+        )
+        entropy = None if scores.entropy is None else micro.table(scores.entropy)
+        return TokenScores(micro.table(scores.log_probs), entropy)
+
+
+def build_stage(model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False) -> StageModel:
+    """Build this rank's pipeline stage without its values. Model-parallel groups must exist.
+
+    model: the configuration of a text model in transformers. recompute: whether the backward pass computes the activations
+    of each layer again.
+    """
+    config = transformer_config(model, layout, precision, recompute=recompute)
+    rotary = model.rope_parameters
+    stage = StageModel(
+        config,
+        stage_layers(config, list(model.layer_types)),
+        vocab_size=model.vocab_size + -model.vocab_size % layout.tensor,
+        max_sequence_length=model.max_position_embeddings,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=model.tie_word_embeddings,
+        position_embedding_type="rope",
+        rotary_percent=rotary.get("partial_rotary_factor", 1.0),
+        rotary_base=rotary["rope_theta"],
+    )
+    stage.vocabulary = model.vocab_size
+    return stage.to(torch.cuda.current_device())

@@ -1,0 +1,22 @@
+"""The RMS norm of a layer without Transformer Engine. It computes what the FSDP engine computes."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class ZeroCentredRMSNorm(nn.Module):
+    """RMS norm (…, D) whose weight is stored minus 1, computed in float32 and rounded once."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
+        # With sequence parallelism each rank has the gradient of its own tokens only, so Megatron sums it over the ranks.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], 1.0 + self.weight.float(), self.eps).type_as(x)

@@ -1,0 +1,132 @@
+"""megatron-core's distributed optimizer: AdamW whose float32 weights and moments are divided over the copies of a parameter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from qwen35_trainer.engines.megatron.model import StageModel
+from qwen35_trainer.manifest import OptimizerSpec
+
+WEIGHT, MOMENTS = "param", ("exp_avg", "exp_avg_sq")
+"""Names of the optimizer's tensors of a parameter: the float32 weight, and Adam's moments."""
+
+
+def with_gradient_buffers(stage: StageModel) -> DistributedDataParallel:
+    """Give a stage float32 buffers for its gradients, which are summed over data-parallel ranks. Collective."""
+    settings = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    return DistributedDataParallel(stage.config, settings, stage)
+
+
+class MegatronOptimizer:
+    """The optimizer of all parameters of this rank."""
+
+    def __init__(self, stage: DistributedDataParallel, settings: OptimizerSpec, *, bfloat16: bool) -> None:
+        self._stage = stage
+        config = OptimizerConfig(
+            optimizer="adam",
+            lr=settings.learningRate,
+            weight_decay=settings.weightDecay,
+            adam_beta1=settings.beta1,
+            adam_beta2=settings.beta2,
+            adam_eps=settings.epsilon,
+            clip_grad=settings.gradientClip,
+            bf16=bfloat16,
+            params_dtype=torch.bfloat16 if bfloat16 else torch.float32,
+            use_distributed_optimizer=True,
+        )
+        exempt = ParamWithNamePredicate("exempt from decay", lambda parameter, name: not _decays(parameter, name))
+        overrides = {} if settings.decayAll else {ParamKey(with_name_predicate=exempt): {"wd_mult": 0.0}}
+        self._optimizer = get_megatron_optimizer(
+            config, [stage], config_overrides=overrides, use_gloo_process_groups=False
+        )
+
+    def zero_grad(self) -> None:
+        """Set the gradients to zero."""
+        self._stage.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def step(self, learning_rate: float) -> float:
+        """Clip the gradient, and update the parameters if its norm is finite. Collective.
+
+        Returns the norm before clipping, the same on every rank.
+        """
+        self._optimizer.prepare_grads()
+        norm = float(self._optimizer.get_grad_norm())
+        if not math.isfinite(norm):
+            return norm
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+            group["weight_decay"] = self._optimizer.config.weight_decay * group["wd_mult"]
+        self._optimizer.step()
+        return norm
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the optimizer has made."""
+        return max((int(state["step"]) for part in self._parts for state in part.optimizer.state.values()), default=0)
+
+    def whole(self, parameter: nn.Parameter, name: str) -> Tensor:
+        """Return a tensor of the optimizer in the shape of its parameter, in float32, on every rank that has the parameter.
+
+        Collective. name: WEIGHT or one of MOMENTS. Moments are 0 before the first step.
+        """
+        values = torch.zeros_like(parameter, dtype=torch.float32)
+        if (own := self._own(parameter)) is not None:
+            held, tensors = own
+            if name in tensors:
+                values.view(-1)[held] = tensors[name].float()
+        dist.all_reduce(values, group=copies_of(parameter))
+        return values
+
+    @torch.no_grad()
+    def put(self, parameter: nn.Parameter, name: str, values: Tensor) -> None:
+        """Set a tensor of the optimizer from its values in the shape of the parameter; with WEIGHT, the parameter, too."""
+        if name == WEIGHT:
+            parameter.copy_(values)
+        if (own := self._own(parameter)) is not None:
+            held, tensors = own
+            tensors[name].copy_(values.reshape(-1)[held])
+
+    def prepare_state(self, steps: int) -> None:
+        """Create the moments of all parameters, and set the number of steps that the optimizer has made."""
+        for part in self._parts:
+            if part.is_stub_optimizer:
+                continue
+            part.init_state_fn(part.optimizer, part.config)
+            for state in part.optimizer.state.values():
+                state["step"] = torch.tensor(float(steps))
+
+    @property
+    def _parts(self) -> list[DistributedOptimizer]:
+        """The optimizers of dense parameters and of experts."""
+        return list(getattr(self._optimizer, "chained_optimizers", [self._optimizer]))
+
+    def _own(self, parameter: nn.Parameter) -> tuple[slice, dict[str, Tensor]] | None:
+        """Return this rank's range of a flattened parameter and its tensors; None if other ranks hold its state."""
+        for part in self._parts:
+            if not part.is_stub_optimizer and parameter in part.model_param_group_index_map:
+                held = part._get_model_param_range_map(parameter)["param"]
+                return slice(held.start, held.end), part._get_main_param_and_optimizer_states(parameter)
+        return None
+
+
+def copies_of(parameter: nn.Parameter) -> ProcessGroup:
+    """Return the ranks that have the same part of a parameter, among which the optimizer's tensors are divided."""
+    if getattr(parameter, "allreduce", True):  # false for experts
+        return parallel_state.get_data_parallel_group()
+    return parallel_state.get_expert_data_parallel_group()
+
+
+def _decays(parameter: Tensor, name: str) -> bool:
+    """Whether weight decay applies: as in the FSDP engine (`fsdp/optimizer.py`), to matrices but not to filters."""
+    return parameter.ndim > 1 and not name.endswith("conv1d.weight")

@@ -1,0 +1,194 @@
+"""Moves tensors between the published model and this rank's parameters: loading, publication, checkpoints.
+
+    published tensors, one parameter at a time ─► merge, cut (`weight_table`) ─► this rank's part           load
+    this rank's part ─► all parts of the tensor-parallel group ─► join, divide ─► published tensors         publish
+
+No rank holds more than one whole parameter at a time, apart from what it publishes: the ranks that have the same parameters
+publish them in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from qwen35_trainer.engines.megatron.model import StageModel
+from qwen35_trainer.engines.megatron.weight_table import EXPERT_ROWS, LAYER_ROWS, OUTER_ROWS, ModelShape, Row
+
+type Read = Callable[..., Tensor]
+"""read(name, *slices): a published tensor, or the part of it that slices of its leading dimensions select."""
+
+
+@dataclass(frozen=True)
+class PublishedPart:
+    """Consecutive values of a published tensor that this rank publishes."""
+
+    name: str
+    start: int
+    """Index of the first value in the flattened tensor."""
+    values: Tensor | None
+    """None if this rank publishes nothing of the tensor."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One parameter of the whole model, or the same parameter of all experts of a layer."""
+
+    row: Row
+    published: tuple[str, ...]
+    own: tuple[nn.Parameter, ...]
+    """This rank's parameter, or those of its experts in their order; empty if other stages have it."""
+    of_experts: bool
+
+
+class PublishedModel:
+    """The parameters of this rank, in the terms of the published model.
+
+    shapes: the published tensors and their shapes. layers: number of layers of the whole model.
+    """
+
+    def __init__(
+        self, stage: StageModel, shape: ModelShape, shapes: Mapping[str, tuple[int, ...]], layers: int
+    ) -> None:
+        self._shape, self._shapes = shape, shapes
+        self._entries = _entries(_named(stage), shapes, layers)
+
+    @torch.no_grad()
+    def load(self, read: Read, put: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
+        """Call `put` with each of this rank's parameters and this rank's part of its values; by default, fill the parameters.
+
+        `read` is called for the tensors of this rank's parameters only.
+        """
+        for entry in self._entries:
+            for parameter, value in zip(entry.own, self._parts(entry, read), strict=True):
+                put(parameter, value)
+
+    def _parts(self, entry: _Entry, read: Read) -> Iterator[Tensor]:
+        """Yield this rank's part of each parameter of an entry."""
+        group = _group(entry)
+        for number in range(len(entry.own)):
+            if entry.of_experts:
+                expert = parallel_state.get_expert_model_parallel_rank() * len(entry.own) + number
+                tensors = [read(name, slice(expert, expert + 1))[0] for name in entry.published]
+            else:
+                tensors = [read(name) for name in entry.published]
+            whole = entry.row.arrangement.merge(tensors, self._shape)
+            yield entry.row.arrangement.cut(whole, group.size(), self._shape)[group.rank()]
+
+    @torch.no_grad()
+    def publish(self, value: Callable[[nn.Parameter], Tensor]) -> Iterator[PublishedPart]:
+        """Yield this rank's part of every published tensor, in the same order on every rank. Collective.
+
+        value: what is published of a parameter, in the parameter's shape: the parameter itself, its gradient, or a moment.
+        """
+        for number, entry in enumerate(self._entries):
+            if not entry.own:
+                yield from (PublishedPart(name, 0, None) for name in entry.published)
+                continue
+            group, (copy, copies) = _group(entry), _copy(entry)
+            publishes = number % copies == copy
+            wholes = []
+            for parameter in entry.own:
+                parts = _gathered(value(parameter), group)
+                if publishes:
+                    wholes.append(self._divided(entry, parts))
+            first = parallel_state.get_expert_model_parallel_rank() if entry.of_experts else 0
+            for position, name in enumerate(entry.published):
+                if not publishes:
+                    yield PublishedPart(name, 0, None)
+                    continue
+                tensors = [whole[position] for whole in wholes]
+                values = torch.stack(tensors) if entry.of_experts else tensors[0]
+                yield PublishedPart(name, first * values.numel(), values.contiguous())
+
+    def _divided(self, entry: _Entry, parts: Sequence[Tensor]) -> list[Tensor]:
+        shapes = [self._shapes[name][1:] if entry.of_experts else self._shapes[name] for name in entry.published]
+        arrangement = entry.row.arrangement
+        if entry.of_experts:
+            return [arrangement.join(parts, self._shape)]
+        return arrangement.divide(arrangement.join(parts, self._shape), self._shape, shapes)
+
+
+def _named(stage: StageModel) -> dict[str, nn.Parameter]:
+    """Return the parameters of a stage by name, with the numbers of layers counted over the whole model."""
+    numbers = {str(index): str(layer.layer_number - 1) for index, layer in enumerate(stage.decoder.layers)}
+    named = {}
+    for name, parameter in stage.named_parameters():
+        parts = name.split(".")
+        if parts[:2] == ["decoder", "layers"]:
+            parts[2] = numbers[parts[2]]
+        named[".".join(parts)] = parameter
+    return named
+
+
+def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ...]], layers: int) -> list[_Entry]:
+    """Return the entries of the whole model, in the same order on every rank.
+
+    Raises ValueError naming parameters that no row of the table describes, and published tensors that no entry has.
+    """
+    used: set[str] = set()
+    listed: set[str] = set()
+
+    def entry(row: Row, published: tuple[str, ...], names: list[str], *, of_experts: bool) -> _Entry:
+        used.update(names)
+        listed.update(published)
+        return _Entry(row, published, tuple(own[name] for name in names if name in own), of_experts)
+
+    entries = [
+        entry(row, row.published, [row.megatron], of_experts=False)
+        for row in OUTER_ROWS
+        if set(row.published) <= shapes.keys()
+    ]
+    for layer in range(layers):
+        prefix, published_prefix = f"decoder.layers.{layer}.", f"model.layers.{layer}."
+        for row in LAYER_ROWS:
+            published = tuple(published_prefix + name for name in row.published)
+            if set(published) <= shapes.keys():
+                entries.append(entry(row, published, [prefix + row.megatron], of_experts=False))
+        for row in EXPERT_ROWS:
+            published = tuple(published_prefix + name for name in row.published)
+            if set(published) <= shapes.keys():
+                of_experts = prefix + "mlp.experts.local_experts."
+                names = [name for name in own if name.startswith(of_experts) and name.endswith("." + row.megatron)]
+                entries.append(entry(row, published, names, of_experts=True))
+    unknown = sorted(own.keys() - used)
+    if tied := "lm_head.weight" not in shapes:
+        unknown = [name for name in unknown if name != "output_layer.weight"]
+    missing = sorted(shapes.keys() - listed)
+    if unknown or missing:
+        raise ValueError(
+            f"no row of weight_table has the parameters {', '.join(unknown) or 'none'}, or the published tensors "
+            f"{', '.join(missing) or 'none'}: the model is of another kind (tied output layer: {tied})"
+        )
+    return entries
+
+
+def _group(entry: _Entry) -> ProcessGroup:
+    """Return the ranks that divide the parameter."""
+    if entry.of_experts:
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def _copy(entry: _Entry) -> tuple[int, int]:
+    """Return which of the ranks that can publish an entry this rank is, and their number."""
+    group = _group(entry)
+    if entry.of_experts:
+        copies = parallel_state.get_expert_data_parallel_group()
+    else:
+        copies = parallel_state.get_data_parallel_group()
+    return group.rank() + group.size() * copies.rank(), group.size() * copies.size()
+
+
+def _gathered(part: Tensor, group: ProcessGroup) -> list[Tensor]:
+    if group.size() == 1:
+        return [part]
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return parts

@@ -1,0 +1,246 @@
+"""The published tensors that make up each parameter of megatron-core, and the division of it over tensor-parallel ranks.
+
+    published tensors ─► merge ─► whole parameter ─► cut ─► one part per tensor-parallel rank
+                      ◄─ divide ◄─                 ◄─ join ◄─
+
+`ROWS` is the table. Every row is exact in both directions: values are moved, never computed. Gradients and the optimizer's
+moments of a parameter have its shape, so they take the same way.
+
+Shapes: D hidden, V vocabulary, N query heads, K heads of keys and values, C channels per head, R ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes on which the arrangement of a parameter depends."""
+
+    query_heads: int
+    key_value_heads: int
+    head_channels: int
+    linear_keys: int
+    """Channels of the queries of a Gated DeltaNet, and of its keys."""
+    linear_values: int
+    linear_heads: int
+    """Value heads of a Gated DeltaNet."""
+
+    @classmethod
+    def of(cls, model: HFConfig) -> ModelShape:
+        return cls(
+            model.num_attention_heads,
+            model.num_key_value_heads,
+            model.head_dim,
+            model.linear_num_key_heads * model.linear_key_head_dim,
+            model.linear_num_value_heads * model.linear_value_head_dim,
+            model.linear_num_value_heads,
+        )
+
+
+class Arrangement(ABC):
+    """Turns published tensors into a parameter, and back. The default is one tensor, as it is, whole on every rank."""
+
+    def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        """Return the whole parameter of the published tensors."""
+        (tensor,) = tensors
+        return tensor
+
+    def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Return the published tensors of the whole parameter. published: their shapes."""
+        return [parameter]
+
+    @abstractmethod
+    def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
+        """Return the part of each of the `ranks` tensor-parallel ranks."""
+
+    @abstractmethod
+    def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        """Return the whole parameter of the parts of all ranks. The inverse of `cut`."""
+
+
+class Whole(Arrangement):
+    """The same on every rank."""
+
+    def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
+        return [parameter] * ranks
+
+    def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        return parts[0]
+
+
+class ByRows(Arrangement):
+    """Each rank has consecutive rows, or heads."""
+
+    def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
+        return list(parameter.chunk(ranks))
+
+    def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        return torch.cat(list(parts))
+
+
+class ByColumns(Arrangement):
+    """Each rank has consecutive columns."""
+
+    def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
+        return list(parameter.chunk(ranks, dim=1))
+
+    def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        return torch.cat(list(parts), dim=1)
+
+
+class Vocabulary(ByRows):
+    """Rows of tokens. Rows of zeros are added at the end, so that all ranks have the same number."""
+
+    def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        return [parameter[: published[0][0]]]
+
+    def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
+        return super().cut(F.pad(parameter, (0, 0, 0, -len(parameter) % ranks)), ranks, shape)
+
+
+class BySections(Arrangement):
+    """Sections of rows one after another, each of which is divided over the ranks. A rank has its part of every section."""
+
+    @abstractmethod
+    def sections(self, rows: int, shape: ModelShape) -> list[int]:
+        """Return the number of rows of each section, of a parameter or a part of it with `rows` rows."""
+
+    def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        return torch.cat(list(tensors))
+
+    def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        return list(parameter.split([rows for rows, *_ in published]))
+
+    def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
+        sections = [part.chunk(ranks) for part in parameter.split(self.sections(len(parameter), shape))]
+        return [torch.cat(parts) for parts in zip(*sections, strict=True)]
+
+    def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        sections = [part.split(self.sections(len(part), shape)) for part in parts]
+        return torch.cat([torch.cat(section) for section in zip(*sections, strict=True)])
+
+
+class GateAndUp(BySections):
+    """The rows of the gate, then those of the up projection, in one tensor or in two."""
+
+    def sections(self, rows: int, shape: ModelShape) -> list[int]:
+        return [rows // 2, rows // 2]
+
+
+class LinearInputs(BySections):
+    """Queries, keys, values, output gates, write strengths and decays of a Gated DeltaNet."""
+
+    def sections(self, rows: int, shape: ModelShape) -> list[int]:
+        return _in_proportion(rows, [*_convolved(shape), shape.linear_values, shape.linear_heads, shape.linear_heads])
+
+
+class LinearFilters(BySections):
+    """Filters of the queries, keys and values of a Gated DeltaNet, one row per channel."""
+
+    def sections(self, rows: int, shape: ModelShape) -> list[int]:
+        return _in_proportion(rows, _convolved(shape))
+
+
+class QueryKeyValue(ByRows):
+    """Attention: for each head of keys and values the queries that use it, their output gates, the keys and the values.
+
+    The published query projection has the rows of each head's queries, then of its gates.
+    """
+
+    def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
+        query, key, value = tensors
+        by_head = query.unflatten(0, (shape.key_value_heads, -1, 2, shape.head_channels))
+        own, gates = (part.flatten(1, 2) for part in by_head.unbind(2))
+        key, value = (part.unflatten(0, (shape.key_value_heads, -1)) for part in (key, value))
+        return torch.cat((own, gates, key, value), dim=1).flatten(0, 1)
+
+    def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        per_group = shape.query_heads // shape.key_value_heads * shape.head_channels
+        grouped = parameter.unflatten(0, (shape.key_value_heads, -1))
+        own, gates, key, value = grouped.split((per_group, per_group, shape.head_channels, shape.head_channels), dim=1)
+        query = torch.stack([part.unflatten(1, (-1, shape.head_channels)) for part in (own, gates)], dim=2)
+        return [query.flatten(0, 3), key.flatten(0, 1), value.flatten(0, 1)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of parameter.
+
+    Names in `LAYER_ROWS` begin after the layer's prefix, and those of experts after the expert's or the experts'.
+    """
+
+    megatron: str
+    published: tuple[str, ...]
+    arrangement: Arrangement
+
+
+OUTER_ROWS = (
+    Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Vocabulary()),
+    Row("decoder.final_layernorm.weight", ("model.norm.weight",), Whole()),
+    Row("output_layer.weight", ("lm_head.weight",), Vocabulary()),
+)
+"""Parameters outside the layers."""
+
+LAYER_ROWS = (
+    Row("input_layernorm.weight", ("input_layernorm.weight",), Whole()),
+    Row("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight",), Whole()),
+    Row(
+        "self_attention.linear_qkv.weight",
+        ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+        QueryKeyValue(),
+    ),
+    Row("self_attention.q_layernorm.weight", ("self_attn.q_norm.weight",), Whole()),
+    Row("self_attention.k_layernorm.weight", ("self_attn.k_norm.weight",), Whole()),
+    Row("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), ByColumns()),
+    Row(
+        "self_attention.in_proj.weight",
+        (
+            "linear_attn.in_proj_qkv.weight",
+            "linear_attn.in_proj_z.weight",
+            "linear_attn.in_proj_b.weight",
+            "linear_attn.in_proj_a.weight",
+        ),
+        LinearInputs(),
+    ),
+    Row("self_attention.conv1d.weight", ("linear_attn.conv1d.weight",), LinearFilters()),
+    Row("self_attention.A_log", ("linear_attn.A_log",), ByRows()),
+    Row("self_attention.dt_bias", ("linear_attn.dt_bias",), ByRows()),
+    Row("self_attention.norm_weight", ("linear_attn.norm.weight",), Whole()),
+    Row("self_attention.out_proj.weight", ("linear_attn.out_proj.weight",), ByColumns()),
+    Row("mlp.linear_fc1.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight"), GateAndUp()),
+    Row("mlp.linear_fc2.weight", ("mlp.down_proj.weight",), ByColumns()),
+    Row("mlp.router.weight", ("mlp.gate.weight",), Whole()),
+    Row(
+        "mlp.shared_experts.linear_fc1.weight",
+        ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+        GateAndUp(),
+    ),
+    Row("mlp.shared_experts.linear_fc2.weight", ("mlp.shared_expert.down_proj.weight",), ByColumns()),
+    Row("mlp.shared_experts.gate_weight", ("mlp.shared_expert_gate.weight",), Whole()),
+)
+"""Parameters of a layer, after its prefix."""
+
+EXPERT_ROWS = (
+    Row("linear_fc1.weight", ("mlp.experts.gate_up_proj",), GateAndUp()),
+    Row("linear_fc2.weight", ("mlp.experts.down_proj",), ByColumns()),
+)
+"""Parameters of one expert, after its prefix. The published tensor has a first dimension for the experts."""
+
+
+def _convolved(shape: ModelShape) -> list[int]:
+    return [shape.linear_keys, shape.linear_keys, shape.linear_values]
+
+
+def _in_proportion(rows: int, sizes: Sequence[int]) -> list[int]:
+    """Divide `rows` in the proportions of `sizes`, which are those of the whole parameter."""
+    return [size * rows // sum(sizes) for size in sizes]
