@@ -170,10 +170,14 @@ def listing(talk: Exchange) -> None:
     for selector in ("x", "!x,y", "x=1", "x!=1,y", "x,y=1", "z"):
         items = talk.plane.api.get(f"{maps}?labelSelector={selector}")["items"]
         talk.note(selector, [item["metadata"]["name"] for item in items])
-    page = talk.plane.api.get(f"{maps}?labelSelector=y&limit=1")
-    rest = talk.plane.api.get(f"{maps}?labelSelector=y&limit=1&continue={page['metadata']['continue']}")
-    talk.note([[item["metadata"]["name"] for item in body["items"]] for body in (page, rest)])
-    talk.note("continue" in rest["metadata"], page["kind"], page["apiVersion"])
+    names, token = [], ""
+    while True:
+        page = talk.plane.api.get(f"{maps}?labelSelector=y&limit=1{token}")
+        names += [item["metadata"]["name"] for item in page["items"]]
+        if not page["metadata"].get("continue"):
+            break
+        token = f"&continue={page['metadata']['continue']}"
+    talk.note(names, page["kind"], page["apiVersion"])
 
 
 def watching(talk: Exchange) -> None:
@@ -321,10 +325,9 @@ def note_cluster(talk: Exchange) -> None:
     def plain(node: Any) -> Any:
         return json.loads(json.dumps(node).replace(name, "the-cluster"))
 
+    # Not its jobStatus: here nobody answers for the head, and KubeRay takes the word of the proxy before it for that of Ray.
     status = job["status"]
-    talk.note(
-        job["metadata"]["finalizers"], status["jobId"], plain(status["rayClusterName"]), status.get("jobStatus", "")
-    )
+    talk.note(job["metadata"]["finalizers"], status["jobId"], plain(status["rayClusterName"]))
     talk.note(plain(cluster["metadata"]["labels"]), cluster["metadata"]["annotations"])
     talk.note([(owner["kind"], owner["controller"]) for owner in cluster["metadata"]["ownerReferences"]])
     groups = cluster["spec"]["workerGroupSpecs"]

@@ -241,6 +241,7 @@ class ApiServer:
         if resource.counted and _content(body) != _content(old.body):
             body["metadata"]["generation"] += 1
         if "deletionTimestamp" in old.metadata and not body["metadata"].get("finalizers") and not _ends_gracefully(old):
+            body["metadata"] = _without_empty(body["metadata"])
             self._remove(Stored(resource, body))
             return dict(json.loads(json.dumps(body)))
         return self._store(resource, old, body, manager)
@@ -256,6 +257,7 @@ class ApiServer:
         return _scale_of(self.replace(old, body, manager=request.manager))
 
     def _store(self, resource: Resource, old: Stored | None, body: dict[str, Any], manager: str) -> dict[str, Any]:
+        body["metadata"] = _without_empty(body["metadata"])
         if resource.plural == "configmaps":
             entries = managed(None if old is None else old.body, body, manager, self.now)
             body["metadata"]["managedFields"] = entries
@@ -331,6 +333,11 @@ def partial(stored: Stored) -> dict[str, Any]:
     """The object as PartialObjectMetadata."""
     metadata = dict(json.loads(json.dumps(stored.metadata)))
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+
+
+def _without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata as it is stored: without empty lists and maps."""
+    return {name: value for name, value in metadata.items() if value not in ([], {}, None)}
 
 
 def _content(body: Mapping[str, Any]) -> dict[str, Any]:
