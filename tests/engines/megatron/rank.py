@@ -7,7 +7,9 @@ import sys
 import warnings
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -17,8 +19,10 @@ warnings.filterwarnings("ignore", module=r"megatron\.")
 cpu.install()
 
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
+from qwen35_trainer.engines.megatron import layers  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
 from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
 from qwen35_trainer.engines.megatron.optimizer import copies_of  # noqa: E402
@@ -96,6 +100,28 @@ def train_with_fsdp(
         engine.save(save)
         assert engine.saved(wait=True)
     return {"metrics": metrics, "published": published_by(engine)}
+
+
+def classes_of_linear_layers() -> list[str]:
+    """Names of the classes of the linear layers after norms, with a stand-in for Transformer Engine, which joins both."""
+
+    class Joining(LocalSpecProvider):
+        def fuse_layernorm_and_linear(self) -> bool:
+            return True
+
+        def column_parallel_layer_norm_linear(self) -> type:
+            return type("Joined", (), {})
+
+    names = []
+    with patch.object(layers, "HAVE_TE", True), patch.object(layers, "TESpecProvider", Joining):
+        for experts in (None, 4):
+            config = SimpleNamespace(num_moe_experts=experts)
+            for kind, name in ((layers.FULL_ATTENTION, "linear_qkv"), ("linear_attention", "in_proj")):
+                parts = layers._layer(config, kind).submodules
+                names.append(getattr(parts.self_attention.submodules, name).__name__)
+            if experts is None:
+                names.append(parts.mlp.keywords["submodules"].linear_fc1.__name__)
+    return names
 
 
 def _parsed(spec: dict[str, Any], folder: Path | None) -> tuple[TrainingSpec, Origin]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from tests.distributed.distance import distance
 from tests.distributed.group import Group
 from tests.distributed.samples import batch_of, policy_spec_of, spec_of
@@ -138,3 +139,28 @@ def test_a_gradient_that_is_not_finite_changes_nothing(groups: Callable[[int], G
     result = groups(2).run("train", spec=spec, batches=samples, layout={"expert": 2}, spoilt=True)[0]
     assert not result["metrics"][0].gradient_norm < float("inf")
     assert all(torch.equal(result["published"][name], values) for name, values in result["first"].items())
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("dense", {"tensor": 2, "sequence": True}), ("MoE", {"expert": 2})])
+def test_a_bfloat16_model_has_float32_decays_and_continues_exactly(
+    groups: Callable[[int], Group], tmp_path: Path, kind: str, layout: dict[str, Any]
+) -> None:
+    spec = spec_of(2, random=TEXT[kind])
+    spec["model"]["precision"] = "BF16"
+    first, second = batch_of(8, 0, supervised=True), batch_of(8, 1, supervised=True)
+    straight = groups(2).run("train", spec=spec, batches=[first, second], layout=layout)[0]
+    groups(2).run("train", spec=spec, batches=[first], layout=layout, save=tmp_path)
+    continued = groups(2).run("train", spec=spec, batches=[second], layout=layout, restore=tmp_path)[0]
+    assert continued["metrics"][0] == straight["metrics"][1]
+    assert all(torch.equal(continued["published"][name], values) for name, values in straight["published"].items())
+    for name, values in straight["published"].items():
+        assert values.dtype == (torch.float32 if keeps_float32(name) else torch.bfloat16), name
+    fsdp = groups(2).run("train_with_fsdp", spec=spec, batches=[first])[0]["metrics"][0]
+    assert straight["metrics"][0].loss == pytest.approx(fsdp.loss, rel=2e-2)
+
+
+def test_norms_stay_modules_of_their_own_where_transformer_engine_would_join_them(
+    groups: Callable[[int], Group],
+) -> None:
+    """Transformer Engine is not installed here: its part is played by classes that say what they join."""
+    assert set(groups(2).run("classes_of_linear_layers")[0]) == {"ColumnParallelLinear"}

@@ -10,15 +10,18 @@ Norms are modules of their own in both cases, so that parameters have the same n
 
 from __future__ import annotations
 
+from functools import partial
+
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
-from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
 from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import (
@@ -46,10 +49,11 @@ def stage_layers(config: TransformerConfig, layer_types: list[str]) -> Transform
 
 def _layer(config: TransformerConfig, kind: str) -> ModuleSpec:
     backend = TESpecProvider() if HAVE_TE else LocalSpecProvider()
-    mlp = get_mlp_module_spec_for_backend(
-        backend=backend, num_experts=config.num_moe_experts, moe_grouped_gemm=False, use_te_op_fuser=False
-    )
     column, row = backend.column_parallel_linear(), backend.row_parallel_linear()
+    if config.num_moe_experts is None:
+        mlp = partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))
+    else:
+        mlp = get_moe_module_spec_for_backend(backend, config.num_moe_experts, moe_grouped_gemm=False)
     if kind == FULL_ATTENTION:
         mixer = ModuleSpec(
             module=SelfAttention,

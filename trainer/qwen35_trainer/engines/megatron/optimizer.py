@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -49,6 +51,7 @@ class MegatronOptimizer:
         self._optimizer = get_megatron_optimizer(
             config, [stage], config_overrides=overrides, use_gloo_process_groups=False
         )
+        self._shards = {parameter: (part, weight) for part in self._parts for parameter, weight in _shards(part)}
 
     def zero_grad(self) -> None:
         """Set the gradients to zero."""
@@ -113,11 +116,25 @@ class MegatronOptimizer:
 
     def _own(self, parameter: nn.Parameter) -> tuple[slice, dict[str, Tensor]] | None:
         """Return this rank's range of a flattened parameter and its tensors; None if other ranks hold its state."""
-        for part in self._parts:
-            if not part.is_stub_optimizer and parameter in part.model_param_group_index_map:
-                held = part._get_model_param_range_map(parameter)["param"]
-                return slice(held.start, held.end), part._get_main_param_and_optimizer_states(parameter)
-        return None
+        if parameter not in self._shards:
+            return None
+        part, weight = self._shards[parameter]
+        held = part._get_model_param_range_map(parameter)["param"]
+        return slice(held.start, held.end), {WEIGHT: weight} | part.optimizer.state.get(weight, {})
+
+
+def _shards(part: DistributedOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yield the parameters of which this rank holds a part of the optimizer's state, and the float32 weights of this part.
+
+    megatron-core's own table of them (`model_param_group_index_map`) is wrong in a model with parameters of two types.
+    """
+    if part.is_stub_optimizer:
+        return
+    for parameters, weights in (
+        (part.model_float16_groups, part.shard_fp32_from_float16_groups),
+        (part.model_fp32_groups, part.shard_fp32_groups),
+    ):
+        yield from zip(chain(*parameters), chain(*weights), strict=True)
 
 
 def copies_of(parameter: nn.Parameter) -> ProcessGroup:
