@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.distributed.group import Group
 from tests.distributed.samples import spec_of
@@ -72,3 +73,18 @@ def test_a_model_that_does_not_fit_is_refused_by_name(
         file.write_text(json.dumps(published.SHAPES[shape]))
     with pytest.raises(AssertionError, match=message):
         groups(2).run("train", spec=spec, batches=[], layout=layout, folder=tmp_path)
+
+
+def test_a_tensor_with_a_nan_is_named(groups: Callable[[int], Group], tmp_path: Path) -> None:
+    spec, _ = folder_of(tmp_path, "27B, untied")
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    for file in (tmp_path / "model").glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name][0, 0] = torch.nan
+            save_file(tensors, file, metadata={"format": "pt"})
+            break
+    else:
+        pytest.fail(f"no file has {name}")
+    with pytest.raises(AssertionError, match=r"model\.layers\.0\.mlp\.up_proj\.weight: 1 of"):
+        groups(2).run("train", spec=spec, batches=[], layout={"tensor": 2}, folder=tmp_path)

@@ -40,6 +40,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.updating_engine import ScoredPolicy, UpdateStep, UpdatingEngine
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.checkpoint_files import check_finite
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
 from qwen35_trainer.weights.staging import WeightShard
@@ -210,9 +211,18 @@ def _sum_gradients(stages: list[nn.Module], _tokens: object, **options: Any) -> 
 
 
 def _reader(origin: Origin, model: HFModule) -> Read:
-    """Return a function that reads published tensors: from the files, or from a model that was built with its values."""
-    if origin.files is not None:
-        return origin.files.read
+    """Return a function that reads published tensors: from the files, or from a model that was built with its values.
+
+    The function raises CheckpointUnusable with the name of a tensor in the files that holds NaN or infinity.
+    """
+    if (files := origin.files) is not None:
+
+        def read_file(name: str, *slices: slice) -> Tensor:
+            values = files.read(name, *slices)
+            check_finite(files.folder, [(name, values)])
+            return values
+
+        return read_file
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     def read(name: str, *slices: slice) -> Tensor:
