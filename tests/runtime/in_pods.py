@@ -16,14 +16,14 @@ import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
 
-from qwen35_trainer.contract.shared_names import POOL_LABEL
+from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.runtime import run_command as command
 from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.site import connected, worker_options
 
-NODES = (("head", 0), ("rollout", 2), ("rollout", 2), ("train", 2))
-"""Pool and CPUs."""
+NODES = (("head", 0, None), ("rollout", 2, "false"), ("rollout", 2, "true"), ("train", 2, None))
+"""Pool, CPUs, and whether it is a node of the straggler lane."""
 DEVICES = 2
 """Accelerators of each kind that the last node has, as far as Ray knows."""
 VISIBLE = {"NVIDIA": "CUDA_VISIBLE_DEVICES", "Ascend": "ASCEND_RT_VISIBLE_DEVICES"}
@@ -59,8 +59,9 @@ def shown() -> dict[str, list[str | None]]:
 
 def main(file: Path, output: Path) -> None:
     cluster = Cluster()
-    for pool, cpus in NODES:
-        node = {"num_cpus": cpus, "object_store_memory": 100_000_000, "labels": {POOL_LABEL: pool}}
+    for pool, cpus, lane in NODES:
+        labels = {POOL_LABEL: pool} | ({} if lane is None else {LANE_LABEL: lane})
+        node = {"num_cpus": cpus, "object_store_memory": 100_000_000, "labels": labels}
         devices = {"num_gpus": DEVICES, "resources": {"NPU": DEVICES}} if pool == "train" else {}
         cluster.add_node(**node, **devices, include_dashboard=False)
     os.environ["RAY_ADDRESS"] = cluster.address

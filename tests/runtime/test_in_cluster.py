@@ -16,7 +16,9 @@ from .conftest import ENVIRONMENT
 @pytest.fixture(scope="module")
 def in_pods(write, tmp_path_factory):
     folder = tmp_path_factory.mktemp("in-pods")
-    file = write(folder, {"rollout.nodes": 2, "train.updates": 6, "checkpoint": {"everyUpdates": 2}})
+    lane = {"nodes": 1, "tensorParallel": 1, "afterTokens": 2}
+    changes = {"rollout.nodes": 2, "rollout.stragglerLane": lane, "train.updates": 6, "checkpoint": {"everyUpdates": 2}}
+    file = write(folder, changes)
     command = [str(path) for path in (Path(__file__).with_name("in_pods.py"), file, folder / "out")]
     stdout, errors = folder / "said", folder / "errors"
     with stdout.open("wb") as out, errors.open("wb") as err:
@@ -30,7 +32,7 @@ def in_pods(write, tmp_path_factory):
 
 
 def test_each_worker_takes_all_cpus_of_the_one_node_of_its_pool_that_is_free(in_pods):
-    """There is a worker for each device, and a node here has one: a worker of another pool would take its place."""
+    """There is a worker for each device, and a node here has one: a worker of another pool, or of the lane, would take its place."""
     _, messages = in_pods
     assert messages["outcome"] == "Succeeded", messages["message"]
     assert messages["left"].get("CPU", 0) == 0

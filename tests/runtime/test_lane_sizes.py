@@ -4,7 +4,8 @@
         ▲                                 ▲
         └───── the same publications ─────┘
 
-The fakes are Torch engines, whose weights, sequences and versions are real.
+The fakes are Torch engines, whose weights, sequences and versions are real. `tests/rollout/test_lane_of_split_replicas.py` has
+vLLM's own engines.
 """
 
 from dataclasses import replace
