@@ -79,7 +79,10 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "rollout.topK": (9, SUSPENDED),
     "rollout.minP": (0.5, SUSPENDED),
     "rollout.vllm": (Together(engine="VLLM", vllm={"eager": True}), SUSPENDED),
-    "rollout.stragglerLane": ({"nodes": 1, "tensorParallel": 8, "afterTokens": 9}, SUSPENDED),
+    "rollout.stragglerLane": (
+        Together(minNodes=2, stragglerLane={"nodes": 1, "tensorParallel": 8, "afterTokens": 9}),
+        SUSPENDED,
+    ),
     "train.engine": ("Megatron", FIXED),
     "train.nodes": (2, SUSPENDED),
     "train.updates": (9, SUSPENDED),

@@ -357,6 +357,33 @@ def test_the_kl_coefficient_adapts_and_continues_from_the_checkpoint_after_a_res
     assert len({record.kl_coefficient for record in updates}) == 4
 
 
+def test_remax_and_sapo_train_with_long_responses_left_out_and_evaluations_measure_pass_at_k(local, write, tmp_path):
+    changes = {
+        "data.maxResponseTokens": 8,
+        "data.validation": HELD_OUT,
+        "algorithm": {
+            "advantage": "ReMax",
+            "groupSize": 4,
+            "loss": {"type": "SAPO"},
+            "correction": {"type": "None"},
+            "maskTruncated": True,
+            "overlongPenalty": {"bufferTokens": 8, "weight": 80.0},
+        },
+        "rollout.topK": 4,  # the greedy response has no candidates, the others have
+        "evaluation": {"samplesPerPrompt": 4, "temperature": 1.0, "maxPrompts": 4},
+        "train.updates": 2,
+    }
+    ended = local.run(write(tmp_path, changes, reward="def score(*_):\n    return 1.0\n"))
+    assert ended.code == 0, ended.err
+    for update in ended.of(UpdateRecord):
+        # Three of four responses may train, and those that reached the limit do not.
+        assert 0 < update.tokens < 0.75 * update.response_tokens_mean * update.samples
+        assert update.reward_mean == pytest.approx(1 - 10 * update.response_tokens_mean)
+        assert update.score_by_reward == {"judge": 1.0}
+        assert update.gradient_norm > 0
+    assert [evaluation.pass_at_k for evaluation in ended.of(EvaluationRecord)] == [{2: 1.0, 4: 1.0}] * 2
+
+
 def test_a_gym_task_trains_with_its_own_scorer(local, write, tmp_path):
     changes = {
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 32, "layers": 2, "fullAttentionInterval": 2}
