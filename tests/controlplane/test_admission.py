@@ -410,7 +410,8 @@ def refused(plane: ControlPlane, path: str, body: dict[str, Any]) -> bool:
 def test_kuberay_makes_the_pods_of_every_pool(
     control_plane: ControlPlane, namespace: str, eventually: Eventually, profile: str
 ):
-    """With every fragment in every pool, as far as they go together."""
+    """With every fragment in every pool, as far as they go together, and with a straggler lane where Torch has one."""
+    lane = {"nodes": 1, "tensorParallel": 2, "afterTokens": 9} if profile == "CPU" else None
     pods: dict[str, Any] = {}
     for pool, start in (("head", 0), ("rollout", 1), ("train", 2)):
         pods[pool] = joined(FRAGMENTS[start::3])
@@ -419,7 +420,7 @@ def test_kuberay_makes_the_pods_of_every_pool(
         "model": {"name": "tiny", "source": {"random": {}}},
         "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
         "rewards": [{"type": "Gym"}],
-        "rollout": {"nodes": 2},
+        "rollout": {"nodes": 2, "stragglerLane": lane} if lane else {"nodes": 2},
         "pods": pods,
     }
     envelope = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": "a" * 40}}
@@ -428,10 +429,12 @@ def test_kuberay_makes_the_pods_of_every_pool(
         if isinstance(action, Create):
             control_plane.api.post(collection(action.manifest["kind"], namespace), action.manifest)
 
-    def pools() -> list[str]:
+    def labels(name: str) -> list[str]:
         made = control_plane.api.get(collection("Pod", namespace))["items"]
-        return sorted(pod["metadata"]["labels"]["rl.qwen35.io/pool"] for pod in made)
+        values = (pod["metadata"]["labels"].get(f"rl.qwen35.io/{name}") for pod in made)
+        return sorted(value for value in values if value is not None)
 
-    eventually(lambda: pools() == ["head", "rollout", "rollout", "train"], "every pool has its pods")
+    eventually(lambda: labels("pool") == ["head", "rollout", "rollout", "train"], "every pool has its pods")
+    assert labels("straggler-lane") == (["false", "true"] if lane else [])
     (job,) = control_plane.api.get(collection("RayJob", namespace))["items"]
     assert job["status"]["jobDeploymentStatus"] in ("Initializing", "Running")
