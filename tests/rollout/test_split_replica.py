@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from qwen35_trainer.rollout.vllm_core import portions
+from qwen35_trainer.rollout.vllm_worker import parameter_checksums
 from tests.patience import PATIENCE
 from tests.rollout.split_replica import AS_PUBLISHED, PROMPTS, SEEDS
 from tests.rollout.test_vllm import assert_greedy, library_model, log_probs_of, prompt_of
@@ -47,6 +49,29 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process() -> Non
     assert np.mean(decided) > 0.5
     assert np.concatenate(probed).mean() <= 0.02, "a probe"
     assert set(result["parts"].values()) == {2}, "both processes have a part of each parameter"
+
+
+class PackedLinear(torch.nn.Module):
+    """A layer whose matrix vLLM's CPU kernels hide. Every worker has it whole, such as the gate of experts."""
+
+    input_size = 3
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(0))
+        self.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, matrix, bias)
+
+
+def test_a_hidden_matrix_has_a_checksum_of_its_values() -> None:
+    def checksums(matrix: torch.Tensor) -> dict[str, int]:
+        unused = torch.nn.Linear(2, 2, device="meta")  # as those of a vision tower without pictures
+        model = torch.nn.Sequential(PackedLinear(matrix.bfloat16()), unused)
+        return parameter_checksums(SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model)))
+
+    first = checksums(torch.ones(2, 3))
+    assert first.keys() == {"0.weight"}
+    assert first == checksums(torch.ones(2, 3))
+    assert first != checksums(torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 2.0]]))
 
 
 def test_weights_travel_in_portions_without_the_tensors_that_they_are_part_of() -> None:

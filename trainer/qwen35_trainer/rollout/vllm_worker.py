@@ -143,7 +143,11 @@ def parameter_checksums(worker: Worker) -> dict[str, int]:
     product of the matrix and a fixed vector.
     """
     model = worker.model_runner.get_model()
-    checksums = {name: tensor_checksum(tensor) for name, tensor in model.named_parameters() if tensor.numel()}
+    checksums = {
+        name: tensor_checksum(tensor)
+        for name, tensor in model.named_parameters()
+        if tensor.numel() and not tensor.is_meta  # vLLM leaves a vision tower that it does not use on the meta device
+    }
     for path, layer in model.named_modules():
         if hasattr(layer, "cpu_linear") and not layer.weight.numel():
             checksums[f"{path}.weight"] = tensor_checksum(_product(layer))
@@ -155,7 +159,9 @@ def parameter_checksums(worker: Worker) -> dict[str, int]:
 
 @torch.no_grad()
 def _product(layer: Any) -> Tensor:  # noqa: ANN401  # vLLM's layer
-    vector = torch.linspace(-1, 1, layer.input_size_per_partition, dtype=torch.bfloat16)
+    # A layer that every worker has whole, such as the gate of experts, has no partition.
+    size = getattr(layer, "input_size_per_partition", layer.input_size)
+    vector = torch.linspace(-1, 1, size, dtype=torch.bfloat16)
     product: Tensor = layer.cpu_linear(vector.unsqueeze(0), layer.weight, None)
     return product
 
