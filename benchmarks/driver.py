@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from qwen35_trainer.contract.shared_names import INLINE_ANSWERS
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_set import PromptOrder
@@ -373,6 +375,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="driver-") as folder:
         held = memory(64, 128, 32_000, Path(folder))
+    os.environ |= INLINE_ANSWERS  # as in a run
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     results = []
     for tokens in arguments.tokens:

@@ -14,6 +14,7 @@ from qwen35_operator.device_profiles import PROFILES, DeviceProfile, PodSize
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.contract.shared_names import (
     ATTEMPT_VARIABLE,
+    INLINE_ANSWERS,
     NAMESPACE_VARIABLE,
     POD_VARIABLE,
     POOL_VARIABLE,
@@ -108,6 +109,7 @@ def _environment(
         POOL_VARIABLE: pool,
         # Send no usage statistics.
         "RAY_USAGE_STATS_ENABLED": "0",
+        **INLINE_ANSWERS,
     }
     if pool == "head":
         # By default Ray kills a job 3 s after its SIGTERM, for example when its RayJob is deleted. The trainer needs longer to

@@ -19,6 +19,11 @@ DATA_FOLDER = "/var/lib/qwen35/data"
 EXAMPLES_FOLDER = "/opt/qwen35/examples"
 """Folder with the examples in the trainer images. In a pod, relative paths of a manifest start there."""
 
+INLINE_ANSWERS = {"RAY_max_direct_call_object_size": str(8 * 2**20)}
+"""Environment variable of every process of Ray: the size, in bytes, below which an answer or an argument of a call travels
+with the call. Larger ones take a detour through Ray's object store, which costs the driver more time than the call. Ray's
+default is 100 KiB; a report of a replica with tokens of all its sequences has about 1 MB."""
+
 POOL_LABEL = "rl.qwen35.io/pool"
 """Label with the pool of a pod, and of the Ray node in it: head, rollout or train."""
 LANE_LABEL = "rl.qwen35.io/straggler-lane"

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from qwen35_trainer.contract.shared_names import INLINE_ANSWERS
 from qwen35_trainer.rollout.vllm_environment import VARIABLES
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def set_environment(*, in_cluster: bool) -> None:
     in_cluster: whether the process uses the Ray of a cluster; if not, variables of a local Ray are set too. Must be
     called before Ray is imported, because the import reads RAY_AUTH_MODE. Workers inherit the variables. Ray could pass
     them in a runtime environment instead, but would then start a new process for each worker. In a cluster, the image
-    of the workers sets the variables (images/).
+    of the workers sets the variables (images/), and the operator those of Ray.
     """
     # Ray would handle SIGTERM in C++, in addition to Python: it prints a trace, and SIGALRM aborts the process three seconds later.
     os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
@@ -60,7 +61,7 @@ def set_environment(*, in_cluster: bool) -> None:
     if not in_cluster:
         # With Ray's default of 15, workers would yield to every other process on a shared machine.
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray spells it so
-        defaults |= {"RAY_AUTH_MODE": "token"}  # Ray's default for a local Ray
+        defaults |= {"RAY_AUTH_MODE": "token"} | INLINE_ANSWERS  # the first is Ray's default for a local Ray
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
