@@ -26,8 +26,8 @@ WEIGHTS = (
     mutant(
         name="The place of a part is counted in elements, not in bytes.",
         file="trainer/qwen35_trainer/weights/staging.py",
-        old="(shard.start + first) * item, values",
-        new="shard.start + first, values",
+        old="piece.start * item, piece.size * item, values",
+        new="piece.start, piece.size * item, values",
         killer="tests/weights/test_transports.py::test_every_bit_arrives_in_the_type_that_is_published",
     ),
     mutant(
@@ -54,8 +54,8 @@ WEIGHTS = (
     mutant(
         name="A replica copies a version, and the node holds its weights twice.",
         file="trainer/qwen35_trainer/weights/host_weights.py",
-        old="data = torch.from_numpy(_bytes(entry, self._memory))",
-        new="data = torch.from_numpy(_bytes(entry, self._memory).copy())",
+        old="tensor_of(_bytes(entry, self._memory), entry.dtype)",
+        new="tensor_of(_bytes(entry, self._memory).copy(), entry.dtype)",
         killer="tests/rollout/test_torch.py::test_a_replica_on_the_cpu_computes_with_the_published_bytes_themselves",
     ),
     mutant(
