@@ -76,6 +76,10 @@ BEYOND = {
         MEGATRON | {"train.router": {"loadBalancingLoss": 0.01, "zLoss": 0.001}},
         ["spec.train.router.loadBalancingLoss", "spec.train.router.zLoss"],
     ),
+    "Megatron with one expert per token": (
+        MEGATRON | {"model.source": {"random": {"experts": 4, "expertsPerToken": 1}}},
+        ["spec.model.source.random.expertsPerToken"],
+    ),
     "Megatron with frozen parts": (MEGATRON | {"train.freeze": ["Vision"]}, ["spec.train.freeze"]),
     "Megatron with adapters": (MEGATRON | {"train.lora": {"rank": 4}}, ["spec.train.lora"]),
     "FSDP with tensor parallelism": (EIGHT | {"train.parallelism.tensor": 2}, ["spec.train.parallelism.tensor"]),

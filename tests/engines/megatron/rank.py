@@ -5,6 +5,7 @@ Not the processes of `tests.distributed.rank`: on a CPU the engine changes torch
 
 import sys
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
 from qwen35_trainer.engines.megatron import layers  # noqa: E402
+from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
 from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
 from qwen35_trainer.engines.megatron.optimizer import copies_of  # noqa: E402
@@ -32,6 +34,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
 from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
 from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
+from tests.engines.megatron.fused_adam import installed  # noqa: E402
 from tests.publications import published_by  # noqa: E402
 
 
@@ -45,16 +48,18 @@ def train(
     restore: Path | None = None,
     save: Path | None = None,
     spoilt: bool = False,
+    fused: bool = False,
 ) -> dict[str, Any]:
     """Log-probs of the first batch's trained tokens (samples, longest response), metrics of each update, the gradient of the first
     update before clipping, and what is published before and after.
 
     The model is the spec's random one, or what a `folder` holds. layout: degrees, if not those of the spec. spoilt: whether
-    the loss is NaN.
+    the loss is NaN. fused: whether the optimizer is the stand-in for FusedAdam.
     """
     parsed, source = _parsed(spec, folder)
     try:
-        engine = MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
+        with installed() if fused else nullcontext():
+            engine = MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
         if restore is not None:
             engine.restore(restore)
         first = published_by(engine)
@@ -100,6 +105,22 @@ def train_with_fsdp(
         engine.save(save)
         assert engine.saved(wait=True)
     return {"metrics": metrics, "published": published_by(engine)}
+
+
+def refusal_of(folder: Path, spec: dict[str, Any]) -> tuple[str, bool]:
+    """The text of the refusal of a checkpoint, and whether the weights are what they were."""
+    parsed, source = _parsed(spec, None)
+    try:
+        engine = MegatronEngine(source, parsed, CPU)
+        before = {name: values.clone() for name, values in published_by(engine).items()}
+        try:
+            engine.restore(folder)
+        except CheckpointDiffers as error:
+            now = published_by(engine)
+            return str(error), all(torch.equal(now[name], each) for name, each in before.items())
+        return "it was restored", False
+    finally:
+        parallel_state.destroy_model_parallel()
 
 
 def classes_of_linear_layers() -> list[str]:

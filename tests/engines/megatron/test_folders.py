@@ -75,6 +75,16 @@ def test_a_model_that_does_not_fit_is_refused_by_name(
         groups(2).run("train", spec=spec, batches=[], layout=layout, folder=tmp_path)
 
 
+def test_a_model_with_scaled_positions_is_refused_by_name(groups: Callable[[int], Group], tmp_path: Path) -> None:
+    spec, _ = folder_of(tmp_path, "27B, untied")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
+    file.write_text(json.dumps(config))
+    with pytest.raises(AssertionError, match=r"rope_type of the model's config\.json is linear"):
+        groups(2).run("train", spec=spec, batches=[], layout={"tensor": 2}, folder=tmp_path)
+
+
 def test_a_tensor_with_a_nan_is_named(groups: Callable[[int], Group], tmp_path: Path) -> None:
     spec, _ = folder_of(tmp_path, "27B, untied")
     name = "model.language_model.layers.0.mlp.up_proj.weight"

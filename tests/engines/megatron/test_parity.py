@@ -4,6 +4,7 @@
 docs/numerics.md has.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "pipeline 2, MoE": (2, "MoE", {"pipeline": 2}, {"batch": {"microBatchSequences": 2}}),
     "expert 2, MoE": (2, "MoE", {"expert": 2}, {}),
     "tensor 2, expert 2, MoE": (2, "MoE", {"tensor": 2, "sequence": True, "expert": 2}, {}),
+    "expert tensor 2, MoE": (2, "MoE", {"expert_tensor": 2}, {"batch": {"microBatchSequences": 2}}),
     "tensor 2, expert tensor 2, MoE": (2, "MoE", {"tensor": 2, "sequence": True, "expert_tensor": 2}, {}),
     "tensor 2, pipeline 2, MoE": (4, "MoE", {"tensor": 2, "sequence": True, "pipeline": 2}, {}),
 }
@@ -132,6 +134,38 @@ def test_a_checkpoint_is_continued_in_another_layout_and_by_the_other_engine(
         for name, values in straight["published"].items():
             step = values - saved["published"][name]
             assert float((continued["published"][name] - values).norm()) <= 0.05 * float(step.norm()) + 1e-7, name
+
+
+@pytest.mark.parametrize(
+    ("other", "tensor"),
+    [
+        ({"optimizer": {"type": "Muon"}}, r"\.exp_avg\b"),
+        ({"freeze": ["Embeddings"]}, r"\bmodel\.embed_tokens\.weight,"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_other_tensors_is_refused_before_anything_changes(
+    groups: Callable[[int], Group], tmp_path: Path, other: dict[str, Any], tensor: str
+) -> None:
+    groups(1).run("train_with_fsdp", spec=spec_of(1, random={}, **other), batches=[], save=tmp_path)
+    text, unchanged = groups(1).run("refusal_of", folder=tmp_path, spec=spec_of(1, random={}))[0]
+    assert re.search(tensor, text)
+    assert "train.freeze" in text
+    assert unchanged
+
+
+def test_an_optimizer_that_counts_its_steps_in_groups_continues_where_it_was(
+    groups: Callable[[int], Group], tmp_path: Path
+) -> None:
+    first, second = batch_of(8, 0, supervised=True), batch_of(8, 1, supervised=True)
+    spec = spec_of(1, random={})
+    straight = groups(1).run("train", spec=spec, batches=[first, second])[0]["published"]
+    saved = groups(1).run("train", spec=spec, batches=[first], save=tmp_path, fused=True)[0]["published"]
+    for fused in (False, True):
+        continued = groups(1).run("train", spec=spec, batches=[second], restore=tmp_path, fused=fused)[0]["published"]
+        for name, values in straight.items():
+            step = values - saved[name]
+            assert float((continued[name] - values).norm()) <= 0.05 * float(step.norm()) + 1e-7, name
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(groups: Callable[[int], Group]) -> None:

@@ -109,6 +109,11 @@ def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
     train, engine = spec.train, "the Megatron engine of this release"
     if spec.accelerator.profile == "Ascend":
         yield Problem("spec.train.engine", f"{engine} has no Ascend support.", "Set it to FSDP.")
+    random = spec.model.source.random
+    if random is not None and random.experts > 0 and random.expertsPerToken == 1:
+        path = "spec.model.source.random.expertsPerToken"
+        message = f"{engine} routes each token to at least 2 experts (num_experts_per_tok)."
+        yield Problem(path, message, "Set it to at least 2, or set train.engine to FSDP.")
     if train.parallelism.context != 1:
         path = "spec.train.parallelism.context"
         yield Problem(path, f"{engine} has no context parallelism.", "Set it to 1, or set train.engine to FSDP.")

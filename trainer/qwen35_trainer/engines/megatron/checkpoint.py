@@ -3,12 +3,12 @@
     every parameter: weight and moments in float32 ─► the published tensors of it (`published_model`) ─► PyTorch's format
 
 Any layout of this engine reads what any other wrote, because a checkpoint does not depend on the layout. The FSDP engine
-reads it, too, and `qwen35 export` exports it.
+reads it, too, if AdamW trains all of its parameters, and `qwen35 export` exports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,24 @@ from qwen35_trainer.engines.megatron.published_model import PublishedModel
 
 _MODEL, _OPTIMIZER = "model.", "optimizer.state."
 _STEPS = "step"
+_NAMED_TENSORS = 5
+"""Maximum number of tensors that an error names."""
+
+
+class CheckpointDiffers(ValueError):
+    """A checkpoint without a tensor that the engine needs, or with one in another shape."""
+
+    def __init__(self, folder: Path, tensors: Sequence[str]) -> None:
+        self.folder, self.tensors = folder, tuple(tensors)
+        super().__init__(folder, self.tensors)
+
+    def __str__(self) -> str:
+        rest = len(self.tensors) - _NAMED_TENSORS
+        return (
+            f"checkpoint {self.folder} lacks {', '.join(self.tensors[:_NAMED_TENSORS])}{f' and {rest} more' if rest > 0 else ''}: "
+            "it was written with another optimizer (Muon), with frozen parameters (train.freeze), with LoRA (train.lora), or of another "
+            "model. Continue it with the engine and the fields of the run that wrote it"
+        )
 
 
 def save(
@@ -54,9 +72,17 @@ def save(
     dcp.save(state, checkpoint_id=folder / "state")
 
 
-def restore(folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer) -> None:
-    """Read a checkpoint that `save` or the FSDP engine wrote, with any layout. Raises WeightsUnreadable if it is damaged."""
+def restore(
+    folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Read a checkpoint that `save` or the FSDP engine wrote, with any layout. Collective.
+
+    shapes: the shapes of the published tensors. Raises WeightsUnreadable if the checkpoint is damaged, and CheckpointDiffers, on every
+    rank and before anything changes, if it has not the weights and moments of all parameters.
+    """
     saved, state = SavedWeights(folder), SavedWeights(folder, _OPTIMIZER)
+    if lacking := _lacking(saved.shapes, state.shapes, shapes):
+        raise CheckpointDiffers(folder, lacking)
     steps = [float(state.read(name)) for name in state.shapes if name.endswith(f".{_STEPS}")]
     optimizer.prepare_state(int(max(steps, default=0)))
 
@@ -70,6 +96,20 @@ def restore(folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer)
             return state.read(f"{name}.{moment}", *slices)
 
         weights.load(read, partial(put, name=moment))
+
+
+def _lacking(
+    weights: Mapping[str, tuple[int, ...]],
+    state: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> list[str]:
+    """Return the names of weights and moments that a checkpoint has not in the shapes of the model.
+
+    weights, state: the shapes of the saved tensors. shapes: those of the published tensors.
+    """
+    lacking = [name for name, shape in shapes.items() if weights.get(name) != shape]
+    moments = {f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}
+    return lacking + [name for name, shape in moments.items() if state.get(name) != shape]
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -10,6 +10,7 @@ megatron-core names the device "cuda" in its own code: in factories, in the type
 | torch.cuda's random state, seed and synchronisation | those of the CPU; nothing |
 | streams and events | objects that do nothing, because operations run in order |
 | all_to_all_single with split sizes in tensors | with split sizes in lists, which gloo needs |
+| all_gather of parts with different numbers of rows | of padded parts, because gloo needs equal ones |
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def install() -> None:
     _replace_cuda()
     _replace_tensor_methods()
     dist.all_to_all_single = _with_lists(dist.all_to_all_single)
+    dist.all_gather = _with_padding(dist.all_gather)
 
 
 def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -139,3 +141,23 @@ def _with_lists(exchange: Callable[..., Any]) -> Callable[..., Any]:
         return exchange(output, values, **options)
 
     return all_to_all_single
+
+
+def _with_padding(gather: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an all_gather whose parts may have different numbers of rows; such a call is never asynchronous."""
+
+    @functools.wraps(gather)
+    def all_gather(
+        parts: list[Tensor], values: Tensor, group: dist.ProcessGroup | None = None, async_op: bool = False
+    ) -> object:
+        if len({part.shape for part in parts}) == 1:
+            return gather(parts, values, group, async_op)
+        padded = values.new_zeros(max(len(part) for part in parts), *values.shape[1:])
+        padded[: len(values)] = values
+        gathered = [torch.empty_like(padded) for _ in parts]
+        gather(gathered, padded, group)
+        for part, whole in zip(parts, gathered, strict=True):
+            part.copy_(whole[: len(part)])
+        return _Idle() if async_op else None
+
+    return all_gather

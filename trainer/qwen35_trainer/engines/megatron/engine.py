@@ -25,7 +25,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qwen35_trainer.engines.megatron import checkpoint
+from qwen35_trainer.engines.megatron import checkpoint, model_problems
 from qwen35_trainer.engines.megatron import layout as layouts
 from qwen35_trainer.engines.megatron.layout import Layout
 from qwen35_trainer.engines.megatron.model import StageModel, build_stage
@@ -44,9 +44,6 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import check_finite
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
 from qwen35_trainer.weights.staging import WeightShard
-
-TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
-"""Values of `model_type` in config.json that this engine trains."""
 
 
 class MegatronEngine(UpdatingEngine):
@@ -106,7 +103,7 @@ class MegatronEngine(UpdatingEngine):
         return True  # `save` returns when all ranks have written
 
     def restore(self, folder: Path) -> None:
-        checkpoint.restore(folder, self._weights, self._optimizer)
+        checkpoint.restore(folder, self._weights, self._optimizer, self._shapes)
 
     def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
         self._optimizer.zero_grad()
@@ -233,10 +230,5 @@ def _reader(origin: Origin, model: HFModule) -> Read:
 
 def _check(model: HFConfig, layout: Layout) -> None:
     """Raise ValueError naming everything that does not fit the model."""
-    if model.model_type not in TEXT_MODELS:
-        raise ValueError(
-            f"spec.train.engine: Megatron trains text models, and the model's type is {model.model_type}; name the class of the text "
-            "model in `architectures` of config.json, or set the engine to FSDP"
-        )
-    if problems := list(layouts.problems(layout, model, dist.get_world_size())):
+    if problems := list(model_problems.problems(model)) or list(layouts.problems(layout, model, dist.get_world_size())):
         raise ValueError("; ".join(problems))

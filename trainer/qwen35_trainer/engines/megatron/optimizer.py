@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,7 +77,7 @@ class MegatronOptimizer:
     @property
     def steps(self) -> int:
         """Number of steps that the optimizer has made."""
-        return max((int(state["step"]) for part in self._parts for state in part.optimizer.state.values()), default=0)
+        return max((int(count.get("step", 0)) for part in self._parts for count in _counts(part)), default=0)
 
     def whole(self, parameter: nn.Parameter, name: str) -> Tensor:
         """Return a tensor of the optimizer in the shape of its parameter, in float32, on every rank that has the parameter.
@@ -106,8 +107,8 @@ class MegatronOptimizer:
             if part.is_stub_optimizer:
                 continue
             part.init_state_fn(part.optimizer, part.config)
-            for state in part.optimizer.state.values():
-                state["step"] = torch.tensor(float(steps))
+            for count in _counts(part):
+                count["step"] = torch.tensor(float(steps)) if _counts_by_parameter(part) else steps
 
     @property
     def _parts(self) -> list[DistributedOptimizer]:
@@ -135,6 +136,23 @@ def _shards(part: DistributedOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]
         (part.model_fp32_groups, part.shard_fp32_groups),
     ):
         yield from zip(chain(*parameters), chain(*weights), strict=True)
+
+
+def _counts_by_parameter(part: DistributedOptimizer) -> bool:
+    """Whether the optimizer counts steps in each parameter's state, as PyTorch's Adam.
+
+    The FusedAdam of Transformer Engine and of Apex, which megatron-core prefers, counts in `param_groups` as an integer.
+    """
+    return isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+
+
+def _counts(part: DistributedOptimizer) -> list[dict[str, Any]]:
+    """Return the dictionaries of an optimizer whose "step" is the number of steps made; before the first it may be absent."""
+    if part.is_stub_optimizer:
+        return []
+    if _counts_by_parameter(part):
+        return list(part.optimizer.state.values())
+    return [group for group in part.optimizer.param_groups if group["params"]]
 
 
 def copies_of(parameter: nn.Parameter) -> ProcessGroup:

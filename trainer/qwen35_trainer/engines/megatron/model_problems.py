@@ -1,0 +1,41 @@
+"""Finds the settings in a model's config.json that the Megatron engine does not compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+
+TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
+"""Values of `model_type` in config.json that this engine trains."""
+
+COMPUTED = {"hidden_act": "silu", "rope_parameters.rope_type": "default"}
+"""Fields of config.json with several values in transformers → the one that this engine computes."""
+
+
+def problems(model: HFConfig) -> Iterator[str]:
+    """Yield what the engine does not compute: each text names the field, the value and the fix.
+
+    model: the configuration of a model in transformers. Of a model that is not a text model nothing else is examined.
+    """
+    if model.model_type not in TEXT_MODELS:
+        yield (
+            f"spec.train.engine: Megatron trains text models, and the model's type is {model.model_type}; name the class of the text "
+            "model in `architectures` of config.json, or set the engine to FSDP"
+        )
+        return
+    values = {
+        "hidden_act": model.hidden_act,
+        "rope_parameters.rope_type": model.rope_parameters.get("rope_type", "default"),
+    }
+    for name, computed in COMPUTED.items():
+        if values[name] != computed:
+            yield (
+                f"spec.train.engine: {name} of the model's config.json is {values[name]}, and Megatron computes {computed} only; "
+                "set the engine to FSDP"
+            )
+    if getattr(model, "num_experts_per_tok", None) == 1:
+        yield (
+            "spec.train.engine: num_experts_per_tok of the model's config.json is 1, and Megatron routes each token to at least 2 experts; "
+            "set the engine to FSDP"
+        )
