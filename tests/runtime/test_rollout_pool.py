@@ -831,7 +831,10 @@ async def test_a_probe_follows_its_version_to_every_replica_also_to_those_that_l
 
 
 async def test_a_run_ends_when_every_replica_has_failed_a_probe_and_none_has_passed_one_since():
-    """The first failed probe may be due to a faulty device, and so may be several of one replica, while another works."""
+    """The first failed probe may be due to a faulty device, and so may be several of one replica, while another works.
+
+    After the last probe that passed, replicas that replace others are waited for until each has failed, too.
+    """
     cluster = Cluster(target=2)
 
     async def differ() -> None:
@@ -842,14 +845,40 @@ async def test_a_run_ends_when_every_replica_has_failed_a_probe_and_none_has_pas
         cluster.actors[1].engine.tell(probed=ProbeResult(0, 0.01, 0.02))
         await until(lambda: any(report.probed for _, report in cluster.listener.reports))
         cluster.actors[1].engine.fail(DIFFERS)
-        await cluster.joined(5)
-        cluster.actors[3].engine.fail(DIFFERS)
+        for number in (3, 4, 5):
+            await cluster.joined(number + 2)
+            cluster.actors[number].engine.fail(DIFFERS)
 
     error = await cluster.failure(differ)
-    assert cluster.names == {0: "rollout-0", 1: "rollout-1", 2: "rollout-0", 3: "rollout-0", 4: "rollout-1"}
+    assert [cluster.names[number] for number in range(6)] == [f"rollout-{number}" for number in (0, 1, 0, 0, 1, 0)]
     assert reason_of(error) is FailureReason.LOG_PROBS_DIFFER
-    for host in ("pod-1", "pod-3"):
+    for host in ("pod-4", "pod-5"):
         assert f"{host}: LogProbsDiffer: {DIFFERS}" in str(error)
+
+
+async def test_failed_probes_of_one_replica_never_end_the_run_while_others_are_pending():
+    """Its device may be faulty, and the others cannot show that."""
+    cluster = Cluster(target=3)
+    cluster.prepare = lambda actor, name: name != "rollout-0" and actor.worker.scheduled.clear()
+    async with cluster.running():
+        for number in (0, 3, 4):
+            await until(lambda number=number: number in cluster.actors)
+            await cluster.joined(1)
+            cluster.actors[number].engine.fail(DIFFERS)
+        await until(lambda: 5 in cluster.actors)
+    assert [cluster.names[number] for number in (0, 3, 4, 5)] == ["rollout-0"] * 4
+
+
+async def test_a_replica_that_runs_without_an_answer_yet_may_still_show_that_the_trainer_is_right():
+    cluster = Cluster(target=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.actors[0].engine.fail(DIFFERS)
+        await cluster.joined(3)
+        cluster.actors[1].engine.fail(DIFFERS)
+        await cluster.joined(4)
+        cluster.actors[2].engine.tell(probed=ProbeResult(0, 0.01, 0.02))
+        await until(lambda: any(report.probed for _, report in cluster.listener.reports))
 
 
 async def test_the_only_replica_is_replaced_once_after_a_failed_probe():

@@ -45,6 +45,18 @@ def test_a_report_contains_the_steps_since_the_previous_one():
     assert log.take() == MeasuredSteps()
 
 
+def test_a_stall_changes_the_usual_duration_by_little_and_a_lasting_change_is_followed():
+    log = StepLog()
+    for seconds in [60.0, *[0.01] * 2000, 30.0]:
+        log.add(decoded(2), seconds)
+    [stalled] = log.take().decode
+    assert stalled.seconds == pytest.approx(2004 * 0.01)
+    for _ in range(2000):
+        log.add(decoded(2), 1.0)
+    [slower] = log.take().decode
+    assert slower.seconds > 1000
+
+
 def test_a_step_without_sequences_does_not_count():
     log = StepLog()
     log.add(decoded(0), 3.0)

@@ -216,7 +216,7 @@ def test_a_publication_with_a_damaged_manifest_file_is_named_and_skipped(way: Wa
     path = way.folder / "publication-000002" / "manifest.json"
     path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
     assert latest(way.folder).manifest.version == 1
-    assert f"{path} is missing or damaged" in caplog.text
+    assert f"{path} is missing, damaged, or of another release" in caplog.text
 
 
 @pytest.mark.parametrize("field", ["version", "whole"])

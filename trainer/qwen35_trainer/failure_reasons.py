@@ -79,7 +79,7 @@ class FailureReason(StrEnum):
         "LogProbsDiffer",
         "No replica computes the log-probabilities that the trainer computes with the same weights.",
         False,
-        "The next attempt computes with the same kernels, and several replicas had the same result.",
+        "The next attempt computes with the same kernels, and several replicas, or the only one twice, had the same result.",
     )
     NOTHING_TO_TRAIN = (
         "NothingToTrain",

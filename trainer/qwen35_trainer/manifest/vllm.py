@@ -41,6 +41,7 @@ RESERVED_ARGUMENTS = {
     "scheduler_cls": _EXACT,
     "stream_interval": _EXACT,
     "watermark": _EXACT,
+    "kv_sharing_fast_prefill": "the probe after a publication needs the log-probs of prompts",
     "speculative_config": _DRAFTS,
     "spec_method": _DRAFTS,
     "spec_model": _DRAFTS,

@@ -62,7 +62,11 @@ The configuration of such a run cannot work.
 MAX_STEP_SECONDS = 120.0
 """Time without a step after which a replica that has sequences counts as hanging, unless its usual steps are long."""
 MIN_FAILED_PROBES = 2
-"""Number of replicas that must have been lost by a probe before the trainer's log-probs, rather than theirs, count as wrong."""
+"""Number of failed probes before the trainer's log-probs, rather than those of one replica, count as wrong.
+
+They must be those of different replicas, unless there is only one. A replica that replaces another one has the same name, and
+may have the same faulty device.
+"""
 STEPS_PER_HANG = 100.0
 """Number of mean step durations without a step after which a replica with long steps counts as hanging."""
 _REPEAT_SECONDS = 0.5
@@ -494,13 +498,17 @@ class RolloutPool:
             self._failed_probes = 0
 
     def _raise_if_all_differ(self) -> None:
-        """Raise LogProbsDiffer if every replica whose process runs was lost by a probe, and none has passed one since.
+        """Raise LogProbsDiffer if replicas of different names were lost by probes, and no replica has passed one since.
 
-        A single replica may have a faulty device, so at least MIN_FAILED_PROBES are needed.
+        Replicas that run and have not answered yet may still pass, so they are waited for. This ends after
+        MIN_FAILED_PROBES failed probes for each replica of the pool and the lane.
         """
-        running = [*self._replicas.values(), *(replica for replica in self._starting.values() if replica.host)]
-        others = {replica.name for replica in running} - self._differing.keys()
-        if self._failed_probes >= MIN_FAILED_PROBES and not others:
+        total = self._target + self._lanes
+        if self._failed_probes < MIN_FAILED_PROBES or len(self._differing) < min(MIN_FAILED_PROBES, total):
+            return
+        starting = [replica for replica in self._starting.values() if replica.host]
+        may_pass = self._replicas or any(replica.name not in self._differing for replica in starting)
+        if not may_pass or self._failed_probes >= MIN_FAILED_PROBES * total:
             causes = "; ".join(cause for _, cause in sorted(self._differing.items()))
             raise LogProbsDiffer(f"no replica computes the trainer's log-probs. {causes}")
 

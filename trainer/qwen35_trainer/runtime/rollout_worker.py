@@ -394,7 +394,7 @@ class EngineThread:
     def _step(self) -> None:
         started = time.time()
         output = self._engine.step()
-        seconds = time.time() - started
+        seconds = max(0.0, time.time() - started)  # the clock may have been set back
         progress: dict[SequenceId, GeneratedTokens] = {}
         if started - self._progressed >= self.progress_seconds:
             self._progressed, progress = started, self._engine.progress()

@@ -20,6 +20,13 @@ RECENT_PREFILL_TOKENS = 50_000
 """Number of tokens, roughly, over which the duration of prefill is averaged."""
 RECENT_HAND_OVERS = 20
 """Number of hand-overs, roughly, over which their duration is averaged."""
+OUTLIER = 4.0
+"""Number of usual durations of a step of its kind beyond which a longer step counts as one of that duration.
+
+A step can take seconds for reasons that do not come again, such as a stall of the host. Without this limit one of them would
+change the mean for the next RECENT_STEPS steps, and the coordinator might leave the straggler lane empty, whose steps are then
+not measured again.
+"""
 MIN_CHANGE = 0.1
 """Relative change of a duration, or of a number of sequences, below which the coordinator keeps the earlier times."""
 
@@ -67,11 +74,13 @@ class StepLog:
         self._decode: dict[int, DecodeSum] = {}  # by bucket
         self._prefill = NO_PREFILL
         self._seen: set[int] = set()  # buckets of all steps so far; 0: those that prefill
+        self._usual: dict[int, _Mean] = {}  # bucket → duration of a step that only decodes
 
     def add(self, output: StepOutput, seconds: float) -> None:
         """Add one step. seconds: its duration.
 
-        The first step of its kind does not count, because it may compile the model.
+        The first step of its kind does not count, because it may compile the model. A step that only decodes counts as at
+        most OUTLIER usual ones.
         """
         bucket = 0 if output.prefills else output.tokens.bit_length()
         if bucket not in self._seen:
@@ -82,6 +91,9 @@ class StepLog:
                 held.steps + 1, held.tokens + output.tokens, held.prefilled + output.prefilled, held.seconds + seconds
             )
         elif output.tokens:
+            usual = self._usual.setdefault(bucket, _Mean(RECENT_STEPS))
+            seconds = min(seconds, OUTLIER * usual.value) if usual.weight else seconds
+            usual.add(seconds, 1)
             held_sum = self._decode.get(bucket, DecodeSum(0, 0, 0.0))
             self._decode[bucket] = DecodeSum(
                 held_sum.steps + 1, held_sum.tokens + output.tokens, held_sum.seconds + seconds

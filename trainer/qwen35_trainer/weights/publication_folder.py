@@ -218,14 +218,14 @@ def _write_manifest(path: Path, published: PublishedWeights, whole: int) -> None
 def latest(folder: Path) -> PublishedWeights | None:
     """Return the newest complete publication, whichever process made it; None if there is none.
 
-    A publication whose manifest file is missing or damaged is skipped, with a warning. The tensors of the result are
+    A publication whose manifest file is missing, damaged or of another release is skipped, with a warning. The tensors of the result are
     not verified.
     """
     for number in reversed(complete_numbers(folder)):
         if (published := _read(folder, number)) is not None:
             return published
         logger.warning(
-            "%s is missing or damaged, so that the publication before it is used",
+            "%s is missing, damaged, or of another release, so that the publication before it is used",
             folder / name_of(number) / MANIFEST_FILE,
         )
     return None
