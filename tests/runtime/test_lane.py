@@ -37,6 +37,7 @@ from qwen35_trainer.runtime.job import coordinator_settings
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import DropSequences, ReplicaCommand, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_worker import EngineThread
+from qwen35_trainer.runtime.step_times import StepLog
 from tests.patience import PATIENCE
 
 NEVER = 99
@@ -64,10 +65,22 @@ type Origin = tuple[int, int]
 """(number of the replica, version of the weights) that computed a token."""
 
 
+class FixedSteps(StepLog):
+    """Measures every step as one of `seconds`, however long it takes on a busy machine."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def add(self, output: StepOutput, seconds: float) -> None:
+        super().add(output, self._seconds)
+
+
 class Replica:
     """A real engine on its thread, which records in `computed` the origin of each of its tokens.
 
-    pause: seconds that each step takes in addition, as those of a smaller replica do.
+    pause: seconds that each step takes in addition, as those of a smaller replica do. measured: seconds that it reports for a
+    step. With a second more than in the lane, moving pays however long a hand-over takes.
     """
 
     def __init__(
@@ -79,6 +92,7 @@ class Replica:
         *,
         lane: bool,
         pause: float,
+        measured: float,
     ) -> None:
         self.number, self.slots, self.lane, self.pause = number, slots, lane, pause
         self.name = f"replica-{number}"
@@ -91,6 +105,7 @@ class Replica:
         ] = {}  # running sequence → version that computed the logits of its next token
         self._computed, self.reports = computed, 0
         self.thread = EngineThread(self.engine, lambda: None)
+        self.thread._step_log = FixedSteps(measured)
 
     def step(self) -> StepOutput:
         time.sleep(self.pause)
@@ -145,8 +160,8 @@ class Run:
         self.replicas = {
             each.number: each
             for each in (
-                Replica(0, 4, folder, self.computed, lane=False, pause=0.004),
-                Replica(1, 2, folder, self.computed, lane=True, pause=0.0),
+                Replica(0, 4, folder, self.computed, lane=False, pause=0.004, measured=1.0),
+                Replica(1, 2, folder, self.computed, lane=True, pause=0.0, measured=0.001),
             )
         }
         self.moves: list[do.MoveSequences] = []
