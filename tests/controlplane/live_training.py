@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from tests.controlplane.scripted_trainer import ANNOTATION, TRAININGS
 from tests.patience import PATIENCE
 from tests.testbed.api import Refused
+from tests.testbed.core import Core
 
 MERGE = "application/merge-patch+json"
 GROUP = TRAININGS.rpartition("/")[0]
@@ -100,6 +101,7 @@ class LiveTraining:
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002
         """Run kubectl in this namespace. On a real control plane only."""
+        assert isinstance(self.plane, Core)
         return self.plane.kubectl("--namespace", self.namespace, *arguments, input=input)
 
     # The trainer, when no scripted one is wanted: only its words count.
