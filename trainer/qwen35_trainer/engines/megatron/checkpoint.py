@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
 from qwen35_trainer.engines.megatron.optimizer import MOMENTS, WEIGHT, MegatronOptimizer
 from qwen35_trainer.engines.megatron.published_model import PublishedModel
+from qwen35_trainer.failure_reasons import FailureReason
 
 _MODEL, _OPTIMIZER = "model.", "optimizer.state."
 _STEPS = "step"
@@ -32,6 +33,8 @@ _NAMED_TENSORS = 5
 
 class CheckpointDiffers(ValueError):
     """A checkpoint without a tensor that the engine needs, or with one in another shape."""
+
+    failure = FailureReason.CHECKPOINT_UNUSABLE
 
     def __init__(self, folder: Path, tensors: Sequence[str]) -> None:
         self.folder, self.tensors = folder, tuple(tensors)
