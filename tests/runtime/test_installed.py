@@ -1,12 +1,14 @@
-"""Extra arguments of vLLM are compared with those of the installed version, without importing it."""
+"""The versions of the engines are checked, and extra arguments of vLLM are compared with the installed ones, without importing it."""
 
 import sys
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 
 import pytest
 
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
+from qwen35_trainer.runtime import machine
 from qwen35_trainer.runtime.machine import engine_arguments, unknown_arguments
 
 KNOWN = frozenset({"block_size", "enable_chunked_prefill", "max_num_seqs", "long_prefill_token_threshold"})
@@ -46,3 +48,25 @@ def test_every_refused_argument_exists_in_the_installed_version() -> None:
     was_imported = "vllm" in sys.modules
     assert RESERVED_ARGUMENTS.keys() <= engine_arguments()
     assert ("vllm" in sys.modules) == was_imported
+
+
+@pytest.mark.parametrize(
+    ("present", "message"),
+    [
+        ("0.19.2", None),
+        ("0.18.0", "it needs megatron-core 0.19, and 0.18.0 is installed."),
+        ("0.20.0", "it needs megatron-core 0.19, and 0.20.0 is installed."),
+        (None, "the package megatron-core, which it needs, is not installed."),
+    ],
+)
+def test_megatron_needs_its_version_of_megatron_core(monkeypatch, present: str | None, message: str | None) -> None:
+    def version(package: str) -> str:
+        if present is None:
+            raise PackageNotFoundError(package)
+        return present
+
+    monkeypatch.setattr(machine, "version", version)
+    spec = spec_with().model_copy(update={"rollout": None})
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"engine": "Megatron"})})
+    problems = machine.uninstalled(spec)
+    assert [(each.path, each.message) for each in problems] == ([("spec.train.engine", message)] if message else [])

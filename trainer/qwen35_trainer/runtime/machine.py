@@ -1,4 +1,4 @@
-"""The devices of this machine, on which workers compute, and its installed vLLM. Both are checked before Ray starts.
+"""The devices of this machine, on which workers compute, and its installed engines. Both are checked before Ray starts.
 
 Ray detects accelerators: NVIDIA's by NVML, Ascend's by AscendCL or /dev/davinci*. It assigns the devices that
 CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES allow, and makes only one visible to each worker. This module counts
@@ -39,6 +39,8 @@ VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
     "NVIDIA": ("vllm", "requirements/trainer-cuda-amd64.txt"),
 }
 """Accelerator profile → the package that contains vLLM for it, and the requirements file that lists the package."""
+MEGATRON_VERSION = "0.19"
+"""The version of megatron-core that the Megatron engine needs. The engine uses internals that other versions may change."""
 
 
 def devices_here(profile: str) -> int:
@@ -86,11 +88,30 @@ def device(profile: ProfileName) -> torch.device:
 
 
 def uninstalled(spec: TrainingSpec) -> list[Problem]:
-    """Return the reasons why the installed packages cannot run a spec. Empty if they can, or if it does not use vLLM.
+    """Return the reasons why the installed packages cannot run a spec. Empty if they can.
 
-    The package of vLLM may be missing, may have another version than the required one, or may not have an argument that
-    the spec sets.
+    The package of an engine may be missing or may have another version than the required one, and vLLM may not have an argument
+    that the spec sets.
     """
+    return [*_vllm(spec), *_megatron(spec)]
+
+
+def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
+    if spec.train.engine != "Megatron":
+        return
+    try:
+        present = version("megatron-core")
+    except PackageNotFoundError:
+        message = "the package megatron-core, which it needs, is not installed."
+    else:
+        if present.startswith(f"{MEGATRON_VERSION}."):
+            return
+        message = f"it needs megatron-core {MEGATRON_VERSION}, and {present} is installed."
+    requirements = VLLM_PACKAGES.get(spec.accelerator.profile, VLLM_PACKAGES["NVIDIA"])[1]
+    yield Problem("spec.train.engine", message, f"Install {requirements}, or set it to FSDP.")
+
+
+def _vllm(spec: TrainingSpec) -> list[Problem]:
     profile = spec.accelerator.profile
     if spec.rollout is None or spec.rollout.engine != "VLLM" or profile not in VLLM_PACKAGES:
         return []
