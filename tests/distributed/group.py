@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pickle
 import selectors
+import signal
 import subprocess
 import tempfile
 import time
@@ -66,7 +67,7 @@ class Group:
                 selector.register(pipe, selectors.EVENT_READ, rank)
             while selector.get_map() and (ready := selector.select(max(0.0, until - time.monotonic()))):
                 for key, _ in ready:
-                    answer_of[key.data] = status, _ = self._read(key.fd)
+                    answer_of[key.data] = status, _ = self._read(key.data)
                     selector.unregister(key.fd)
                     if status == "lost":
                         return answer_of
@@ -105,12 +106,16 @@ class Group:
             os.close(writing)
             self._results.append(reading)
 
-    def _read(self, pipe: int) -> tuple[str, Any]:
+    def _read(self, rank: int) -> tuple[str, Any]:
+        pipe = self._results[rank]
         header = _exactly(pipe, 8)
-        if header is None:
-            return "lost", "the process ended"
-        body = _exactly(pipe, int.from_bytes(header))
-        return pickle.loads(body) if body is not None else ("lost", "the process ended")
+        body = None if header is None else _exactly(pipe, int.from_bytes(header))
+        return ("lost", self._ended(rank)) if body is None else pickle.loads(body)
+
+    def _ended(self, rank: int) -> str:
+        """A pipe is closed a moment before its process has an exit code."""
+        code = self.processes[rank].wait(PATIENCE)
+        return f"the process ended ({f'exit code {code}' if code >= 0 else signal.Signals(-code).name})"
 
 
 def _exactly(pipe: int, size: int) -> bytes | None:

@@ -1,6 +1,7 @@
 """One process of a group: python -m tests.distributed.rank RANK RANKS FOLDER PIPE. Carries out jobs from stdin (`group.py`)."""
 
 import asyncio
+import faulthandler
 import gc
 import os
 import pickle
@@ -189,6 +190,7 @@ def refuse(ranks: list[int]) -> None:
 
 def main(rank: int, ranks: int, folder: Path, pipe: int, jobs: dict[str, Any]) -> None:
     """jobs: functions by name."""
+    faulthandler.enable()
     torch.set_num_threads(1)
     for number in count():
         try:
