@@ -306,6 +306,7 @@ def resizing_a_cluster(talk: Exchange) -> None:
 
 
 def resize(talk: Exchange, **values: Any) -> None:
+    talk.training.until(lambda: talk.training.cluster() is not None, "it has a cluster")
     cluster = talk.training.cluster()
     assert cluster is not None
     steps = [
