@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -67,6 +68,20 @@ class Client(Protocol):
     async def delete(self, path: str, body: Mapping[str, Any]) -> JsonObject: ...
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A request to the API server."""
+
+    verb: str
+    path: str
+    body: object = None
+    query: Query | None = None
+    content: str = PLAIN
+    """Media type of the body."""
+    accept: str = PLAIN
+    """Media type of the answer."""
+
+
 class RestClient:
     """A client of the API server over HTTP."""
 
@@ -88,19 +103,19 @@ class RestClient:
         return datetime.now(UTC) + self._offset
 
     async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> JsonObject:
-        return await self._json("GET", path, query=query, accept=accept)
+        return await self._json(_Request("GET", path, query=query, accept=accept))
 
     async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject:
-        return await self._json("POST", path, body, query)
+        return await self._json(_Request("POST", path, body, query))
 
     async def patch(self, path: str, body: Any, kind: str) -> JsonObject:  # noqa: ANN401  # a mapping or a list
-        return await self._json("PATCH", path, body, content=kind)
+        return await self._json(_Request("PATCH", path, body, content=kind))
 
     async def put(self, path: str, body: Mapping[str, Any]) -> JsonObject:
-        return await self._json("PUT", path, body)
+        return await self._json(_Request("PUT", path, body))
 
     async def delete(self, path: str, body: Mapping[str, Any]) -> JsonObject:
-        return await self._json("DELETE", path, body)
+        return await self._json(_Request("DELETE", path, body))
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, accept: str) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -111,7 +126,7 @@ class RestClient:
         """
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=READ_IDLE_SECONDS)
         try:
-            response = await self._send("GET", path, None, query, PLAIN, accept, limit)
+            response = await self._send(_Request("GET", path, query=query, accept=accept), limit)
             try:
                 if response.status != 200:
                     raise _refused(response.status, await response.read())
@@ -124,75 +139,51 @@ class RestClient:
     async def close(self) -> None:
         await self._rest.close()
 
-    async def _json(
-        self,
-        verb: str,
-        path: str,
-        body: object = None,
-        query: Query | None = None,
-        content: str = PLAIN,
-        accept: str = PLAIN,
-    ) -> JsonObject:
+    async def _json(self, request: _Request) -> JsonObject:
         """Send a request and return the answer. Raises ApiError if the request fails.
 
         If the API server is unavailable, a GET is repeated within REQUEST_TIMEOUT_SECONDS. A write is not repeated: it
-        may have been carried out, so the caller must decide again. content, accept: media types of the request and of
-        the answer.
+        may have been carried out, so the caller must decide again.
         """
         limit = aiohttp.ClientTimeout()  # no limit by aiohttp: two limits that expire together would hide each other
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
                 for wait in (*GET_RETRY_WAITS_SECONDS, None):
                     try:
-                        return await self._once(verb, path, body, query or {}, content, accept, limit)
+                        return await self._once(request, limit)
                     except Unavailable:
-                        if verb != "GET" or wait is None:
+                        if request.verb != "GET" or wait is None:
                             raise
                     await asyncio.sleep(wait)
         except TimeoutError as problem:
-            raise Unavailable(0, f"{verb} {path}: no answer within {REQUEST_TIMEOUT_SECONDS:g} s") from problem
+            message = f"{request.verb} {request.path}: no answer within {REQUEST_TIMEOUT_SECONDS:g} s"
+            raise Unavailable(0, message) from problem
         raise AssertionError("the last try raises")
 
-    async def _once(
-        self,
-        verb: str,
-        path: str,
-        body: object,
-        query: Query,
-        content: str,
-        accept: str,
-        limit: aiohttp.ClientTimeout,
-    ) -> JsonObject:
+    async def _once(self, request: _Request, limit: aiohttp.ClientTimeout) -> JsonObject:
         try:
-            response = await self._send(verb, path, body, query, content, accept, limit)
+            response = await self._send(request, limit)
             raw = await response.read()
         except (aiohttp.ClientError, TimeoutError) as problem:
-            raise Unavailable(0, f"{verb} {path}: {_text(problem)}") from problem
+            raise Unavailable(0, f"{request.verb} {request.path}: {_text(problem)}") from problem
         if response.status >= 300:
             raise _refused(response.status, raw)
         try:
             answer: JsonObject = json.loads(raw)
         except ValueError as problem:
-            raise Unavailable(response.status, f"{verb} {path}: the answer is not JSON") from problem
+            message = f"{request.verb} {request.path}: the answer is not JSON"
+            raise Unavailable(response.status, message) from problem
         return answer
 
-    async def _send(
-        self,
-        verb: str,
-        path: str,
-        body: object,
-        query: Query,
-        content: str,
-        accept: str,
-        limit: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:
-        url = f"{self._configuration.host}{path}{f'?{urlencode(query)}' if query else ''}"
-        headers = {"Accept": accept, "Content-Type": content, "User-Agent": "qwen35-operator"}
+    async def _send(self, request: _Request, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        url = f"{self._configuration.host}{request.path}{query}"
+        headers = {"Accept": request.accept, "Content-Type": request.content, "User-Agent": "qwen35-operator"}
         for auth in (await self._configuration.auth_settings()).values():
             headers[auth["key"]] = auth["value"]  # type: ignore[index]  # the library declares a mapping of objects
-        answer = await self._rest.request(verb, url, headers=headers, body=body, _request_timeout=limit)
+        answer = await self._rest.request(request.verb, url, headers=headers, body=request.body, _request_timeout=limit)
         response: aiohttp.ClientResponse = answer.response
-        self._observer(verb, _resource(path), response.status)
+        self._observer(request.verb, _resource(request.path), response.status)
         if (date := response.headers.get("Date")) is not None:
             self._offset = _offset(date, self._offset)
         return response

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.data.row_sequence import RowSequence
 from qwen35_trainer.data.template import EncodingError, TemplateEncoder
 from qwen35_trainer.data.truncation import fit
 from qwen35_trainer.manifest.data import Overlong
@@ -24,7 +25,7 @@ class EncodedPrompt:
     token_ids: NDArray[np.int32]
 
 
-class EncodedPrompts(Sequence[EncodedPrompt]):
+class EncodedPrompts(RowSequence[EncodedPrompt]):
     """Encoded prompts whose tokens are in one array of 4 bytes per token, which processes of one machine can share."""
 
     def __init__(self, encoded: Iterable[EncodedPrompt]) -> None:
@@ -36,14 +37,7 @@ class EncodedPrompts(Sequence[EncodedPrompt]):
     def __len__(self) -> int:
         return len(self._prompts)
 
-    @overload
-    def __getitem__(self, index: int) -> EncodedPrompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[EncodedPrompt]: ...
-    def __getitem__(self, index: int | slice) -> EncodedPrompt | list[EncodedPrompt]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(len(self))[index]]
-        row = range(len(self))[index]
+    def _row(self, row: int) -> EncodedPrompt:
         return EncodedPrompt(self._prompts[row], self._token_ids[self._ends[row] : self._ends[row + 1]])
 
 

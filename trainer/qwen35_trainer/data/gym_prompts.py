@@ -3,15 +3,16 @@
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Mapping
+from typing import Any
 
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.data.row_sequence import RowSequence
 from qwen35_trainer.manifest.data import GymSpec, SourceSpec
 
 
-class GymPrompts(Sequence[Prompt]):
+class GymPrompts(RowSequence[Prompt]):
     """The prompts of a reasoning-gym task, generated on access. A prompt depends only on task, config, seed and row.
 
     The metadata of a prompt are `gym`, the fields of the source, and `entry`, the data that the scorer of the task
@@ -27,14 +28,7 @@ class GymPrompts(Sequence[Prompt]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(len(self))[index]]
-        row = range(len(self))[index]
+    def _row(self, row: int) -> Prompt:
         entry = self._dataset[row]
         # Some tasks (graph_color, rush_hour …) have no reference answer: only their scorer can judge a response.
         answer = None if entry["answer"] is None else str(entry["answer"])

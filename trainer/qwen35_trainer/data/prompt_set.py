@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, overload
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.gym_prompts import GymPrompts
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_files import read_prompts
+from qwen35_trainer.data.row_sequence import RowSequence
 from qwen35_trainer.manifest.data import SourceSpec
 
 MIN_PREPARED_PROMPTS: Final = 20_000
@@ -41,7 +42,7 @@ _MAX_KEPT_PERMUTATIONS: Final = 3
 present one, and of the next."""
 
 
-class PromptSet(Sequence[Prompt]):
+class PromptSet(RowSequence[Prompt]):
     """The prompts of several data sources, read as one sequence: all prompts of the first source, then those of the next."""
 
     def __init__(self, parts: Iterable[Sequence[Prompt]]) -> None:
@@ -72,14 +73,7 @@ class PromptSet(Sequence[Prompt]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(len(self))[index]]
-        row = range(len(self))[index]
+    def _row(self, row: int) -> Prompt:
         part = bisect_right(self._ends, row)
         start = self._ends[part - 1] if part else 0
         return self._parts[part][row - start]
