@@ -763,6 +763,48 @@ async def test_the_lane_does_not_count_among_the_replicas_that_a_run_needs():
     )
 
 
+async def test_a_lane_that_never_starts_ends_the_run_and_names_what_each_of_its_replicas_waits_for():
+    cluster = Cluster(target=1, lanes=2)
+    cluster.prepare = lambda actor, name: name.startswith("lane") and actor.worker.scheduled.clear()
+    error = await cluster.ended()
+    assert str(error) == (
+        f"no replica of the straggler lane started within {LIMITS.open + LIMITS.too_few:g} s (spec.rollout.stragglerLane). "
+        "lane-0 is pending; lane-1 is pending"
+    )
+    assert now() == LIMITS.open + LIMITS.too_few
+
+
+async def test_a_lane_whose_replicas_are_all_lost_as_they_start_ends_the_run_with_their_causes():
+    """Its configuration cannot work: nobody waits for the time limit."""
+    cluster = Cluster(target=1, lanes=2)
+
+    def prepare(actor: Actor, name: str) -> None:
+        if name.startswith("lane"):
+            actor.worker.opening.clear()
+            asyncio.get_running_loop().call_later(1.0, actor.die, OutOfMemoryError("killed"))
+
+    cluster.prepare = prepare
+    error = await cluster.ended()
+    assert str(error).startswith("no replica of the straggler lane has ever started. lane-0 ")
+    for name in ("lane-0", "lane-1"):
+        assert f"lost {MAX_FAILED_STARTS} times, last: {name} was ended during loading the model" in str(error)
+    assert "rollout-0" not in str(error)
+    assert reason_of(error) is FailureReason.OUT_OF_MEMORY
+    assert now() < 0.1 * LIMITS.too_few
+
+
+async def test_a_run_continues_without_a_lane_that_has_worked():
+    cluster = Cluster(target=1, lanes=1)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.prepare = lambda actor, name: name.startswith("lane") and actor.worker.scheduled.clear()
+        [lane] = [number for number, name in cluster.names.items() if name == "lane-0"]
+        cluster.actors[lane].die()
+        await until(lambda: cluster.listener.losses)
+        await asyncio.sleep(2 * (LIMITS.open + LIMITS.too_few))
+        assert not cluster.pool.has_too_few
+
+
 async def test_a_run_needs_no_more_replicas_than_its_target():
     cluster = Cluster(target=3, minimum=3)
     async with cluster.running():

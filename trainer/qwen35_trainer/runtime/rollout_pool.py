@@ -13,12 +13,16 @@ an unreachable one       the network works again: the call repeats   PoolLimits.
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
 too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start also `open`
+the first of the lane    one replica of the lane has joined          `open` + PoolLimits.too_few, from the start
 
 A replica is lost when any call to it fails: its process ended or ran out of memory, its node is gone, its engine failed
 or hangs, weights arrived damaged, or its log-probs of a probe differ from the trainer's. Its process is then killed,
 and another replica gets its name. The start of the other replica is delayed, the more so the more losses the name has
 had within LOSS_WINDOW_SECONDS. The loss is reported to the coordinator once. Commands to a lost replica have no effect,
 because the coordinator moves its sequences.
+
+A straggler lane that worked once may be lost: stragglers stay in the pool until it is back. One that never starts holds
+nodes for nothing, so the run ends.
 """
 
 from __future__ import annotations
@@ -205,6 +209,7 @@ class RolloutPool:
         self._leaving: frozenset[str] = frozenset()
         self._losses: defaultdict[str, deque[tuple[float, str]]] = defaultdict(deque)  # by name: time, cause
         self._worked = False  # whether any replica has ever made a step
+        self._lane_joined = asyncio.Event()  # set when the first replica of the lane joins
         self._last_reason = FailureReason.WORKER_LOST  # of the last loss
         # Since the last probe that a replica passed:
         self._differing: dict[str, str] = {}  # name of each replica that was lost by a probe → cause
@@ -260,6 +265,8 @@ class RolloutPool:
         self._recount()
         tasks.create_task(self._refill())
         tasks.create_task(self._end_with_too_few())
+        if self._lanes:
+            tasks.create_task(self._end_without_lane())
 
     def resize(self, target: int) -> None:
         """Set the number of replicas to keep running.
@@ -433,6 +440,8 @@ class RolloutPool:
         replica.state = f"works on {replica.host}"
         del self._starting[replica.name]
         self._replicas[replica.number] = replica
+        if replica.lane:
+            self._lane_joined.set()
         self._recount()
         slots, room = self._limits.slots, replica.token_room
         self._listener.tell(on.ReplicaJoined(replica.number, slots, replica.version, replica.lane, room))
@@ -467,7 +476,8 @@ class RolloutPool:
     def _lose(self, replica: RolloutReplica, error: ReplicaFailed) -> None:
         """Kill the process of a lost replica, report the loss, and start another replica.
 
-        Raises TooFewReplicas if no replica has ever worked and each was lost MAX_FAILED_STARTS times.
+        Raises TooFewReplicas if no replica has ever worked, or none of the lane has started, and each was lost MAX_FAILED_STARTS
+        times.
         """
         ray.kill(replica.actor)  # it may run, and hold the device that its replacement needs
         self._losses[replica.name].append((asyncio.get_running_loop().time(), str(error)))
@@ -513,9 +523,25 @@ class RolloutPool:
             raise LogProbsDiffer(f"no replica computes the trainer's log-probs. {causes}")
 
     def _raise_if_none_can_work(self) -> None:
-        names = replica_names(self._target)
-        if not self._worked and all(len(self._losses[name]) >= MAX_FAILED_STARTS for name in names):
+        if not self._worked and self._never_starts(replica_names(self._target)):
             raise self._too_few("no replica has ever worked")
+        lane = replica_names(self._lanes, lane=True)
+        if lane and not self._lane_joined.is_set() and self._never_starts(lane):
+            raise self._too_few("no replica of the straggler lane has ever started", lane=True)
+
+    def _never_starts(self, names: Iterable[str]) -> bool:
+        return all(len(self._losses[name]) >= MAX_FAILED_STARTS for name in names)
+
+    async def _end_without_lane(self) -> None:
+        """Wait until a replica of the straggler lane has joined for the first time. Raises TooFewReplicas after the deadline."""
+        seconds = self._limits.open + self._limits.too_few
+        try:
+            async with asyncio.timeout(seconds):
+                await self._lane_joined.wait()
+        except TimeoutError as error:
+            raise self._too_few(
+                f"no replica of the straggler lane started within {seconds:g} s (spec.rollout.stragglerLane)", lane=True
+            ) from error
 
     async def _end_with_too_few(self) -> None:
         """Wait until there have been too few replicas for PoolLimits.too_few seconds, and then raise TooFewReplicas.
@@ -546,16 +572,19 @@ class RolloutPool:
         for event, is_so in ((self._enough, is_enough), (self._lacking, not is_enough)):
             event.set() if is_so else event.clear()
 
-    def _too_few(self, summary: str) -> TooFewReplicas:
-        error = TooFewReplicas(f"{summary}. {self._causes()}")
+    def _too_few(self, summary: str, *, lane: bool = False) -> TooFewReplicas:
+        """Return the error with the causes of the pool's missing replicas, or of the lane's if `lane`."""
+        error = TooFewReplicas(
+            f"{summary}. {self._causes(replica_names(self._lanes if lane else self._target, lane=lane))}"
+        )
         error.failure = self._last_reason
         return error
 
-    def _causes(self) -> str:
-        """Describe each replica of the pool that does not work, and its last loss, as text for a message."""
+    def _causes(self, names: Iterable[str]) -> str:
+        """Describe each replica that does not work, and its last loss, as text for a message. names: of the replicas."""
         working = {replica.name for replica in self._replicas.values()}
         lines = []
-        for name in replica_names(self._target):
+        for name in names:
             if name in working:
                 continue
             state = self._starting[name].state if name in self._starting else "will be started again"
