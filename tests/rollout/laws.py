@@ -1,6 +1,6 @@
 """The laws of rollout engines as checks of random histories, for any engine. The laws are listed in `rollout_engine.py`.
 
-check_history(under_test, seed): submits, takes, receives, commits, discards and steps at random, and raises LawBroken
+check_history(under_test, seed): submits, takes, receives, commits, discards, kills and steps at random, and raises LawBroken
 check_versions(under_test): sequences that span three versions have the log-probs of a replay, and of no shifted one
 """
 
@@ -85,6 +85,8 @@ class UnderTest:
         Sampling(stop=(5, 6)),
         Sampling(0.7, top_p=0.75, top_k=20),
     )
+    restart: Callable[[], RolloutEngine] | None = None
+    """Build the engine that replaces one that was killed. None: it is never killed."""
     seeds: dict[int, int] = field(default_factory=dict)
     """Version → seed of its weights."""
     groups: int = 0
@@ -221,6 +223,17 @@ class _History:
         self.engine.discard()
         self.received = None
 
+    def kill(self) -> None:
+        """The engine is lost. Another one of the same version continues its sequences, from the tokens that were reported."""
+        version, lost = self.engine.version, [*self.live.values()]
+        assert self.test.restart is not None
+        self.engine = self.test.engine = self.test.restart()
+        load(self.engine, self.test.weights(self.test.seeds[version]), version)
+        self.received, self.stepped = None, version
+        self.live.clear()
+        again = [GeneratedTokens.join([course.request.kept, *course.grown]) for course in lost]
+        self._submit([replace(course.request, kept=kept) for course, kept in zip(lost, again, strict=True)], set())
+
     def progress(self) -> None:
         for name, tokens in self.engine.progress().items():
             self.law(2, name in self.live, f"{name} grew after its end")
@@ -339,6 +352,8 @@ def check_history(under_test: UnderTest, seed: int) -> int:
         "discard": (history.discard, 1),
         "receive wrong": (history.receive_wrong, 1),
     }
+    if under_test.restart is not None:
+        acts["kill"] = history.kill, 1
     weights = np.array([weight for _, weight in acts.values()], float)
     room = under_test.engine.token_room
     for name in history.random.choice([*acts], size=20, p=weights / weights.sum()):
