@@ -651,6 +651,13 @@ def test_a_probe_takes_the_next_free_slots_and_computes_as_the_trainer_does(repl
     replica.steps(1)
     assert probe_difference(replica, sequences, 0) <= 0.02
     assert replica.engine.busy, "the probe does not wait for all sequences that wait"
+    replica.steps(1)
+    replica.engine.probe(sequences)
+    steps = [replica.engine.step()]
+    while steps[-1].probed is None:
+        steps.append(replica.engine.step())
+    assert not steps[0].probing, "all slots are taken"
+    assert not steps[-1].probing, "it has ended"
     replica.finish()
     replica.load(1)
     assert probe_difference(replica, sequences, 1) <= 0.02

@@ -643,6 +643,7 @@ def test_a_probe_has_a_result_and_its_step_does_not_count(driven):
 
 def test_a_probe_of_another_version_has_no_result(driven):
     assert driven.thread.probe(PROBE, 7).result(PATIENCE) is None
+    assert driven.report().probes_dropped == 1
     assert driven.thread.changed_by_loading({}, 7).result(PATIENCE) is None
 
 
@@ -660,6 +661,35 @@ def test_a_probe_that_has_not_ended_ends_without_a_result(driven, ended_by):
         driven.thread.drop_probe()
     assert first.result(PATIENCE) is None
     assert driven.engine.busy == (ended_by == "another probe")
+    assert driven.report().probes_dropped == 1
+    assert driven.report().probes_dropped == 0
+
+
+class WaitingProbe:
+    """Decodes one sequence in each step that a test makes, while a probe waits, is computed in part, and ends."""
+
+    busy, version = False, 0
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = [{}, {}, {}, {}, {"probing": True}, {"probed": (np.zeros(2, np.float32),)}]
+
+    def probe(self, sequences: object) -> None:
+        pass
+
+    def step(self) -> StepOutput:
+        return StepOutput(tokens=1, **self.steps.pop(0))
+
+
+def test_steps_are_measured_while_a_probe_waits_and_not_while_it_is_computed():
+    engine: Any = WaitingProbe()
+    thread, probing = EngineThread(engine, lambda: None), Future[Any]()
+    thread._probe(PROBE, 0, probing)
+    while engine.steps:
+        thread._step()
+    thread.close()
+    assert probing.done()
+    [decoding] = thread.report(1).measured.decode
+    assert decoding.steps == 3, "the first step of its kind does not count"
 
 
 def test_an_engine_that_is_held_makes_no_step_and_carries_out_commands(driven):

@@ -349,6 +349,8 @@ async def test_a_trainer_that_never_waits_computes_no_probe_after_the_first_that
     assert await run.outcome() == "Succeeded"
     run.check_complete()
     assert len(calls) == 1
+    # The last version is published after the record of the last update.
+    assert sum(record.probes_skipped for record in run.of(UpdateRecord)) == 3
 
 
 # The train pool.

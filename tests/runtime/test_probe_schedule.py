@@ -15,6 +15,13 @@ def test_the_first_version_gets_a_probe(schedule: ProbeSchedule) -> None:
     assert schedule.is_due(0.0, waited=0.0)
 
 
+def test_versions_without_a_probe_are_counted_once(schedule: ProbeSchedule) -> None:
+    assert schedule.take_skipped() == 0
+    schedule.skip()
+    schedule.skip()
+    assert (schedule.take_skipped(), schedule.take_skipped()) == (2, 0)
+
+
 def test_trainers_that_never_wait_compute_probes_for_one_percent_of_their_time(schedule: ProbeSchedule) -> None:
     now, computed = 0.0, 0.0
     for _ in range(5000):  # updates of 10 s, a version after each, and 4 s for each probe

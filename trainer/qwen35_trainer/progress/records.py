@@ -108,6 +108,14 @@ class UpdateRecord:
     same version: the largest of all probes that replicas have passed since the previous update. None: they have passed none."""
     probe_difference_max: float | None = None
     """The same for the token with the largest difference."""
+    probes_passed: int = 0
+    """Number of probes that replicas have passed since the previous update: one for each replica and version."""
+    probes_skipped: int = 0
+    """Number of versions since the previous update that were not compared, because the train ranks' forward pass for their probe
+    would have taken too much time. If it grows with each version and `probes_passed` stays 0, nothing compares replicas with the trainer."""
+    probes_dropped: int = 0
+    """Number of probes since the previous update that replicas dropped without a result, because a later version came into
+    service first or no slot became free within `publication.timeoutSeconds`."""
     clip_fraction: float | None = None
     """Share of the tokens, 0 to 1, whose loss the clipping of the ratio changed."""
     correction_weight_mean: float | None = None

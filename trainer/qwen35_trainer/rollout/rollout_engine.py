@@ -207,6 +207,8 @@ class StepOutput:
     """Whether the step computed any such tokens, so that it took longer than one that only generates."""
     probed: tuple[NDArray[np.float32], ...] | None = None
     """The result of a probe that ended in this step: the log-probs (T - 1,) of each of its sequences."""
+    probing: bool = False
+    """Whether the step computed tokens of a probe that has not ended. False while a probe waits for free slots."""
 
 
 class RolloutEngine(Protocol):

@@ -265,9 +265,10 @@ class VLLMEngine:
         started: dict[SequenceId, int] = {}
         finished: list[Completed] = []
         tokens, prefilled, probed = 0, 0, None
+        probing = self._probe.computed_in_part
         for new in outputs:
             if self._probe.has(new):
-                probed = self._probe.add(new)
+                probing, probed = True, self._probe.add(new)
                 continue
             held = self._sequences[new.request]
             if new.ids and not held.ids and not len(held.request.kept):
@@ -279,7 +280,10 @@ class VLLMEngine:
                 del self._sequences[new.request]
                 finished.append(_completed(held, new.finish_reason))
         prefills = prefilled > 0 or self._requests.prefills
-        return StepOutput(tuple(finished), started, tokens, prefilled, prefills=prefills, probed=probed)
+        probing = probing and probed is None
+        return StepOutput(
+            tuple(finished), started, tokens, prefilled, prefills=prefills, probed=probed, probing=probing
+        )
 
     def _parameters(self, request: SequenceRequest) -> Any:  # noqa: ANN401  # vLLM's SamplingParams
         from vllm import SamplingParams

@@ -27,6 +27,11 @@ class VLLMProbe:
     def running(self) -> bool:
         return bool(self._names)
 
+    @property
+    def computed_in_part(self) -> bool:
+        """Whether the last step computed a part of one of the sequences, without its end."""
+        return self._requests.prefilling(self._names)
+
     def start(self, sequences: Sequence[NDArray[np.int32]], lora_request: Any = None) -> None:  # noqa: ANN401
         """Add the requests. They get the next free slots. A probe that has not ended is dropped.
 

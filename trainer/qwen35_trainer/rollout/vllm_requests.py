@@ -126,7 +126,18 @@ class CoreRequests:
     @property
     def prefills(self) -> bool:
         """Whether the last step computed a part of a prompt that is not complete yet."""
-        return any(request.is_prefill_chunk for request in self._core.engine_core.engine_core.scheduler.running)
+        return any(request.is_prefill_chunk for request in self._running)
+
+    def prefilling(self, names: Iterable[str]) -> bool:
+        """Whether the last step computed a part of the prompt of one of these requests, which is not complete yet."""
+        ids = {self._ids[name] for name in names if name in self._ids}
+        return any(request.is_prefill_chunk and request.request_id in ids for request in self._running)
+
+    @property
+    def _running(self) -> Iterable[Any]:
+        """The requests, as vLLM's Request, that have a slot."""
+        running: Iterable[Any] = self._core.engine_core.engine_core.scheduler.running
+        return running
 
     def _new_tokens(self, output: Any) -> NewTokens:  # noqa: ANN401  # vLLM's EngineCoreOutput
         submitted = self._submitted[output.request_id]

@@ -106,6 +106,8 @@ class Generation:
         """Failed reward calls in groups for training, since the previous record of an update."""
         self.probe_results: list[ProbeResult] = []
         """Results of the probes that replicas have passed, since the previous record of an update."""
+        self.probes_dropped = 0
+        """Number of probes that replicas have dropped, since the previous record of an update."""
         self._groups: dict[int, _PendingGroup] = {}
         self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
@@ -211,6 +213,7 @@ class Generation:
         self._time_steps(replica.number, report)
         if report.probed is not None:
             self.probe_results.append(report.probed)
+        self.probes_dropped += report.probes_dropped
         here = replica.number
         for name, version in report.started.items():
             if self._holders.get(name) == here:

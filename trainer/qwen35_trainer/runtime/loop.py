@@ -39,7 +39,7 @@ from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.generation import Generation
 from qwen35_trainer.runtime.journal_file import JournalFile
-from qwen35_trainer.runtime.measurements import PipelineMeasures, evaluation_record
+from qwen35_trainer.runtime.measurements import PipelineMeasures, ProbeMeasures, evaluation_record
 from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import RolloutReplica
@@ -248,7 +248,10 @@ class TrainingLoop:
         """Compute the probe of the version that has just been copied, if it is due, and let it follow the version."""
         probes, now = self.probes, asyncio.get_running_loop().time
         began = now()
-        if probes is None or self.stop.is_set() or not probes.is_due(began, self._waited):
+        if probes is None or self.stop.is_set():
+            return
+        if not probes.is_due(began, self._waited):
+            probes.skip()
             return
         probe = Probe(probes.sequences, await self.training.pool.log_probs(probes.sequences), probes.limit)
         probes.computed(began, now())
@@ -303,7 +306,10 @@ class TrainingLoop:
         new, self._reported = untrained_total - self._reported, untrained_total
         failures, generation.failures = generation.failures, Failures()
         probe_results, generation.probe_results = tuple(generation.probe_results), []
-        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures, probe_results)
+        dropped, generation.probes_dropped = generation.probes_dropped, 0
+        skipped = 0 if self.probes is None else self.probes.take_skipped()
+        probes = ProbeMeasures(probe_results, skipped, dropped)
+        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures, probes)
 
     # Publications and evaluations.
 

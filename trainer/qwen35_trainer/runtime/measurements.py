@@ -129,6 +129,18 @@ class UpdateTimes:
 
 
 @dataclass(frozen=True)
+class ProbeMeasures:
+    """The probes of publications between two batches."""
+
+    results: Sequence[ProbeResult] = ()
+    """Results of the probes that replicas have passed."""
+    skipped: int = 0
+    """Number of versions that got no probe, because it would have taken too much of the train ranks' time."""
+    dropped: int = 0
+    """Number of probes that replicas have dropped, because a later version came first or no slot became free."""
+
+
+@dataclass(frozen=True)
 class PipelineMeasures:
     """Measurements of the rollout pool between two batches."""
 
@@ -143,8 +155,7 @@ class PipelineMeasures:
     failures: Failures
     """Failed reward calls in the groups that were scored for training since the previous batch, including groups that do
     not train. Groups of an evaluation are counted in its own record."""
-    probe_results: Sequence[ProbeResult] = ()
-    """Results of the probes that replicas have passed since the previous batch."""
+    probes: ProbeMeasures = ProbeMeasures()
 
 
 def update_record(
@@ -179,7 +190,7 @@ def update_record(
     rewards = np.array([reward for group in groups for reward in group.rewards if reward is not None])
     sequences = [sequence for group in groups for sequence in group.sequences]
     failures = pipeline.failures if pipeline is not None and first else Failures()
-    probe_results = pipeline.probe_results if pipeline is not None and first else ()
+    probes = pipeline.probes if pipeline is not None and first else ProbeMeasures()
     lengths = np.array([len(sequence.tokens) for sequence in sequences])
     mean = measured.means.get
     clipped = [value for name, value in measured.means.items() if name in ("clip_fraction_low", "clip_fraction_high")]
@@ -203,8 +214,11 @@ def update_record(
         kl=mean("kl"),
         kl_coefficient=batch.kl_coefficient,
         behaviour_kl=mean("behaviour_kl"),
-        probe_difference_mean=max((each.mean for each in probe_results), default=None),
-        probe_difference_max=max((each.maximum for each in probe_results), default=None),
+        probe_difference_mean=max((each.mean for each in probes.results), default=None),
+        probe_difference_max=max((each.maximum for each in probes.results), default=None),
+        probes_passed=len(probes.results),
+        probes_skipped=probes.skipped,
+        probes_dropped=probes.dropped,
         clip_fraction=sum(clipped) if clipped else None,
         correction_weight_mean=mean("correction_weight"),
         router_load_balancing=mean("router_load_balancing"),

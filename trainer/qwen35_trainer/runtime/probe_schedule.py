@@ -4,7 +4,7 @@
 
 The replicas compute their part between steps, at the cost of one prompt. The train ranks gather all their parameters for
 it, however few tokens it has, and cannot train meanwhile. So a version has a probe only if the probe costs little of
-their time. No publication waits for a probe.
+their time; `probes_skipped` in the metrics counts the others. No publication waits for a probe.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class ProbeSchedule:
     """Each (T,) token ids, T ≥ 2. At least one."""
     limit: float
     """Mean difference, in nats, above which a replica is lost (spec.publication.maxLogProbDifference)."""
+    _skipped: int = 0
+    """Versions without a probe since `take_skipped`."""
     _duration: float = 0.0
     """Of the last probe, on the train ranks."""
     _ended: float = 0.0
@@ -38,6 +40,15 @@ class ProbeSchedule:
         nothing.
         """
         return self._duration <= max(waited, PROBE_SHARE * (now - self._ended))
+
+    def skip(self) -> None:
+        """Record that a version gets no probe."""
+        self._skipped += 1
+
+    def take_skipped(self) -> int:
+        """Return the number of versions that got no probe since the previous call."""
+        skipped, self._skipped = self._skipped, 0
+        return skipped
 
     def computed(self, began: float, ended: float) -> None:
         """Record that the train ranks computed a probe from `began` to `ended`."""

@@ -128,6 +128,9 @@ class EngineReport:
     """The newest version that could not be read from another replica since the previous report, so that it must be sent again."""
     probed: ProbeResult | None = None
     """The result of the last probe since the previous report, which the replica has passed. None: no probe ended."""
+    probes_dropped: int = 0
+    """Number of probes since the previous report that ended without a result: another version was in service, or came into
+    service before, or no slot became free."""
     generated: int = 0
     """Number of tokens that were generated since the previous report. A later report may contain their ids."""
     intervals: tuple[tuple[float, float], ...] = ()

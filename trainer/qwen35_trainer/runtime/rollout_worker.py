@@ -142,6 +142,7 @@ class _Outbox:
     copy: RegisteredCopy | None = None
     unread: int | None = None
     probed: ProbeResult | None = None
+    probes_dropped: int = 0
     generated: int = 0
     intervals: list[tuple[float, float]] = field(default_factory=list)
 
@@ -267,6 +268,7 @@ class EngineThread:
             copy=outbox.copy,
             unread=outbox.unread,
             probed=outbox.probed,
+            probes_dropped=outbox.probes_dropped,
             generated=outbox.generated,
             intervals=tuple(outbox.intervals),
             steps=steps,
@@ -362,20 +364,24 @@ class EngineThread:
 
     def _probe(self, probe: Probe, version: int, probing: Future[ProbedLogProbs | None]) -> None:
         self._end_probe(None)
+        self._probing = probing
         if self._engine.version == version:
             self._engine.probe(probe.sequences)
-            self._probing = probing
         else:
-            probing.set_result(None)
+            self._end_probe(None)
 
     def _drop_probe(self) -> None:
         self._engine.probe(())
         self._end_probe(None)
 
     def _end_probe(self, result: ProbedLogProbs | None) -> None:
-        if self._probing is not None:
-            self._probing.set_result(result)
-            self._probing = None
+        if self._probing is None:
+            return
+        if result is None:
+            with self._lock:
+                self._outbox.probes_dropped += 1
+        self._probing.set_result(result)
+        self._probing = None
 
     def _load_again(self, weights: Any, version: int, changed: Future[list[str] | None]) -> None:  # noqa: ANN401
         if self._engine.version != version:
@@ -399,7 +405,7 @@ class EngineThread:
         if started - self._progressed >= self.progress_seconds:
             self._progressed, progress = started, self._engine.progress()
         with self._lock:
-            if self._probing is None:
+            if output.probed is None and not output.probing:
                 self._step_log.add(output, seconds)  # a probe takes longer than other prompts of its length
             # A step that computes only a probe does not show that the engine can generate.
             self._steps += output.tokens > 0 or self._probing is None
