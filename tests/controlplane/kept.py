@@ -23,7 +23,7 @@ from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import acceptance
 from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec
-from qwen35_trainer.manifest.checks import CHECKS
+from qwen35_trainer.manifest.checks import CHECKS, NEW_TRAINING_CHECKS
 from tests.controlplane.pod_templates import FRAGMENTS
 from tests.manifest.conftest import SMALL
 
@@ -181,7 +181,7 @@ def _judged(manifest: Document) -> Iterator[str]:
     spec, problems = parse_spec(deepcopy(manifest["spec"]))
     if spec is None:
         return
-    for check, _ in CHECKS:
+    for check, _ in (*CHECKS, *NEW_TRAINING_CHECKS):
         if list(check(spec)):
             yield f"check {check.__name__}"
     if problems:

@@ -285,10 +285,10 @@ def _mend_rollout(pool: Document, train_nodes: int, devices: int, mode: str) -> 
     nodes = int(_number(pool, "nodes", 1))
     if devices % int(_number(pool, "tensorParallel", 1)):
         del pool["tensorParallel"]
-    if nodes < 2:
+    if nodes < 2 or devices == int(_number(pool, "tensorParallel", 1)):
         pool.pop("stragglerLane", None)
     elif "stragglerLane" in pool:
-        _section(pool, "stragglerLane").update(nodes=1, tensorParallel=devices)
+        _section(pool, "stragglerLane").update(nodes=1, tensorParallel=devices, afterTokens=1)
     if pool.get("engine") != "VLLM":
         pool.pop("vllm", None)
     elif _number(pool, "topP", 1) < 1 or _number(pool, "minP", 0) > 0 or _number(pool, "topK", 0) > 0:

@@ -31,7 +31,7 @@ from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import Create, RefusedWrite
 from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec
-from qwen35_trainer.manifest.checks import CHECKS
+from qwen35_trainer.manifest.checks import CHECKS, NEW_TRAINING_CHECKS
 from tests.controlplane import kept
 from tests.controlplane.manifests import manifests
 from tests.controlplane.pod_templates import FRAGMENTS, joined
@@ -208,7 +208,7 @@ def assert_no_arithmetic_is_left(stored: dict[str, Any]) -> None:
     if spec is None:
         assert all(any(place in problem.path for place in UNTYPED) for problem in problems if problem.path), problems
         return
-    left = {check.__name__: list(check(spec)) for check, _ in CHECKS}
+    left = {check.__name__: list(check(spec)) for check, _ in (*CHECKS, *NEW_TRAINING_CHECKS)}
     unlisted = {name: messages for name, messages in left.items() if messages and name not in KNOWN}
     assert not unlisted
     assert all(item.path.endswith(".characters") for item in left["random_model"])
@@ -329,7 +329,7 @@ def test_every_rule_of_the_definition_refuses_what_the_models_refuse(control_pla
     for name, (wrong, _, right) in [*CASES.items(), *ALSO.items()]:
         spec, problems = parse_spec(spec_of(wrong))
         assert problems, name
-        failed = {check.__name__ for check, _ in CHECKS if list(check(spec))}
+        failed = {check.__name__ for check, _ in (*CHECKS, *NEW_TRAINING_CHECKS) if list(check(spec))}
         refusal = refusal_of(control_plane, namespace, spec_of(wrong))
         repeated = "random_model" not in failed or all(item.path.endswith(".characters") for item in problems)
         assert (refusal is None) == (failed <= KNOWN.keys() and repeated), (name, refusal)

@@ -2,9 +2,11 @@
 
 import pytest
 
-from qwen35_trainer.manifest import TrainingSpec, check, parse_spec
-from qwen35_trainer.manifest.checks import CHECKS
+from qwen35_trainer.manifest import ManifestError, TrainingSpec, check, check_new, parse_manifest, parse_spec
+from qwen35_trainer.manifest.checks import CHECKS as NEEDED
+from qwen35_trainer.manifest.checks import NEW_TRAINING_CHECKS
 
+CHECKS = (*NEEDED, *NEW_TRAINING_CHECKS)
 FILES = [{"name": "math", "files": {"paths": ["math.jsonl"]}}]
 GYM = {"task": "chain_sum", "size": 8}
 EIGHT = {"accelerator.devicesPerNode": 8, "train.batch.promptsPerUpdate": 8}
@@ -139,6 +141,26 @@ CASES = {
         {"rollout": {"nodes": 3, "minNodes": 1, "stragglerLane": LANE}},
         "spec.rollout.minNodes",
         {"rollout": {"nodes": 3, "minNodes": 2, "stragglerLane": LANE}},
+    ),
+    "an option that is neither true nor false": (
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"enable_expert_parallel": "maybe"}}}},
+        "spec.rollout.vllm.extraArguments.enable_expert_parallel",
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"enable_expert_parallel": "false"}}}},
+    ),
+    "a lane of replicas like the others": (
+        {"rollout": {"engine": "VLLM", "nodes": 2, "tensorParallel": 2, "stragglerLane": LANE}},
+        "spec.rollout.stragglerLane.tensorParallel",
+        {"rollout": {"engine": "VLLM", "nodes": 2, "tensorParallel": 1, "stragglerLane": LANE}},
+    ),
+    "a lane for responses that are over": (
+        {"rollout": {"nodes": 2, "stragglerLane": LANE}, "data.maxResponseTokens": 64},
+        "spec.rollout.stragglerLane.afterTokens",
+        {"rollout": {"nodes": 2, "stragglerLane": LANE}, "data.maxResponseTokens": 65},
+    ),
+    "a lane of Torch replicas on accelerators": (
+        {"accelerator.profile": "NVIDIA", "rollout": {"nodes": 2, "stragglerLane": LANE}},
+        "spec.rollout.stragglerLane",
+        {"accelerator.profile": "NVIDIA", "rollout": {"engine": "VLLM", "nodes": 2, "stragglerLane": LANE}},
     ),
     "options of another engine": (
         {"rollout": {"engine": "Torch", "vllm": {"eager": True}}},
@@ -399,6 +421,41 @@ def test_a_check_reads_only_the_sections_it_declares(document, function, reads):
         for name in TrainingSpec.model_fields.keys() - declared.keys():
             part.__dict__.pop(name, None)
         assert list(function(part)) == list(function(whole))
+
+
+def test_a_training_that_has_begun_is_not_refused_for_what_an_earlier_release_accepted(document):
+    """A new training with the same spec is, with the same problems in `check_new` and `check`."""
+    refused = []
+    for name, (wrong, _, _) in CASES.items():
+        written = document(wrong)["spec"]
+        spec, begun = parse_spec(written, new=False)
+        new = parse_spec(written)[1]
+        assert new == [*begun, *check_new(spec)]
+        if not begun:
+            refused.append(name)
+            manifest = document(wrong)
+            assert parse_manifest(manifest, new=False).spec == spec
+            with pytest.raises(ManifestError):
+                parse_manifest(manifest)
+    assert refused == [
+        "the smallest pool is the lane",
+        "a lane of replicas like the others",
+        "a lane for responses that are over",
+        "a lane of Torch replicas on accelerators",
+    ]
+
+
+def test_problems_of_the_lane_name_the_value_and_the_fix(document):
+    lane = {"rollout": {"nodes": 2, "tensorParallel": 2, "engine": "VLLM", "stragglerLane": LANE}}
+    size, limit = problems(document, lane | {"data.maxResponseTokens": 32})
+    assert (size.message, size.fix) == (
+        "2 is not above rollout.tensorParallel 2, so the lane is not faster.",
+        "Use more than 2, or remove stragglerLane.",
+    )
+    assert (limit.message, limit.fix) == (
+        "64 is not below data.maxResponseTokens 32: responses end before they could move.",
+        "Use less than 32, or remove stragglerLane.",
+    )
 
 
 def test_checks_of_unreadable_sections_are_left_out(document):

@@ -39,10 +39,6 @@ BEYOND = {
         },
         ["spec.rollout.tensorParallel", "spec.rollout.stragglerLane.tensorParallel"],
     ),
-    "a lane of Torch replicas on accelerators": (
-        {"accelerator.profile": "NVIDIA", "rollout.nodes": 2, "rollout.stragglerLane": LANE},
-        ["spec.rollout.stragglerLane"],
-    ),
     "vLLM with adapters of a large rank": (VLLM | {"train.lora": {"rank": 513}}, ["spec.train.lora.rank"]),
     "vLLM with adapters and experts on the CPU": (
         VLLM

@@ -66,7 +66,7 @@ def main(file: Path, output: Path) -> None:
         cluster.add_node(**node, **devices, include_dashboard=False)
     os.environ["RAY_ADDRESS"] = cluster.address
     finished = command.run(
-        load_manifest(file),
+        load_manifest(file, new=False),
         file=file,
         output=output,
         resume=None,

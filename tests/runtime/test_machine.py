@@ -38,7 +38,7 @@ CASES = {
     ),
     "a lane of replicas of two devices": (
         {"accelerator.devicesPerNode": 2, "rollout.nodes": 2, "train.batch.microBatchSequences": 2}
-        | {"rollout.stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}},
+        | {"rollout.engine": "VLLM", "rollout.stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 2}},
         5,
         ("FullyAsync needs 4 + 2 NVIDIA devices, and this machine has 5.", "a machine with 6"),
     ),

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from qwen35_trainer.data.data_errors import DataError
-from qwen35_trainer.manifest import RolloutSpec, StragglerLaneSpec, TrainingSpec
+from qwen35_trainer.data.tokenizer import character_tokenizer
+from qwen35_trainer.manifest import RandomModelSpec, RolloutSpec, StragglerLaneSpec, TrainingSpec
+from qwen35_trainer.manifest.model import RandomVisionSpec
+from qwen35_trainer.manifest.vllm_split import DividedSizes
 from qwen35_trainer.runtime.preflight import problems_of
 from qwen35_trainer.runtime.prepare import check_vocabulary
 
@@ -87,3 +90,71 @@ def test_a_model_that_vllm_cannot_divide_is_refused_with_the_sizes_that_are_in_t
     assert problem.path == "spec.rollout.stragglerLane.tensorParallel"
     assert problem.message == "vLLM cannot divide linear_num_value_heads 24 of this model among 16 devices."
     assert problem.fix == "Use 8, or a model with other sizes."
+
+
+PUBLISHED = {
+    "0.8B": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+    }
+    | {"intermediate_size": 3584, "vocab_size": 248_320},
+    "27B": {
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+    }
+    | {"intermediate_size": 17_408, "vocab_size": 248_320},
+    "35B-A3B": {"num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_key_heads": 16}
+    | {"linear_num_value_heads": 32, "num_experts": 256, "moe_intermediate_size": 512}
+    | {"shared_expert_intermediate_size": 512, "vocab_size": 248_320},
+    "397B-A17B": {"num_attention_heads": 32, "num_key_value_heads": 2, "linear_num_key_heads": 16}
+    | {"linear_num_value_heads": 64, "num_experts": 512, "moe_intermediate_size": 1024}
+    | {"shared_expert_intermediate_size": 1024, "vocab_size": 248_320},
+}
+"""Sizes of published models, as in their config.json."""
+
+
+@pytest.mark.parametrize("sizes", PUBLISHED.values(), ids=PUBLISHED)
+def test_vllm_can_divide_published_models_among_the_devices_of_a_node(sizes: dict[str, int]) -> None:
+    assert [size for size in (1, 2, 4, 8) if DividedSizes.of_configuration(sizes).indivisible(size)] == []
+
+
+MIXTURE = PUBLISHED["35B-A3B"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "divided", "whole"),
+    [
+        ({"num_experts": 4}, 8, ["num_experts 4"], ["num_experts 4"]),
+        ({"num_experts": 9}, 8, [], []),
+        ({"moe_intermediate_size": 516}, 8, ["moe_intermediate_size 516"], []),
+        (
+            {"shared_expert_intermediate_size": 516},
+            8,
+            ["shared_expert_intermediate_size 516"],
+            ["shared_expert_intermediate_size 516"],
+        ),
+        ({"vocab_size": 100}, 8, [], []),
+    ],
+)
+def test_experts_are_divided_by_their_channels_or_whole(
+    changes: dict[str, int], devices: int, divided: list[str], whole: list[str]
+) -> None:
+    sizes = DividedSizes.of_configuration(MIXTURE | changes)
+    assert sizes.indivisible(devices) == divided
+    assert sizes.indivisible(devices, expert_parallel=True) == whole
+
+
+def test_the_vocabulary_is_filled_up_before_it_is_divided() -> None:
+    sizes = DividedSizes.of_configuration({"num_attention_heads": 24, "vocab_size": 130})
+    assert sizes.indivisible(3) == []
+    assert DividedSizes.of_configuration({"vocab_size": 100}).indivisible(3) == ["vocab_size 100 (filled up to 128)"]
+
+
+@pytest.mark.parametrize("vision", [None, RandomVisionSpec()])
+def test_a_random_model_knows_the_number_of_its_tokens(vision: RandomVisionSpec | None) -> None:
+    shape = RandomModelSpec(characters="abc", vision=vision)
+    assert len(character_tokenizer(shape.characters, vision=vision is not None)) == shape.vocabulary

@@ -18,6 +18,15 @@ from qwen35_trainer.weights.division import ReplicaShape
             {"engine": "VLLM", "tensorParallel": 8, "vllm": {"extraArguments": {"enable_expert_parallel": True}}},
             ReplicaShape(8, divides_experts=True),
         ),
+        # Texts, as vLLM reads them.
+        (
+            {"engine": "VLLM", "tensorParallel": 8, "vllm": {"extraArguments": {"enable_expert_parallel": "false"}}},
+            ReplicaShape(8),
+        ),
+        (
+            {"engine": "VLLM", "tensorParallel": 8, "vllm": {"extraArguments": {"enable_expert_parallel": "on"}}},
+            ReplicaShape(8, divides_experts=True),
+        ),
     ],
 )
 def test_weights_are_staged_for_the_ranks_of_the_replicas(rollout, shape: ReplicaShape) -> None:

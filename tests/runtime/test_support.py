@@ -11,7 +11,7 @@ CLUSTER = {
         "engine": "VLLM",
         "nodes": 3,
         "tensorParallel": 2,
-        "stragglerLane": {"nodes": 2, "tensorParallel": 4, "afterTokens": 9},
+        "stragglerLane": {"nodes": 2, "tensorParallel": 4, "afterTokens": 2},
     },
     "train": {
         "engine": "Megatron",

@@ -1,13 +1,17 @@
 """What earlier versions left behind can be read and continued: by this operator, and by this trainer."""
 
 import json
+import re
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import yaml
 
+from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.desired.object_names import SPEC_HASH, spec_hash
 from qwen35_operator.kube.kinds import WATCHED, WRITTEN, watched_as
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record, training_of
@@ -18,15 +22,23 @@ from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.writes import Create, Delete
 from qwen35_trainer.contract import parse_control, parse_progress
 from qwen35_trainer.contract.shared_names import DATA_FOLDER
-from qwen35_trainer.manifest import load_manifest, parse_spec
+from qwen35_trainer.manifest import ManifestError, load_manifest, parse_spec
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, surviving_updates
-from qwen35_trainer.runtime.checkpoint_store import MANIFEST_FILE, CheckpointStore, load
+from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, CheckpointStore, load
 from qwen35_trainer.runtime.export_command import export
 from qwen35_trainer.runtime.owner import read_owner
 from tests.operator.kube.memory_api import MemoryApi
 from tests.upgrade.recording import Recording, recordings
+
+EARLIER_LANE = {"nodes": 2, "minNodes": 1, "stragglerLane": {"nodes": 1, "tensorParallel": 1, "afterTokens": 8}}
+"""A lane that fills minNodes, has no larger replicas, and begins where responses end."""
+NEW_REFUSALS = [
+    "spec.rollout.minNodes",
+    "spec.rollout.stragglerLane.tensorParallel",
+    "spec.rollout.stragglerLane.afterTokens",
+]
 
 
 def of(name: str) -> pytest.MarkDecorator:
@@ -90,6 +102,30 @@ async def test_a_running_training_continues_undisturbed_under_this_operator(reco
     assert decided.status.lastCheckpoint == before.lastCheckpoint
 
 
+@of("running")
+async def test_a_running_training_with_a_lane_that_only_that_version_accepts_continues(recording: Recording) -> None:
+    """The recorded training, with a straggler lane that this version refuses in a new training for each of its reasons."""
+    recording = deepcopy(recording)
+    spec = recording.training["spec"]
+    spec["rollout"] |= EARLIER_LANE
+    parsed, problems = parse_spec(spec, new=False)
+    assert parsed is not None
+    assert not problems
+    training = TrainingResource(recording.name, "team", "0", 1, parsed)
+    [job] = recording.objects["RayJob"]
+    job["metadata"]["annotations"][SPEC_HASH] = spec_hash(training)
+    decided = await decision(recording, MemoryApi())
+    assert not [write for write in decided.writes if isinstance(write, Delete | Create)]
+    assert (decided.status.state, decided.status.attempts[-1].outcome) == ("Running", "Running")
+    assert {condition.type: condition.status for condition in decided.status.conditions}["Accepted"] == "True"
+    new = deepcopy(recording)
+    new.training["status"] = {}
+    new.objects["RayJob"].clear()
+    refused = (await decision(new, MemoryApi())).status.conditions
+    [accepted] = [condition for condition in refused if condition.type == "Accepted"]
+    assert [accepted.status, *re.findall(r"spec[\w.]+(?=: )", accepted.message)] == ["False", *NEW_REFUSALS]
+
+
 @of("finished")
 async def test_a_finished_training_stays_finished_under_this_operator(recording: Recording) -> None:
     decided = await decision(recording, MemoryApi())
@@ -128,6 +164,25 @@ def test_the_export_of_a_recorded_checkpoint_equals_the_recorded_export(recordin
     assert {file.name: file.read_bytes() for file in again.iterdir()} == {
         file.name: file.read_bytes() for file in exported.iterdir()
     }
+
+
+@of("finished")
+def test_a_checkpoint_with_a_lane_that_only_that_version_accepts_is_exported(
+    recording: Recording, tmp_path: Path
+) -> None:
+    [saved] = recording.checkpoints.glob("update-*")
+    checkpoint = tmp_path / saved.name
+    shutil.copytree(saved, checkpoint)
+    manifest = yaml.safe_load((checkpoint / MANIFEST_FILE).read_text())
+    manifest["spec"]["rollout"] |= EARLIER_LANE
+    (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+    contents = json.loads((checkpoint / CONTENTS_FILE).read_text())
+    contents[MANIFEST_FILE] = (checkpoint / MANIFEST_FILE).stat().st_size
+    (checkpoint / CONTENTS_FILE).write_text(json.dumps(contents))
+    assert export(checkpoint, tmp_path / "model").update == load(checkpoint).progress.update
+    with pytest.raises(ManifestError) as refused:
+        load_manifest(checkpoint / MANIFEST_FILE)
+    assert [problem.path for problem in refused.value.problems] == NEW_REFUSALS
 
 
 @of("running")

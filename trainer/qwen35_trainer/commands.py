@@ -90,7 +90,7 @@ def run(
     how_to_resume = _how_to_resume(file, changes or [], output)
     try:
         with reporting(link) as reporter:
-            manifest = load_manifest(file, changes or ())
+            manifest = load_manifest(file, changes or (), new=resume is None)
             finished = run_manifest(
                 manifest,
                 file=file,

@@ -12,10 +12,13 @@ Rules follow these conventions:
   as absent, because the API server removes it before it evaluates rules.
 * Only sections without a default have rules. If the default of a section is {}, the API server evaluates the rules of
   the section on {}, before the section's fields get their defaults.
+* A rule that is younger than the first release ratchets (checks.NEW_TRAINING_CHECKS in the manifest): it allows every
+  change of an object that broke it before, so that an older training can still be suspended or resized.
 * Messages with values use format(). If they joined strings with +, the API server could not limit the estimated cost,
   and would refuse the rule.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,7 +34,7 @@ class Rule:
     rule: a CEL expression that is true for a valid object. message: the error message. expression: a CEL expression
     that computes a message with the object's values; if it is None or fails, `message` is shown. field: path of the
     invalid field, relative to the section that has the rule; None for the section itself. reason: the kind of the
-    error.
+    error. ratchets: whether an object that breaks the rule may change in other ways, because it is older than the rule.
     """
 
     rule: str
@@ -39,10 +42,14 @@ class Rule:
     expression: str | None = None
     field: str | None = None
     reason: str = "FieldValueInvalid"
+    ratchets: bool = False
 
-    def render(self) -> dict[str, str]:
+    def render(self) -> dict[str, str | bool]:
         """Return the rule in the form of an entry of x-kubernetes-validations."""
-        entry = {"rule": self.rule, "message": self.message, "reason": self.reason}
+        entry: dict[str, str | bool] = {"rule": self.rule, "message": self.message, "reason": self.reason}
+        if self.ratchets:
+            before = re.sub(r"\bself\b", "oldSelf.value()", self.rule)
+            entry |= {"rule": f"({self.rule}) || (oldSelf.hasValue() && !({before}))", "optionalOldSelf": True}
         optional = {"messageExpression": self.expression, "fieldPath": self.field}
         return entry | {key: value for key, value in optional.items() if value is not None}
 
@@ -270,6 +277,25 @@ VALUES = (
         field=".algorithm.loss.clipLow",
     ),
     Rule(
+        "!has(self.rollout) || !has(self.rollout.stragglerLane) || "
+        "self.rollout.stragglerLane.afterTokens < self.data.maxResponseTokens",
+        "stragglerLane.afterTokens must be below data.maxResponseTokens: responses end before they could move.",
+        _message(
+            "afterTokens %d is not below data.maxResponseTokens %d: responses end before they could move. Lower it, or remove "
+            "stragglerLane.",
+            *("self.rollout.stragglerLane.afterTokens", "self.data.maxResponseTokens"),
+        ),
+        ".rollout.stragglerLane.afterTokens",
+        ratchets=True,
+    ),
+    Rule(
+        "self.accelerator.profile == 'CPU' || !has(self.rollout) || self.rollout.engine != 'Torch' || "
+        "!has(self.rollout.stragglerLane)",
+        "A Torch replica computes on one device, so a straggler lane is not faster. Remove it, or set rollout.engine to VLLM.",
+        field=".rollout.stragglerLane",
+        ratchets=True,
+    ),
+    Rule(
         "!has(self.algorithm.overlongPenalty) || self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens",
         "bufferTokens must be at most data.maxResponseTokens, or every response is penalised.",
         field=".algorithm.overlongPenalty.bufferTokens",
@@ -442,6 +468,18 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "!has(self.stragglerLane) || !has(self.minNodes) || self.stragglerLane.nodes < self.minNodes",
             "minNodes must be more than stragglerLane.nodes: the lane is a part of the pool.",
             field=".minNodes",
+            ratchets=True,
+        ),
+        Rule(
+            "!has(self.stragglerLane) || self.stragglerLane.tensorParallel > self.tensorParallel",
+            "stragglerLane.tensorParallel must be more than tensorParallel, otherwise the lane is not faster.",
+            _message(
+                "stragglerLane.tensorParallel %d is not above tensorParallel %d, so the lane is not faster. Raise it, or remove "
+                "stragglerLane.",
+                *("self.stragglerLane.tensorParallel", "self.tensorParallel"),
+            ),
+            ".stragglerLane.tensorParallel",
+            ratchets=True,
         ),
         Rule(
             "!has(self.vllm) || self.engine == 'VLLM'",

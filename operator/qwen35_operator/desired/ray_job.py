@@ -95,7 +95,7 @@ def _groups(
         return [_counts("train", nodes, nodes, nodes) | common]
     bounds, lane = training.spec.rollout, training.spec.lane_nodes
     assert bounds is not None, "the spec's own checks require it"
-    least = min(bounds.minNodes or rollout_nodes, rollout_nodes) - lane
+    least = min(max(bounds.minNodes or rollout_nodes, lane + 1), rollout_nodes) - lane
     most = max(bounds.maxNodes or rollout_nodes, rollout_nodes) - lane
     counts = _counts("rollout", rollout_nodes - lane, least, most)
     if not lane:

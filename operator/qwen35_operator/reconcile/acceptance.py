@@ -8,7 +8,7 @@ from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.status.conditions import no
-from qwen35_trainer.manifest import Problem, cannot_run
+from qwen35_trainer.manifest import Problem, cannot_run, check_new
 from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, RELATIVE_FOLDER, PublicationSpec
 
 
@@ -32,7 +32,8 @@ def _in_pods(publication: PublicationSpec) -> list[Problem]:
 def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource | Verdict:
     """Return the training if the operator can work on it; otherwise return a verdict that says why it cannot.
 
-    An open attempt keeps running while its training is refused.
+    An open attempt keeps running while its training is refused. A training that has had an attempt is not refused for
+    what an earlier release accepted.
     """
     state: State = "Pending" if attempts.open_attempt(observed) is None else "Running"
     if observed.unavailable:
@@ -41,6 +42,8 @@ def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource |
     training, problems = observed.training, list(observed.problems)
     if training is not None:
         problems += refusals(training, settings)
+        if not observed.status.attempts:
+            problems += check_new(training.spec)
     if training is not None and not problems:
         return training
     assert problems, f"{observed.namespace}/{observed.name}: the spec was not read, and no problem was reported"

@@ -45,7 +45,7 @@ def target(training: TrainingResource, status: TrainingStatus) -> int:
         return 0
     if pool.autoscale is None or status.autoscale is None:
         return pool.nodes
-    return min(max(status.autoscale.nodes, pool.minNodes or pool.nodes), pool.maxNodes or pool.nodes)
+    return min(max(status.autoscale.nodes, training.spec.min_rollout_nodes), pool.maxNodes or pool.nodes)
 
 
 def resize(situation: AttemptSituation, nodes: int) -> Resize:
@@ -77,7 +77,7 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
         group=ROLLOUT_GROUP,
         current_replicas=group.replicas,
         replicas=nodes - lane,
-        min_replicas=min(pool.minNodes or pool.nodes, nodes) - lane,
+        min_replicas=min(situation.spec.min_rollout_nodes, nodes) - lane,
         max_replicas=max(pool.maxNodes or pool.nodes, nodes) - lane,
         pods_to_delete=leaving,
     )
@@ -107,7 +107,7 @@ def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
         chosen, why = nodes - step, f"the rollout pool has too little to do: {shares}"
     else:
         return None
-    if not (pool.minNodes or pool.nodes) <= chosen <= (pool.maxNodes or pool.nodes):
+    if not situation.spec.min_rollout_nodes <= chosen <= (pool.maxNodes or pool.nodes):
         return None
     return AutoscaleStatus(nodes=chosen, reason=f"{nodes} → {chosen}: {why}", time=rfc3339(situation.now))
 

@@ -144,7 +144,9 @@ def _needed_nodes(training: TrainingResource | None, pool: PoolStatus) -> int:
     """Return the number of nodes that the pool needs for the training to continue."""
     if pool.name != "rollout" or training is None or training.spec.rollout is None:
         return pool.desired
-    return min(pool.desired, training.spec.rollout.minNodes or pool.desired)
+    return (
+        pool.desired if training.spec.rollout.minNodes is None else min(pool.desired, training.spec.min_rollout_nodes)
+    )
 
 
 def _enough_nodes(observed: Observed, pools: dict[PodPool, PoolStatus]) -> bool:

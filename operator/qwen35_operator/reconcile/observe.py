@@ -52,7 +52,7 @@ class TrainingParser:
         version = [metadata["generation"], labels, annotations]
         parsed = self._parsed.pop(metadata["uid"], None)
         if parsed is None or parsed[0] != version:
-            spec, problems = parse_spec(raw.get("spec", {}))
+            spec, problems = parse_spec(raw.get("spec", {}), new=False)
             training = None
             if spec is not None and not problems:
                 training = TrainingResource(

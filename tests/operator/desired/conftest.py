@@ -32,7 +32,7 @@ def make_training() -> Callable[..., TrainingResource]:
             for key in parents:
                 here = here.setdefault(key, {})
             here[last] = value
-        spec, problems = parse_spec(document)
+        spec, problems = parse_spec(document, new=False)
         assert spec is not None, problems
         assert not problems
         training = TrainingResource("demo", "rl", "6d0fc0de-1111-2222-3333-444455556666", 1, spec)

@@ -56,6 +56,14 @@ def test_the_lane_is_a_worker_group_of_the_pool_that_keeps_its_size(build):
     assert sizes == {"rollout": [1, 5, 7], "lane": [1, 1, 1], "train": [1, 1, 1]}
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_lane_that_fills_min_nodes_leaves_a_node_for_the_rest_of_the_pool(build, nodes):
+    """Earlier releases accepted such trainings. KubeRay refuses a group of fewer than 0 nodes."""
+    rollout = {"nodes": 4, "minNodes": 1, "stragglerLane": LANE | {"nodes": nodes}}
+    group = groups(build({"rollout": rollout}, rollout_nodes=4))["rollout"]
+    assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (1, 4 - nodes, 4 - nodes)
+
+
 def test_labels_tell_the_nodes_of_the_lane_from_those_of_the_rest_of_the_pool(build):
     made = groups(build({"rollout": {"nodes": 3, "stragglerLane": LANE}}, rollout_nodes=3))
     assert {name: group["labels"] for name, group in made.items()} == {

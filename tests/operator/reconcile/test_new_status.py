@@ -1,8 +1,11 @@
 """The status: conditions, pools, numbers, and how often it is written."""
 
+from dataclasses import replace
+
 import pytest
 
 from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.desired.object_names import spec_hash
 from qwen35_operator.status.conditions import CONDITIONS, REASONS
 from qwen35_trainer.manifest import Problem
 from tests.operator.reconcile.world import World
@@ -104,6 +107,50 @@ def test_an_edit_that_cannot_run_leaves_the_running_attempt_alone(world):
     assert not world.is_true("Accepted")
     assert world.status.state == "Running"
     assert world.jobs["demo-1"].deleting is None
+
+
+EARLIER = {
+    "a lane that fills minNodes": ({"minNodes": 1}, "spec.rollout.minNodes"),
+    "a lane that is not larger": (
+        {"tensorParallel": 4, "lane": {"tensorParallel": 4}},
+        "spec.rollout.stragglerLane.tensorParallel",
+    ),
+    "a lane that nothing reaches": ({"lane": {"afterTokens": 9999}}, "spec.rollout.stragglerLane.afterTokens"),
+    "a lane of Torch replicas": ({"engine": "Torch"}, "spec.rollout.stragglerLane"),
+}
+"""What an earlier release accepted → the field that this one names when a new training has it."""
+
+
+@pytest.mark.parametrize(("change", "path"), EARLIER.values(), ids=EARLIER)
+def test_what_an_earlier_release_accepted_is_refused_in_a_new_training_and_continued_in_one_that_runs(change, path):
+    lane = {"nodes": 1, "tensorParallel": 8, "afterTokens": 9}
+    rollout = {"engine": "VLLM", "nodes": 3, "minNodes": 2, "stragglerLane": lane}
+    earlier = {**rollout, **change, "stragglerLane": lane | change.get("lane", {})}
+    earlier.pop("lane", None)
+
+    new = World()
+    new.edit(rollout=earlier)
+    new.reconcile()
+    assert new.condition("Accepted").reason == "Invalid"
+    assert f"{path}: " in new.condition("Accepted").message
+    assert not new.jobs
+
+    begun = World()
+    begun.edit(rollout=rollout)
+    begun.until_running()
+    begun.edit(rollout=earlier)  # stands for the operator's upgrade: the job is of this spec
+    begun.jobs["demo-1"] = replace(begun.jobs["demo-1"], spec_hash=spec_hash(begun.observe().training))
+    begun.reconcile()
+    assert begun.is_true("Accepted")
+    assert [attempt.outcome for attempt in begun.status.attempts] == ["Running"]
+    begun.edit(suspend=True)
+    begun.reconcile()
+    begun.obey()
+    begun.settle()
+    assert begun.status.state == "Suspended"
+    begun.edit(suspend=False)
+    begun.until_running()
+    assert [attempt.outcome for attempt in begun.status.attempts] == ["Suspended", "Running"]
 
 
 def test_a_kind_that_cannot_be_watched_stops_everything_and_is_named(world):

@@ -80,7 +80,7 @@ class World:
     # The operator.
 
     def observe(self) -> Observed:
-        spec, problems = parse_spec(deepcopy(self.spec))
+        spec, problems = parse_spec(deepcopy(self.spec), new=False)
         training = None
         if not problems:
             training = TrainingResource("demo", "team", UID, self.generation, spec, self.labels)

@@ -4,7 +4,7 @@ from qwen35_trainer.manifest.accelerator import AcceleratorSpec
 from qwen35_trainer.manifest.algorithm import AlgorithmSpec, CorrectionSpec, KLSpec, LossSpec
 from qwen35_trainer.manifest.asynchrony import AsyncSpec
 from qwen35_trainer.manifest.checkpoint import CheckpointSpec, CheckpointStorageSpec
-from qwen35_trainer.manifest.checks import check
+from qwen35_trainer.manifest.checks import check, check_new
 from qwen35_trainer.manifest.data import DataSpec, FilesSpec, GymSpec, SourceSpec
 from qwen35_trainer.manifest.evaluation import EvaluationSpec
 from qwen35_trainer.manifest.failure import FailurePolicySpec, FailureRuleSpec
@@ -74,6 +74,7 @@ __all__ = [
     "apply_overrides",
     "cannot_run",
     "check",
+    "check_new",
     "dump_manifest",
     "load_manifest",
     "parse_manifest",

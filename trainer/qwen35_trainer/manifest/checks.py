@@ -7,7 +7,7 @@ in the custom resource definition (`qwen35_operator/api/rules.py`); tests/contro
 
 from collections.abc import Callable, Collection, Iterable
 
-from qwen35_trainer.manifest import contents, layout, modes
+from qwen35_trainer.manifest import contents, layout, modes, straggler_lane
 from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.training import TrainingSpec
 
@@ -43,7 +43,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.kl, ("algorithm",)),
     (contents.correction, ("algorithm",)),
     (contents.elasticity, ("rollout",)),
-    (contents.straggler_lane, ("rollout",)),
+    (straggler_lane.part_of_pool, ("rollout",)),
     (contents.vllm_options, ("rollout",)),
     (contents.vllm_arguments, ("rollout",)),
     (contents.vllm_candidates, ("rollout",)),
@@ -53,8 +53,30 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.rule_names, ("failurePolicy",)),
     (contents.rule_patterns, ("failurePolicy",)),
 )
+"""Checks of every spec: the code relies on them."""
+
+NEW_TRAINING_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
+    (straggler_lane.below_min_nodes, ("rollout",)),
+    (straggler_lane.larger_replicas, ("rollout",)),
+    (straggler_lane.before_the_limit, ("data", "rollout")),
+    (straggler_lane.faster_engine, ("accelerator", "rollout")),
+)
+"""Checks of new trainings only, because an earlier release accepted what they refuse.
+
+A training that has begun continues, resumes and is exported without them, so no upgrade stops it. A check belongs here
+if it is younger than the first release and refuses settings that have no use, but do no harm.
+"""
 
 
-def check(spec: TrainingSpec, without: Collection[str] = ()) -> list[Problem]:
-    """Return every problem of the spec. Checks that read a section in `without` are skipped."""
-    return [problem for function, reads in CHECKS if not set(reads) & set(without) for problem in function(spec)]
+def check(spec: TrainingSpec, without: Collection[str] = (), *, new: bool = True) -> list[Problem]:
+    """Return every problem of the spec. Checks that read a section in `without` are skipped.
+
+    new: whether the spec is of a new training. False leaves out `NEW_TRAINING_CHECKS`.
+    """
+    checks = (*CHECKS, *NEW_TRAINING_CHECKS) if new else CHECKS
+    return [problem for function, reads in checks if not set(reads) & set(without) for problem in function(spec)]
+
+
+def check_new(spec: TrainingSpec) -> list[Problem]:
+    """Return the problems of a valid spec for which only a new training is refused."""
+    return [problem for function, _ in NEW_TRAINING_CHECKS for problem in function(spec)]

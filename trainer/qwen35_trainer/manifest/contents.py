@@ -8,7 +8,7 @@ from qwen35_trainer.manifest.base import Section
 from qwen35_trainer.manifest.problems import Problem, either
 from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
 from qwen35_trainer.manifest.training import TrainingSpec
-from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
+from qwen35_trainer.manifest.vllm import EXPERT_PARALLEL, RESERVED_ARGUMENTS, truth_of
 
 FLOORED = ("IcePop", "SequenceMask")
 DIVERGENCE_MASKED = ("DPPOBinaryTV", "DPPOBinaryKL")
@@ -64,12 +64,18 @@ def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that extraArguments of vLLM does not name an argument that another field or the engine sets."""
+    """Check that extraArguments of vLLM does not name an argument that another field or the engine sets.
+
+    The value of enable_expert_parallel must be a truth value, because the train ranks stage the weights by it.
+    """
     if spec.rollout is None or spec.rollout.vllm is None:
         return
-    for name in spec.rollout.vllm.extraArguments:
+    for name, value in spec.rollout.vllm.extraArguments.items():
+        path = f"spec.rollout.vllm.extraArguments.{name}"
         if (reason := RESERVED_ARGUMENTS.get(name.replace("-", "_"))) is not None:
-            yield Problem(f"spec.rollout.vllm.extraArguments.{name}", f"it cannot be set here: {reason}.", "Remove it.")
+            yield Problem(path, f"it cannot be set here: {reason}.", "Remove it.")
+        if name == EXPERT_PARALLEL and truth_of(value) is None:
+            yield Problem(path, f"{value} is neither true nor false.", "Set it to true or false.")
 
 
 def gym_reward(spec: TrainingSpec) -> Iterator[Problem]:
@@ -219,22 +225,6 @@ def vllm_candidates(spec: TrainingSpec) -> Iterator[Problem]:
     if pool.topK == 0 and (pool.topP < 1 or pool.minP > 0):
         message = "topP and minP keep a number of tokens without a bound, and engine VLLM returns the log-prob of each."
         yield Problem("spec.rollout.topK", message, f"Set topK to at most {MAX_VLLM_TOP_K}, or use engine Torch.")
-
-
-def straggler_lane(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the straggler lane leaves nodes of the pool for other sequences, also when the pool has minNodes."""
-    pool = spec.rollout
-    if pool is None or pool.stragglerLane is None:
-        return
-    lane = pool.stragglerLane.nodes
-    if lane >= pool.nodes:
-        fix = f"Raise rollout.nodes to at least {lane + 1}"
-        fix += f", or use {pool.nodes - 1} here." if pool.nodes > 1 else ", or remove stragglerLane."
-        message = f"{lane} of the pool's {pool.nodes} nodes leaves none for other sequences."
-        yield Problem("spec.rollout.stragglerLane.nodes", message, fix)
-    elif pool.minNodes is not None and lane >= pool.minNodes:
-        message = f"{pool.minNodes} includes the {lane} of stragglerLane.nodes, which leaves none for other sequences."
-        yield Problem("spec.rollout.minNodes", message, f"Raise it to at least {lane + 1}.")
 
 
 def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:

@@ -27,9 +27,10 @@ def manifests_in(path: Path) -> list[Path]:
     return [file for file in files if _OUR_KIND.search(file.read_bytes())] or [path]
 
 
-def load_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
+def load_manifest(path: Path, overrides: Sequence[str] = (), *, new: bool = True) -> Manifest:
     """Load a manifest from a file, or from standard input (`STDIN`), and apply `--set` overrides.
 
+    new: whether it is of a new training; False: of one that has begun, so an earlier release may have accepted it.
     Raises ManifestError with every problem found.
     """
     document, problems = parse_document(_read(path))
@@ -38,7 +39,7 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
     if isinstance(document, Mapping):
         document, problems = override(document, overrides)
     try:
-        manifest = parse_manifest(document, path)
+        manifest = parse_manifest(document, path, new=new)
     except ManifestError as error:
         raise ManifestError(path, [*problems, *error.problems]) from None
     if problems:

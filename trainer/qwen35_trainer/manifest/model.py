@@ -65,6 +65,10 @@ class RandomVisionSpec(Section):
     )
 
 
+SPECIAL_TOKENS, VISION_TOKENS = 3, 4
+"""Special tokens of a random model: of every one, and in addition of one with a vision tower."""
+
+
 class RandomModelSpec(Section):
     """A Qwen3.5 model with random weights and one token per character: the real architecture without a download."""
 
@@ -159,6 +163,11 @@ class RandomModelSpec(Section):
         description="A vision tower, for images and videos; {} is a tiny one. Default: none, a text-only model. verl:"
         " none.",
     )
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens: the characters and the special tokens (data/tokenizer.py, `character_tokenizer`)."""
+        return len(self.characters) + (SPECIAL_TOKENS if self.vision is None else SPECIAL_TOKENS + VISION_TOKENS)
 
 
 class ModelSourceSpec(Section):

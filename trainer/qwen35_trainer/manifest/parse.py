@@ -14,10 +14,11 @@ from qwen35_trainer.manifest.resource import API_VERSION, KIND, Manifest
 from qwen35_trainer.manifest.training import TrainingSpec
 
 
-def parse_spec(document: object) -> tuple[TrainingSpec | None, list[Problem]]:
+def parse_spec(document: object, *, new: bool = True) -> tuple[TrainingSpec | None, list[Problem]]:
     """Parse and check a spec. Returns the spec, or None if a field is invalid, and a list of every problem.
 
-    Checks across fields run on the sections that are valid, so that one typo does not hide other problems.
+    Checks across fields run on the sections that are valid, so that one typo does not hide other problems. new: whether
+    the spec is of a new training; False: an earlier release may have accepted it (`checks.NEW_TRAINING_CHECKS`).
     """
     try:
         spec = TrainingSpec.model_validate(document, by_alias=True, by_name=False)
@@ -25,24 +26,24 @@ def parse_spec(document: object) -> tuple[TrainingSpec | None, list[Problem]]:
         failed = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
         problems = explain(error, document, TrainingSpec, ("spec",))
         if isinstance(document, Mapping):
-            problems += check(_parsed_part(document, failed), without=failed)
+            problems += check(_parsed_part(document, failed), without=failed, new=new)
         return None, problems
-    return spec, check(spec)
+    return spec, check(spec, new=new)
 
 
-def parse_manifest(document: object, file: Path | None = None) -> Manifest:
-    """Parse and check a manifest. Raises ManifestError with every problem found."""
+def parse_manifest(document: object, file: Path | None = None, *, new: bool = True) -> Manifest:
+    """Parse and check a manifest. Raises ManifestError with every problem found. new: as in `parse_spec`."""
     if wrong := _wrong_kind(document):
         raise ManifestError(file, wrong)
     assert isinstance(document, Mapping)
     try:
         manifest = Manifest.model_validate(document, by_alias=True, by_name=False)
-        problems = check(manifest.spec)
+        problems = check(manifest.spec, new=new)
     except ValidationError as error:
         envelope = [detail for detail in error.errors() if detail["loc"][:1] != ("spec",) or len(detail["loc"]) == 1]
         problems = explain(envelope, document, Manifest, ())
         if isinstance(document.get("spec"), Mapping):
-            problems += parse_spec(document["spec"])[1]
+            problems += parse_spec(document["spec"], new=new)[1]
         raise ManifestError(file, problems) from None
     if problems:
         raise ManifestError(file, problems)

@@ -36,9 +36,6 @@ def _rollout(spec: TrainingSpec) -> Iterator[Problem]:
     if rollout.engine == "Torch" and rollout.tensorParallel != 1:
         message = f"a Torch replica is one process, not {rollout.tensorParallel}."
         yield Problem("spec.rollout.tensorParallel", message, "Set it to 1, or set rollout.engine to VLLM.")
-    if rollout.engine == "Torch" and rollout.stragglerLane is not None and spec.accelerator.profile != "CPU":
-        message = "a Torch replica computes on one device, so a straggler lane is not faster."
-        yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to VLLM.")
     if rollout.engine == "VLLM":
         yield from _vllm(spec, rollout)
 

@@ -34,7 +34,7 @@ class StragglerLaneSpec(Section):
     afterTokens: int = Field(
         ge=1,
         le=1_048_576,
-        description="Response tokens after which a sequence may move to the straggler lane. It moves if it is expected "
+        description="Response tokens after which a sequence may move to the straggler lane, fewer than data.maxResponseTokens. It moves if it is expected "
         "to gain more time there than its second prefill costs. No default, because it depends on the lengths of your "
         "responses. verl: none.",
     )

@@ -151,6 +151,15 @@ class TrainingSpec(Section):
         return 0 if lane is None else lane.nodes
 
     @property
+    def min_rollout_nodes(self) -> int:
+        """Minimum number of nodes that the rollout pool has: rollout.minNodes, and at least one besides the straggler lane.
+
+        Trainings of earlier releases may have a minNodes that the lane fills.
+        """
+        assert self.rollout is not None
+        return max(self.rollout.minNodes or self.rollout.nodes, self.lane_nodes + 1)
+
+    @property
     def lane_replicas(self) -> int:
         """Number of replicas of the straggler lane; 0 without one."""
         lane = self.rollout.stragglerLane if self.rollout is not None else None

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from qwen35_trainer.manifest.base import Section
 
 KVCachePrecision = Literal["BF16", "FP8"]
 ArgumentValue = Annotated[str, Field(max_length=1024)] | int | float | bool
+
+EXPERT_PARALLEL = "enable_expert_parallel"
+_TRUTH: TypeAdapter[bool] = TypeAdapter(bool)
 
 _OWN = "use {} instead"
 _LOADING = "the trainer publishes the weights, and nothing is loaded from files"
@@ -100,3 +103,19 @@ class VLLMSpec(Section):
         "long_prefill_token_threshold. Names are checked against the installed version when the training starts; arguments that this "
         "project sets itself are refused. Default: none. verl: actor_rollout_ref.rollout.engine_kwargs.",
     )
+
+    @property
+    def expert_parallel(self) -> bool:
+        """Whether each expert is on one device of a replica: vLLM's enable_expert_parallel. False if it is not a truth value."""
+        return bool(truth_of(self.extraArguments.get(EXPERT_PARALLEL, False)))
+
+
+def truth_of(value: str | float | bool) -> bool | None:
+    """Return the truth value that vLLM's options, which are pydantic models, read from a value; None if it is none.
+
+    The texts "false", "off", "no" and "0" are false there, although Python's bool() of them is True.
+    """
+    try:
+        return _TRUTH.validate_python(value)
+    except ValidationError:
+        return None

@@ -1,7 +1,15 @@
 """Whether vLLM can divide a model among the devices of a replica (tensor parallelism).
 
-vLLM 0.32 gives each device a whole number of the query heads, of the heads of Gated DeltaNet layers, and of the channels
-of a dense MLP. Key and value heads may also be fewer than the devices: several devices then have the same head.
+    sizes                                                  a device has
+    query heads, heads of Gated DeltaNet layers            a whole number of them
+    key and value heads                                    a whole number; or several devices have the same head
+    channels of a dense MLP, or of a shared expert         a whole number
+    channels of experts                                    a whole number; all with expert parallelism
+    experts                                                a part of each; whole ones with expert parallelism. Never fewer than devices
+    rows of the vocabulary, filled up to a multiple of 64  a whole number
+
+From vLLM 0.32: models/qwen3_next.py (Qwen3NextAttention, Qwen3NextSparseMoeBlock), layers/mamba (Gated DeltaNet),
+layers/fused_moe/config.py (FusedMoEConfig) and layers/vocab_parallel_embedding.py in vllm/model_executor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,43 +19,76 @@ from qwen35_trainer.manifest.model import RandomModelSpec
 from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.training import TrainingSpec
 
-HUB_NAMES = {
-    "attentionHeads": "num_attention_heads",
-    "keyValueHeads": "num_key_value_heads",
-    "linearKeyHeads": "linear_num_key_heads",
-    "linearValueHeads": "linear_num_value_heads",
-    "intermediateSize": "intermediate_size",
+DIVIDED = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
+"""Fields of config.json whose values are divided in every layout."""
+SHARED = "num_key_value_heads"
+"""Number of heads of which several devices may have the same one."""
+VOCABULARY, VOCABULARY_MULTIPLE = "vocab_size", 64
+"""vLLM fills up the rows of the vocabulary to a multiple of this number (DEFAULT_VOCAB_PADDING_SIZE)."""
+EXPERTS = "num_experts"
+
+RANDOM_NAMES = {
+    "num_attention_heads": "attentionHeads",
+    SHARED: "keyValueHeads",
+    "linear_num_key_heads": "linearKeyHeads",
+    "linear_num_value_heads": "linearValueHeads",
+    "intermediate_size": "intermediateSize",
+    "shared_expert_intermediate_size": "intermediateSize",
+    EXPERTS: "experts",
 }
-"""Field of a random model → the field of config.json with the same meaning."""
-SHARED = ("keyValueHeads", HUB_NAMES["keyValueHeads"])
-"""Names of the number of heads that several devices may share."""
+"""Field of config.json → the field of a random model that determines it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DividedSizes:
-    """The sizes of a model that vLLM divides among devices: name of a field → its value."""
+    """The sizes of a model that vLLM divides among devices.
 
-    values: Mapping[str, int]
+    sizes: field of config.json → its value. names: the names that problems show, for those that differ from the fields.
+    """
+
+    sizes: Mapping[str, int]
+    names: Mapping[str, str]
 
     @classmethod
     def of_random(cls, shape: RandomModelSpec) -> "DividedSizes":
-        """Return the sizes of a random model. The width of experts is left out, because vLLM pads it."""
-        names = [name for name in HUB_NAMES if name != "intermediateSize" or not shape.experts]
-        return cls({name: getattr(shape, name) for name in names})
+        """Return the sizes of a random model. Its experts and its shared expert have the same width."""
+        left_out = ("intermediate_size",) if shape.experts else ("shared_expert_intermediate_size", EXPERTS)
+        names = {field: name for field, name in RANDOM_NAMES.items() if field not in left_out}
+        sizes = {field: getattr(shape, name) for field, name in names.items()} | {VOCABULARY: shape.vocabulary}
+        return cls(sizes, names | {VOCABULARY: "characters and special tokens"})
 
     @classmethod
     def of_configuration(cls, config: Mapping[str, object]) -> "DividedSizes":
-        """Return the sizes in the text model's part of a config.json. Absent fields are left out, and the width of experts."""
-        names = [name for name in HUB_NAMES.values() if name != "intermediate_size" or "num_experts" not in config]
-        return cls({name: value for name in names if isinstance(value := config.get(name), int) and value > 0})
+        """Return the sizes in the text model's part of a config.json. Absent fields are left out."""
+        of_experts = ("moe_intermediate_size", "shared_expert_intermediate_size", EXPERTS)
+        layers = of_experts if EXPERTS in config else ("intermediate_size",)
+        sizes = {name: config.get(name) for name in (*DIVIDED, SHARED, *layers, VOCABULARY)}
+        return cls({name: value for name, value in sizes.items() if isinstance(value, int) and value > 0}, {})
 
-    def indivisible(self, devices: int) -> list[str]:
-        """Return the sizes, as "NAME VALUE", that cannot be divided among this number of devices."""
+    def indivisible(self, devices: int, *, expert_parallel: bool = False) -> list[str]:
+        """Return the sizes, as "NAME VALUE", that cannot be divided among this number of devices.
+
+        expert_parallel: whether each expert is on one device (enable_expert_parallel).
+        """
         return [
-            f"{name} {value}"
-            for name, value in self.values.items()
-            if value % devices and not (name in SHARED and devices % value == 0)
+            f"{self.names.get(name, name)} {shown}"
+            for name, value in self.sizes.items()
+            if (shown := _indivisible(name, value, devices, expert_parallel=expert_parallel)) is not None
         ]
+
+
+def _indivisible(name: str, value: int, devices: int, *, expert_parallel: bool) -> str | None:
+    """Return the size as problems show it if it cannot be divided among this number of devices; otherwise None."""
+    if name == EXPERTS:
+        return str(value) if value < devices else None
+    if name == VOCABULARY:
+        rows = value + -value % VOCABULARY_MULTIPLE
+        return f"{value} (filled up to {rows})" if rows % devices else None
+    if name == "moe_intermediate_size" and expert_parallel:
+        return None
+    if name == SHARED and devices % value == 0:
+        return None
+    return str(value) if value % devices else None
 
 
 def split_problems(spec: TrainingSpec, sizes: DividedSizes) -> Iterator[Problem]:
@@ -57,11 +98,13 @@ def split_problems(spec: TrainingSpec, sizes: DividedSizes) -> Iterator[Problem]
     """
     if spec.rollout is None or spec.rollout.engine != "VLLM":
         return
+    expert_parallel = spec.rollout.vllm is not None and spec.rollout.vllm.expert_parallel
     numbers = {"spec.rollout.tensorParallel": spec.rollout.tensorParallel}
     if spec.rollout.stragglerLane is not None:
         numbers["spec.rollout.stragglerLane.tensorParallel"] = spec.rollout.stragglerLane.tensorParallel
     for path, devices in numbers.items():
-        if indivisible := sizes.indivisible(devices):
-            fitting = max(size for size in range(1, devices) if devices % size == 0 and not sizes.indivisible(size))
+        if indivisible := sizes.indivisible(devices, expert_parallel=expert_parallel):
+            smaller = (size for size in range(1, devices) if devices % size == 0)
+            fitting = max(size for size in smaller if not sizes.indivisible(size, expert_parallel=expert_parallel))
             message = f"vLLM cannot divide {', '.join(indivisible)} of this model among {devices} devices."
             yield Problem(path, message, f"Use {fitting}, or a model with other sizes.")

@@ -370,7 +370,7 @@ class Driver(Process):
                 too_few=spec.async_.stallSeconds,
             ),
             target=self._replicas,
-            minimum=max(1, spec.replicas_on(spec.rollout.minNodes or spec.rollout.nodes)),
+            minimum=max(1, spec.replicas_on(spec.min_rollout_nodes)),
             lanes=spec.lane_replicas,
             replica_ranks=spec.rollout.tensorParallel,
         )

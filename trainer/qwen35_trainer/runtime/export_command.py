@@ -109,7 +109,7 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
     if not what.is_dir():
         raise ExportRefused(f"{what} does not exist; name a run's folder, or a checkpoint in one")
     if (run := RunFolder(what)).manifest.is_file():
-        manifest = load_manifest(run.manifest)
+        manifest = load_manifest(run.manifest, new=False)
         storage = manifest.spec.checkpoint.storage
         if storage is not None and storage.path is not None and not Path(storage.path).is_absolute():
             raise ExportRefused(
@@ -127,7 +127,7 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
                 f"{what}: {place} holds the checkpoints of another run now, {owner}; name a checkpoint in it"
             )
         own = newest / MANIFEST_FILE
-        return load_manifest(own) if own.is_file() else manifest, load(newest)
+        return load_manifest(own, new=False) if own.is_file() else manifest, load(newest)
     if not (what / CONTENTS_FILE).is_file():
         raise ExportRefused(
             f"{what} is neither a run's folder, which has a run.yaml, nor a checkpoint like update-000020 in one"
@@ -136,7 +136,7 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
     own, run = checkpoint.path / MANIFEST_FILE, RunFolder(what.resolve().parent.parent)
     if not own.is_file() and not run.manifest.is_file():
         raise ExportRefused(f"{what}: {own} is missing, which names its model; name the run's folder instead")
-    return load_manifest(own if own.is_file() else run.manifest), checkpoint
+    return load_manifest(own if own.is_file() else run.manifest, new=False), checkpoint
 
 
 def _write(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, *, adapter: bool) -> int:

@@ -114,7 +114,7 @@ def redraw(root: Path, output: Path | None) -> Drawn:
     if not is_run(root):
         missing = "has no run.yaml" if root.is_dir() else "does not exist"
         raise NotDrawn(f"{root} is not the folder of a run: it {missing}. Name one, or a training of the cluster")
-    spec = load_manifest(folder.manifest).spec
+    spec = load_manifest(folder.manifest, new=False).spec
     bound = None if spec.mode == "SFT" else spec.effective_async.maxVersionLag
     try:
         run = RunFold.of(read_records(folder.metrics))

@@ -27,7 +27,7 @@ from qwen35_trainer.atomic_files import write_atomically
 from qwen35_trainer.contract import Control
 from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.failure_reasons import FailureReason
-from qwen35_trainer.manifest import Manifest, ManifestError, dump_manifest
+from qwen35_trainer.manifest import Manifest, ManifestError, check_new, dump_manifest
 from qwen35_trainer.progress.html_report import write_report
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.recorder import Recorder
@@ -123,6 +123,9 @@ def run(
     folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
     folder.check(manifest, resume=resume is not None, how_to_resume=how_to_resume, in_cluster=in_cluster)
     start = find_start(resume, folder, manifest, base, in_cluster=in_cluster)
+    # In a cluster the operator has made these checks, and knows which trainings have begun.
+    if start.checkpoint is None and not in_cluster and (problems := check_new(manifest.spec)):
+        raise ManifestError(file, problems)
     reporter.begin(manifest=manifest, metrics=folder.metrics, checkpoint=start.checkpoint, started=started)
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
     name = manifest.metadata.name

@@ -173,5 +173,4 @@ def replica_shape(rollout: RolloutSpec | None) -> ReplicaShape:
     """Return the shape of the replicas, for whose ranks the weights are staged. rollout: None without a rollout pool."""
     if rollout is None:
         return ReplicaShape()
-    arguments = {} if rollout.vllm is None else rollout.vllm.extraArguments
-    return ReplicaShape(rollout.tensorParallel, bool(arguments.get("enable_expert_parallel")))
+    return ReplicaShape(rollout.tensorParallel, rollout.vllm is not None and rollout.vllm.expert_parallel)

@@ -1,0 +1,78 @@
+"""Objects that are older than a rule of the definition can be changed in other ways, on the real API server."""
+
+from copy import deepcopy
+from typing import Any
+
+from qwen35_operator.api import crd
+from tests.controlplane.test_changes import SPEC
+from tests.testbed.api import Refused
+from tests.testbed.control_plane import ControlPlane
+
+GROUP = "older.qwen35.io"
+MERGE = "application/merge-patch+json"
+LANE = {"nodes": 1, "tensorParallel": 4, "afterTokens": 4096}
+OLDER = SPEC | {"rollout": {"nodes": 3, "minNodes": 1, "tensorParallel": 4, "stragglerLane": LANE}}
+"""A lane that fills minNodes, is not larger, begins above maxResponseTokens, and has Torch replicas on accelerators."""
+PATHS = (
+    "spec.rollout.minNodes",
+    "spec.rollout.stragglerLane.tensorParallel",
+    "spec.rollout.stragglerLane.afterTokens",
+    "spec.rollout.stragglerLane",
+)
+
+
+def definition(*, ratchets: bool) -> dict[str, Any]:
+    """The definition in a group of its own. ratchets: whether it has the rules that ratchet."""
+    rendered = deepcopy(crd.render())
+    rendered["metadata"]["name"] = f"{rendered['spec']['names']['plural']}.{GROUP}"
+    rendered["spec"]["group"] = GROUP
+    del rendered["spec"]["names"]["shortNames"], rendered["spec"]["names"]["categories"]
+    schema = rendered["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for _, node in [] if ratchets else crd.fields(schema):
+        if rules := node.get("x-kubernetes-validations"):
+            node["x-kubernetes-validations"] = [rule for rule in rules if "optionalOldSelf" not in rule]
+    return rendered
+
+
+def patched(plane: ControlPlane, path: str, spec: dict[str, Any]) -> str | None:
+    """The message with which the change is refused; None if it is made."""
+    try:
+        plane.api.request("PATCH", path, {"spec": spec}, content=MERGE)
+    except Refused as refused:
+        return refused.message
+    return None
+
+
+def test_an_older_training_can_be_suspended_resized_and_corrected(
+    control_plane: ControlPlane, namespace: str, eventually: Any
+) -> None:
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    older = control_plane.api.post(definitions, definition(ratchets=False))
+    this = f"{definitions}/{older['metadata']['name']}"
+    trainings = f"/apis/{GROUP}/v1alpha1/namespaces/{namespace}/qwen35trainings"
+    envelope = {"apiVersion": f"{GROUP}/v1alpha1", "kind": "Qwen35Training"}
+    try:
+        eventually(lambda: control_plane.api.exists(trainings), "the API server serves the kind")
+        control_plane.api.post(trainings, envelope | {"metadata": {"name": "older"}, "spec": OLDER})
+        control_plane.api.request("PATCH", this, {"spec": definition(ratchets=True)["spec"]}, content=MERGE)
+
+        def refusal() -> str:
+            try:
+                new = envelope | {"metadata": {"name": "new"}, "spec": OLDER}
+                control_plane.api.post(f"{trainings}?dryRun=All", new)
+            except Refused as refused:
+                return refused.message
+            return ""
+
+        eventually(refusal, "the API server has the new rules")
+        assert all(f"{path}: Invalid value" in refusal() for path in PATHS), refusal()
+        path = f"{trainings}/older"
+        assert patched(control_plane, path, {"rollout": {"nodes": 4}}) is None
+        assert patched(control_plane, path, {"suspend": True}) is None
+        # From here on, nothing takes the correction back.
+        assert patched(control_plane, path, {"rollout": {"minNodes": 2}}) is None
+        again = patched(control_plane, path, {"rollout": {"minNodes": 1}})
+        assert again is not None
+        assert "minNodes must be more than stragglerLane.nodes" in again
+    finally:
+        control_plane.api.request("DELETE", this)
