@@ -771,7 +771,7 @@ async def test_a_lane_that_never_starts_ends_the_run_and_names_what_each_of_its_
         f"no replica of the straggler lane started within {LIMITS.open + LIMITS.too_few:g} s (spec.rollout.stragglerLane). "
         "lane-0 is pending; lane-1 is pending"
     )
-    assert now() == LIMITS.open + LIMITS.too_few
+    assert now() == pytest.approx(LIMITS.open + LIMITS.too_few)
 
 
 async def test_a_lane_whose_replicas_are_all_lost_as_they_start_ends_the_run_with_their_causes():
