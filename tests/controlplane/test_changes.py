@@ -80,7 +80,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "rollout.minP": (0.5, SUSPENDED),
     "rollout.vllm": (Together(engine="VLLM", vllm={"eager": True}), SUSPENDED),
     "rollout.stragglerLane": (
-        Together(minNodes=2, stragglerLane={"nodes": 1, "tensorParallel": 8, "afterTokens": 9}),
+        Together(engine="VLLM", minNodes=2, stragglerLane={"nodes": 1, "tensorParallel": 8, "afterTokens": 9}),
         SUSPENDED,
     ),
     "train.engine": ("Megatron", FIXED),
