@@ -49,6 +49,7 @@ def test_sizes_and_knobs_come_from_the_manifest(run_command, manifest):
     file = manifest(
         accelerator={"devicesPerNode": 4},
         rollout={
+            "engine": "VLLM",
             "nodes": 3,
             "tensorParallel": 2,
             "stragglerLane": {"nodes": 1, "tensorParallel": 4, "afterTokens": 900},
