@@ -61,6 +61,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     SequenceRequest,
     StepOutput,
 )
+from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
@@ -373,6 +374,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=45.0, help="length of each measurement [default: 45]")
     parser.add_argument("--tokens", type=int, nargs="*", default=[2_000, 32_000])
     arguments = parser.parse_args()
+    reuse_freed_tensors()  # as in a driver
     with tempfile.TemporaryDirectory(prefix="driver-") as folder:
         held = memory(64, 128, 32_000, Path(folder))
     os.environ |= INLINE_ANSWERS  # as in a run

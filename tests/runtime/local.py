@@ -33,7 +33,7 @@ import qwen35_trainer.engines.fsdp.engine
 import qwen35_trainer.models.qwen3_5.build_model
 import qwen35_trainer.rollout.torch  # noqa: F401
 from qwen35_trainer.commands import app
-from qwen35_trainer.runtime import prepare, process, run_command
+from qwen35_trainer.runtime import driver, prepare, process, run_command
 from qwen35_trainer.runtime.signals import Signals
 from tests.patience import PATIENCE
 
@@ -167,6 +167,7 @@ def _restored(running: LocalRunning) -> Iterator[None]:
         patch.setattr(run_command, "_release_prepared", lambda: None)
         patch.setattr(process, "trim", lambda: None)
         patch.setattr(process, "return_freed_tensors", lambda: None)
+        patch.setattr(driver, "reuse_freed_tensors", lambda: None)
         patch.setattr(logging, "basicConfig", router.add)
         os.environ.update(ENVIRONMENT)
         root.addHandler(router)

@@ -3,10 +3,13 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from qwen35_trainer.runtime.process import starting
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-grpo.yaml"
 
 
 class Knot:
@@ -90,3 +93,31 @@ def test_trim_returns_the_memory_between_small_objects():
     before, kept, after = resident_after("parts = held(10000, 10000)\nsee()\ndel parts[::2]\nsee()\ntrim()\nsee()")
     assert before - kept < 10
     assert kept - after > 10
+
+
+@pytest.mark.processes
+def test_the_driver_uses_the_pages_of_freed_arrays_again_and_other_workers_do_not(tmp_path):
+    code = f"""
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.runtime.driver import Driver
+from qwen35_trainer.runtime.process import Process
+
+logs = Path({str(tmp_path)!r})
+job = SimpleNamespace(folder=SimpleNamespace(logs=logs), spec=load_manifest(Path({str(EXAMPLE)!r})).spec)
+def new_pages():
+    def fill(): b"x" * (8 << 20)
+    fill()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10): fill()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+Process("rollout-0", logs)
+print(new_pages())
+Driver(job, [None])
+print(new_pages())
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    worker, driver = (int(line) for line in out.split())
+    assert driver < worker / 10

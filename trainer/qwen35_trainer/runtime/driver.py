@@ -34,6 +34,7 @@ from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.sink import Sink
 from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup, usable_cores
 from qwen35_trainer.rewards.scoring import Scoring
+from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
 from qwen35_trainer.runtime.background import done_before
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, StorageFailed
@@ -114,6 +115,7 @@ class Driver(Process):
 
     def __init__(self, job: Job, data: Sequence[ray.ObjectRef[RunData]]) -> None:
         super().__init__("driver", job.folder.logs)
+        reuse_freed_tensors()  # the tokens of the next reports and batches need the same sizes
         self._job = job
         (self._data,) = data  # in a sequence, because Ray would fetch a bare reference before this starts
         self._stop = asyncio.Event()
