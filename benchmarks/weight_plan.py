@@ -30,6 +30,8 @@ from typing import Any
 import yaml
 from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
+from qwen35_trainer.catalog.links import LINKS
+from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.models.qwen3_5.classes import without_weights
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from qwen35_trainer.weights.division import ReplicaShape, StagingPlan
@@ -40,44 +42,38 @@ from qwen35_trainer.weights.staging import PART_BYTES, STAGING_THREADS
 from qwen35_trainer.weights.transfer_plan import planned_version, transfers
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
-NETWORK_BYTES_PER_SECOND = 50e9
-"""One ConnectX-7 port of 400 Gb/s for each GPU (NVIDIA DGX H100 datasheet: 8 such ports for 8 GPUs)."""
-HOST_BYTES_PER_SECOND = 64e9
-"""PCIe 5.0 x16, one direction (NVIDIA H100 SXM datasheet: 128 GB/s in both directions together)."""
+NETWORK_BYTES_PER_SECOND = LINKS["IB-400G"].bandwidth
+HOST_BYTES_PER_SECOND = LINKS["PCIe5"].bandwidth
 CHECKSUM_BYTES_PER_SECOND = 31.5e9
 """XXH3 on one core of an i7-9700K (README of github.com/Cyan4973/xxHash)."""
 HOST_CORES = 112
 """A host of 8 GPUs has two processors of 56 cores (NVIDIA DGX H100 datasheet)."""
-VOCABULARY = 248_320
 EXAMPLES = Path(__file__).parents[1] / "examples"
-COMMON = {"vocab_size": VOCABULARY, "head_dim": 256, "linear_num_key_heads": 16, "tie_word_embeddings": False}
-DENSE = {
-    "Qwen/Qwen3.5-9B": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 12288}
-    | {"num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32},
-    "Qwen/Qwen3.5-27B": {"hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17408}
-    | {"num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48},
-}
-EXPERTS = {
-    "Qwen/Qwen3.5-35B-A3B": {"hidden_size": 2048, "num_hidden_layers": 40, "num_experts": 256}
-    | {"num_attention_heads": 16, "linear_num_value_heads": 32, "size": 512},
-    "Qwen/Qwen3.5-122B-A10B": {"hidden_size": 3072, "num_hidden_layers": 48, "num_experts": 256}
-    | {"num_attention_heads": 32, "linear_num_value_heads": 64, "size": 1024},
-    "Qwen/Qwen3.5-397B-A17B": {"hidden_size": 4096, "num_hidden_layers": 60, "num_experts": 512}
-    | {"num_attention_heads": 32, "linear_num_value_heads": 64, "size": 1024},
-}
+LARGE = ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3.5-122B-A10B", "Qwen/Qwen3.5-397B-A17B")
+"""Models that are divided over `--devices`, in the order of their size."""
 
 
 def tensors_of(name: str) -> list[tuple[str, tuple[int, ...], str]]:
     """Return name, shape and type of each tensor of a published model."""
-    if name in DENSE:
-        sizes: dict[str, Any] = COMMON | DENSE[name]
-        config: Any = Qwen3_5TextConfig(**sizes)
+    shape = MODELS[name]
+    sizes: dict[str, Any] = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "linear_num_key_heads": shape.linear_key_heads,
+        "linear_num_value_heads": shape.linear_value_heads,
+        "tie_word_embeddings": shape.tied,
+    }
+    if shape.experts:
+        sizes |= {"num_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token}
+        sizes |= {"moe_intermediate_size": shape.expert_intermediate}
+        sizes |= {"shared_expert_intermediate_size": shape.shared_intermediate}
+        config: Any = Qwen3_5MoeTextConfig(**sizes)
     else:
-        shape = dict(EXPERTS[name])
-        size = shape.pop("size")
-        experts = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size, "num_key_value_heads": 2}
-        mixture: dict[str, Any] = COMMON | shape | experts
-        config = Qwen3_5MoeTextConfig(**mixture)
+        config = Qwen3_5TextConfig(**sizes, intermediate_size=shape.intermediate)
     return [
         (each, tuple(parameter.shape), "float32" if keeps_float32(each) else "bfloat16")
         for each, parameter in without_weights(config).named_parameters()
@@ -146,8 +142,8 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=64, help="of each pool, for 35B, 122B and 397B [default: 64]")
     devices = parser.parse_args().devices
     rows = [{"recipe": file} | plan(*recipe) for file, recipe in examples()]
-    largest, more = [*EXPERTS][-1], 8 * devices
-    shapes = [(name, devices, ReplicaShape(8)) for name in EXPERTS]
+    largest, more = LARGE[-1], 8 * devices
+    shapes = [(name, devices, ReplicaShape(8)) for name in LARGE]
     for name, rollouts, shape in [
         *shapes,
         (largest, devices, ReplicaShape(8, divides_experts=True)),

@@ -30,6 +30,7 @@ from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, load
 from tests.distributed.masters import masters
+from tests.live_bytes import LiveBytes
 from tests.models.scenes import vision_language
 from tests.patience import PATIENCE
 from tests.publications import published_by
@@ -89,6 +90,22 @@ def train(
     results = {"metrics": metrics, "weights": masters(engine), "adapters": adapters, "held": held}
     results |= {"first weights": first, "published": published_by(engine)}
     return results | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
+
+
+def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int, pictured: bool = False) -> dict[str, int]:
+    """Bytes of this rank's tensors between two batches, and at most during the second one."""
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
+    gc.collect()
+    with LiveBytes() as live:
+        engine = FSDPEngine(Origin(lambda: build(settings)), parsed, CPU, pictures=pictured)
+        engine.train(share_of(engine, batch), [1e-3])
+        gc.collect()
+        live.restart()
+        state = live.now
+        engine.train(share_of(engine, batch), [1e-3])
+    return {"state": state, "peak": live.maximum}
 
 
 def share_of(engine: FSDPEngine, batch: TrainBatch) -> TrainBatch:

@@ -3,6 +3,7 @@
 Not the processes of `tests.distributed.rank`: on a CPU the engine changes torch for the whole process.
 """
 
+import gc
 import sys
 import warnings
 from contextlib import nullcontext
@@ -33,8 +34,10 @@ from qwen35_trainer.engines.origin import Origin, origin  # noqa: E402
 from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
 from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
 from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build  # noqa: E402
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
 from tests.engines.megatron.fused_adam import installed  # noqa: E402
+from tests.live_bytes import LiveBytes  # noqa: E402
 from tests.publications import published_by  # noqa: E402
 
 
@@ -80,6 +83,25 @@ def train(
             "published": published_by(engine),
             "likelihood": [engine.negative_log_likelihood(_share_of(engine, batch)) for batch in batches[:1]],
         }
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[str, int]:
+    """Bytes of this rank's tensors between two batches, and at most during the second one."""
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
+    gc.collect()
+    try:
+        with LiveBytes() as live:
+            engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
+            engine.train(_share_of(engine, batch), [1e-3])
+            gc.collect()
+            live.restart()
+            state = live.now
+            engine.train(_share_of(engine, batch), [1e-3])
+        return {"state": state, "peak": live.maximum}
     finally:
         parallel_state.destroy_model_parallel()
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from qwen35_trainer.exits import CANNOT_RUN, REFUSED, fail
 
 if TYPE_CHECKING:
+    from qwen35_trainer.planning.resource_plan import ResourcePlan
     from qwen35_trainer.simulate.field_changes import FieldChange
     from qwen35_trainer.simulate.options import SimulationOptions
 
@@ -143,11 +144,31 @@ def plan(
         float | None,
         typer.Option(help="Speed-up of a lane for each doubling of its devices. [default: 1.5]"),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Device of the catalog. [default: H100 or Ascend-910B]", show_default=False),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="RUN", help="Take training, generation and publication times from this run's records."
+        ),
+    ] = None,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="The data contain pictures: the vision tower trains.")
+    ] = False,
+    only_resources: Annotated[
+        bool, typer.Option("--resources", help="Print memory, times and what does not fit; simulate nothing.")
+    ] = False,
     overrides: SetOption = None,
     changes: WorkloadOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend nodes, staleness bounds and a straggler lane."""
+    """Plan memory and times; recommend nodes, staleness bounds and a straggler lane."""
+    needs = partial(_resources, file, overrides or [], device=device, mean=mean, run=run, pictures=pictures)
+    if only_resources:
+        _print_resources(needs, as_json=as_json)
+        return
     _require("numpy")
     from qwen35_trainer.simulate.options import SimulationOptions
 
@@ -165,7 +186,7 @@ def plan(
         assignments=tuple(changes or ()),
     )
     with _exit_on_problems():
-        _plan(options, max_lag, as_json=as_json)
+        _plan(options, max_lag, needs, as_json=as_json)
 
 
 def _simulate(options: SimulationOptions, sweep: list[str], seeds: int, plot: Path | None, *, as_json: bool) -> None:
@@ -211,9 +232,42 @@ def _simulate(options: SimulationOptions, sweep: list[str], seeds: int, plot: Pa
         Console().print(run_table(rows[0].workload, rows[0].result, seeds, assumed))
 
 
-def _plan(options: SimulationOptions, max_lag: int | None, *, as_json: bool) -> None:
+def _resources(
+    file: Path, changes: list[str], *, device: str | None, mean: float | None, run: Path | None, pictures: bool
+) -> ResourcePlan:
+    """Return the memory and the times of a manifest. Ends the command for options that cannot be used."""
+    from qwen35_trainer.manifest import ManifestError
+    from qwen35_trainer.planning.resource_plan_command import ModelUnknown, PlanRefused, planned
+
+    try:
+        return planned(file, changes, device=device, mean=mean, run=run, pictures=pictures)
+    except ModelUnknown:
+        raise
+    except (ManifestError, PlanRefused) as error:
+        fail(str(error), REFUSED)
+
+
+def _print_resources(needs: Callable[[], ResourcePlan], *, as_json: bool) -> None:
+    """Print the memory and the times of a plan. Exit code 3 if something does not fit."""
+    from qwen35_trainer.planning.resource_plan_command import ModelUnknown
+    from qwen35_trainer.planning.resource_table import resource_json, resource_table
+
+    try:
+        plan = needs()
+    except ModelUnknown as unknown:
+        fail(str(unknown), REFUSED)
+    if as_json:
+        _print_json({"resources": resource_json(plan)})
+    else:
+        Console().print(resource_table(plan))
+    if plan.misfits:
+        raise typer.Exit(CANNOT_RUN)
+
+
+def _plan(options: SimulationOptions, max_lag: int | None, needs: Callable[[], ResourcePlan], *, as_json: bool) -> None:
     from qwen35_trainer.manifest import cannot_run
     from qwen35_trainer.manifest.problems import beyond_release
+    from qwen35_trainer.planning.resource_table import resource_json
     from qwen35_trainer.simulate.field_changes import WorkloadRefused, apply_changes
     from qwen35_trainer.simulate.manifest_workload import constants
     from qwen35_trainer.simulate.options import read_options
@@ -227,15 +281,33 @@ def _plan(options: SimulationOptions, max_lag: int | None, *, as_json: bool) -> 
         _collect(lambda: apply_changes(inputs.workload, inputs.changes), problems)
     if inputs.spec is None or problems:
         raise WorkloadRefused(problems)
+    resources = _resources_or_note(needs, as_json=as_json)
     with _progress(None) as on_simulated:
         result = make_plan(inputs.spec, inputs.speeds, inputs.changes, max_lag, on_simulated)
     assumed = constants(result.workload, inputs.given_fields)
     if as_json:
-        _print_json(plan_json(result, assumed))
+        _print_json(plan_json(result, assumed) | {"resources": resources and resource_json(resources)})
     else:
         Console().print(plan_table(result, assumed))
+    if resources is not None and resources.misfits:
+        raise typer.Exit(CANNOT_RUN)
     if beyond := cannot_run(inputs.spec):
         fail(beyond_release(options.file, beyond), CANNOT_RUN)
+
+
+def _resources_or_note(needs: Callable[[], ResourcePlan], *, as_json: bool) -> ResourcePlan | None:
+    """Print memory and times before the simulations begin; of a model whose sizes are not known, print why they are missing."""
+    from qwen35_trainer.planning.resource_plan_command import ModelUnknown
+    from qwen35_trainer.planning.resource_table import resource_table
+
+    try:
+        resources = needs()
+    except ModelUnknown as unknown:
+        sys.stderr.write(f"Memory and times are not planned. {unknown}\n")
+        return None
+    if not as_json:
+        Console().print(resource_table(resources))
+    return resources
 
 
 def _fields_of_plan(changes: tuple[FieldChange, ...]) -> list[str]:

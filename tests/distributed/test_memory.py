@@ -1,0 +1,37 @@
+"""The planned memory of the FSDP engine against the bytes of its tensors."""
+
+from typing import Any
+
+import pytest
+
+from qwen35_trainer.planning import fsdp_memory
+from tests import planned_memory
+from tests.planned_memory import assert_within
+
+CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "small": ("small", 2, {}),
+    "larger": ("larger", 2, {}),
+    "recomputed": ("larger", 2, {"activationCheckpointing": True}),
+    "experts, recomputed": ("experts", 2, {"activationCheckpointing": True}),
+    "float32": ("small", 2, {"precision": "FP32"}),
+    "one rank, micro-batch 2": ("small", 1, {"micro": 2, "activationCheckpointing": True}),
+    "copies": ("larger", 2, {"parallelism": {"copies": 2}}),
+    "offload of the optimizer": ("small", 2, {"offload": {"optimizer": True}}),
+    "context parallel": ("larger", 2, {"parallelism": {"context": 2}}),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("case", CASES)
+def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
+    size, ranks, train = CASES[case]
+    document = planned_memory.spec(size, ranks, **train)
+    counted = groups(ranks).run(
+        "memory", spec=document, batch=planned_memory.batch(), vocabulary=planned_memory.VOCABULARY
+    )
+    planned = fsdp_memory.rank_memory(
+        planned_memory.shape(size), planned_memory.parsed(document), "Torch", pictures=False
+    )
+    print(case, planned, counted)
+    assert_within(planned.device.total + planned.host, max(each["peak"] for each in counted))
+    assert_within(planned.state + planned.host, max(each["state"] for each in counted))

@@ -1,0 +1,185 @@
+"""What `qwen35 plan --resources` says about published sizes, and what it refuses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from qwen35_trainer.catalog.devices import DEVICES
+from qwen35_trainer.catalog.links import LINKS
+from qwen35_trainer.catalog.models import MODELS
+from qwen35_trainer.commands import app
+from qwen35_trainer.manifest import parse_spec
+from qwen35_trainer.planning import fsdp_memory, megatron_memory, rollout_memory
+from qwen35_trainer.planning.measured_run import MeasuredRun
+from qwen35_trainer.progress.records import UpdateRecord, to_line
+from tests.manifest.conftest import SMALL
+
+GIB = 2**30
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+LARGE = {
+    "mode": "SFT",
+    "model": {"name": "Qwen/Qwen3.5-27B", "source": {"path": "none"}},
+    "data": {
+        "train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}],
+        "maxPromptTokens": 1024,
+        "maxResponseTokens": 1024,
+    },
+}
+
+
+def spec_of(**sections):
+    spec, problems = parse_spec(LARGE | sections)
+    assert spec is not None, problems
+    return spec
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    def write(**sections):
+        file = tmp_path / "training.yaml"
+        file.write_text(yaml.safe_dump(SMALL | {"spec": LARGE | sections}))
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_example_gets_a_plan(file):
+    result = run(file, "--resources", "--json")
+    assert result.exit_code in (0, 3), result.output
+    plan = json.loads(result.stdout)["resources"]
+    assert plan["train"]["total"] == pytest.approx(sum(plan["train"]["parts"].values()))
+    assert (result.exit_code == 3) == bool(plan["misfits"])
+    assert (plan["time"] is None) == (plan["device"] is None)
+
+
+def test_state_of_zero_3_is_sixteen_bytes_for_each_parameter_over_the_ranks():
+    """arXiv:1910.02054, table 1, with float32 gradients: 4 + 4 + 8; the tower is frozen, in two bytes."""
+    spec = spec_of(train={"nodes": 8})
+    planned = fsdp_memory.rank_memory(MODELS["Qwen/Qwen3.5-27B"], spec, "Fused", pictures=False)
+    assert planned.state == pytest.approx(12 * 26.9e9 / 64, rel=0.02)
+
+
+def test_megatron_has_six_bytes_and_twelve_over_the_copies_for_each_parameter():
+    """megatron-core's documentation of the distributed optimizer: bf16 parameters, fp32 gradients: 6 + 12 / d."""
+    degrees = {"tensor": 4, "pipeline": 2}
+    spec = spec_of(train={"engine": "Megatron", "nodes": 8, "parallelism": degrees})
+    planned = megatron_memory.rank_memory(replace(MODELS["Qwen/Qwen3.5-27B"], vision=None), spec, "Fused")
+    assert planned.state == pytest.approx((6 + 12 / 8) * 26.9e9 / 8, rel=0.05)
+
+
+def test_expert_ranks_divide_experts_alone():
+    shape = MODELS["Qwen/Qwen3.5-35B-A3B"]
+    sizes = {}
+    for expert in (1, 8):
+        train = {"engine": "Megatron", "nodes": 1, "parallelism": {"expert": expert}}
+        sizes[expert] = megatron_memory.rank_memory(shape, spec_of(train=train), "Fused").device.parameters
+    experts = 2 * 3 * 2048 * 512 * 256 * 40
+    assert sizes[1] - sizes[8] == pytest.approx(experts * 7 / 8)
+
+
+def test_keys_and_values_of_a_token_are_those_of_the_layers_with_attention():
+    """27B: 16 of 64 layers, 4 heads of 256 channels, key and value in two bytes."""
+    assert rollout_memory.cache_per_token(MODELS["Qwen/Qwen3.5-27B"], 1, 2) == 2 * 2 * 4 * 256 * 16
+    assert rollout_memory.cache_per_token(MODELS["Qwen/Qwen3.5-27B"], 8, 2) == 2 * 2 * 1 * 256 * 16
+
+
+def test_what_does_not_fit_is_named_with_a_fix_and_exit_code_3(manifest):
+    result = run(manifest(train={"nodes": 1}), "--resources")
+    assert result.exit_code == 3
+    assert "Does not fit:" in result.stdout
+    assert "spec.train: a rank needs" in result.stdout
+    assert "train.activationCheckpointing" in result.stdout
+
+
+def test_more_nodes_let_it_fit(manifest):
+    result = run(manifest(train={"nodes": 4, "activationCheckpointing": True}), "--resources")
+    assert result.exit_code == 0, result.stdout
+    assert "Everything fits." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--device", "H10"), "--device H10: is not in the catalog. Did you mean"),
+        (("--device", "Ascend-910B"), "the manifest's accelerator.profile is NVIDIA"),
+        (("--mean", 5000), "--mean 5000: is not between 1 and data.maxResponseTokens 1024"),
+        (("--from", "nowhere"), "--from nowhere:"),
+        (("--set", "model.name=Qwen/Qwen9"), "spec.model.name: Qwen/Qwen9 is not in the catalog"),
+        (("--set", "train.nodes=0"), "spec.train.nodes"),
+    ],
+)
+def test_bad_input_is_refused_by_name(manifest, arguments, text):
+    result = run(manifest(), "--resources", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert text in result.stderr
+
+
+def test_a_folder_s_config_json_goes_before_the_catalog(manifest, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    text = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text |= {"head_dim": 16, "vocab_size": 100, "intermediate_size": 128}
+    text |= {f"linear_num_{kind}_heads": 4 for kind in ("key", "value")}
+    text |= {f"linear_{kind}_head_dim": 16 for kind in ("key", "value")} | {"linear_conv_kernel_dim": 4}
+    (folder / "config.json").write_text(json.dumps({"text_config": text, "tie_word_embeddings": False}))
+    file = manifest(model={"name": "Qwen/Qwen3.5-27B", "source": {"path": "model"}})
+    assert json.loads(run(file, "--resources", "--json").stdout)["resources"]["parameters"] < 1e6
+    del text["head_dim"], text["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps({"text_config": text}))
+    refused = run(file, "--resources")
+    assert refused.exit_code == 2
+    assert "num_hidden_layers" in refused.stderr
+
+
+def test_times_come_from_the_records_of_a_run(manifest, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.yaml").write_text(manifest(train={"nodes": 2}).read_text())
+    zeros = {"updates_total": 2, "version": 0, "time": 0.0, "loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0}
+    records = [
+        UpdateRecord(update=number, prompts=32, samples=32, tokens=8_000, seconds=30.0, seconds_training=20.0, **zeros)
+        for number in (1, 2)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{to_line(record)}\n" for record in records))
+    file = manifest(train={"nodes": 4, "activationCheckpointing": True})
+    time = json.loads(run(file, "--resources", "--json", "--from", folder, "--mean", 500).stdout)["resources"]["time"]
+    # 20 s · 16 devices / 8,000 tokens, for 32 examples of 500 tokens on 32 devices
+    assert time["update"] == pytest.approx(20 * 16 / 8_000 * 32 * 500 / 32)
+    assert time["measured"]
+    refused = run(file, "--resources", "--from", folder, "--set", "model.name=Qwen/Qwen3.5-9B")
+    assert refused.exit_code == 2
+    assert "its model.name is Qwen/Qwen3.5-27B" in refused.stderr
+
+
+def test_a_run_without_updates_is_refused(manifest, tmp_path):
+    (tmp_path / "run.yaml").write_text(manifest().read_text())
+    (tmp_path / "metrics.jsonl").write_text("")
+    refused = run(manifest(), "--resources", "--from", tmp_path)
+    assert refused.exit_code == 2
+    assert "no update of the run trained a token" in refused.stderr
+
+
+def test_the_speed_of_a_measured_pool_scales_with_its_devices():
+    rollout = {"mode": "FullyAsync", "rewards": [{"type": "ExactMatch"}], "rollout": {"nodes": 2}}
+    measured = MeasuredRun(1, 0.01, 100.0, 50.0, 0.1, 1.0)
+    one = measured.generation(spec_of(**rollout), 100.0)
+    two = measured.generation(spec_of(**rollout | {"rollout": {"nodes": 4}}), 100.0)
+    assert one is not None
+    assert two is not None
+    assert one.seconds == pytest.approx(2 * two.seconds)
+
+
+def test_every_fact_of_the_catalog_names_its_source():
+    assert all(each.source for each in (*DEVICES.values(), *LINKS.values()))
+    assert all({each.within_node, each.between_nodes, each.to_host} <= LINKS.keys() for each in DEVICES.values())

@@ -1,0 +1,65 @@
+"""The published models: sizes from the config.json of each, by the model's name on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from qwen35_trainer.catalog.model_shape import ModelShape, VisionShape
+
+_SMALL_TOWER = VisionShape(depth=12, hidden=768, intermediate=3072)
+_TOWER = VisionShape(depth=27, hidden=1152, intermediate=4304)
+
+
+def _qwen3_5(hidden: int, layers: int, intermediate: int, heads: int, kv_heads: int, value_heads: int) -> ModelShape:
+    return ModelShape(
+        hidden, layers, heads, kv_heads, 256, 248_320, intermediate, linear_value_heads=value_heads, vision=_TOWER
+    )
+
+
+def _qwen3_5_experts(
+    hidden: int, layers: int, heads: int, value_heads: int, experts: int, per_token: int, intermediate: int
+) -> ModelShape:
+    return ModelShape(
+        hidden,
+        layers,
+        heads,
+        2,
+        256,
+        248_320,
+        experts=experts,
+        experts_per_token=per_token,
+        expert_intermediate=intermediate,
+        shared_intermediate=intermediate,
+        linear_value_heads=value_heads,
+        vision=_TOWER,
+    )
+
+
+def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, **feed_forward: int) -> ModelShape:
+    shape = ModelShape(hidden, layers, heads, kv_heads, 128, 151_936, full_attention_interval=1, output_gate=False)
+    return replace(shape, **feed_forward)  # type: ignore[arg-type]  # only integer fields
+
+
+MODELS: Final[dict[str, ModelShape]] = {
+    "Qwen/Qwen3.5-0.8B": replace(_qwen3_5(1024, 24, 3584, 8, 2, 16), tied=True, vision=_SMALL_TOWER),
+    "Qwen/Qwen3.5-9B": _qwen3_5(4096, 32, 12_288, 16, 4, 32),
+    "Qwen/Qwen3.5-27B": _qwen3_5(5120, 64, 17_408, 24, 4, 48),
+    "Qwen/Qwen3.5-35B-A3B": _qwen3_5_experts(2048, 40, 16, 32, 256, 8, 512),
+    "Qwen/Qwen3.5-122B-A10B": _qwen3_5_experts(3072, 48, 32, 64, 256, 8, 1024),
+    "Qwen/Qwen3.5-397B-A17B": _qwen3_5_experts(4096, 60, 32, 64, 512, 10, 1024),
+    "Qwen/Qwen3-30B-A3B": _qwen3(2048, 48, 32, 4, experts=128, experts_per_token=8, expert_intermediate=768),
+    "Qwen/Qwen3-32B": _qwen3(5120, 64, 64, 8, intermediate=25_600),
+    "Qwen/Qwen3-235B-A22B": _qwen3(4096, 94, 64, 4, experts=128, experts_per_token=8, expert_intermediate=1536),
+}
+"""Name → sizes. Sources: config.json of each repository, and THUDM/slime, scripts/models, which has the same numbers.
+
+A test builds the transformers class of each Qwen3.5 model and compares its parameters with `parameter_counts.py`.
+"""
+
+
+def find(name: str) -> ModelShape | None:
+    """Return the sizes of a published model by its name, also without the owner and with suffixes such as -Base."""
+    last = name.rsplit("/", 1)[-1].lower()
+    matches = [key for key in MODELS if last.startswith(key.rsplit("/", 1)[-1].lower())]
+    return MODELS[max(matches, key=len)] if matches else None

@@ -1,0 +1,7 @@
+"""What a training needs and how long an update takes, computed from its manifest without running anything.
+
+    manifest, sizes of the model, device ─► memory of a train rank, of a replica, of a pod ─► what does not fit
+                                         └► seconds of an update by part ─► the bottleneck
+
+Every module but `resource_plan_command` is pure. Memory is in bytes, time in seconds. Formulas name their sources.
+"""

@@ -1,0 +1,131 @@
+"""Bytes of the activations that a backward pass needs, and of the temporaries beside them.
+
+Each term is a tensor that autograd saves in the layer's code (`models/qwen3_5/`), per token: D hidden, c bytes of a number in the
+model's precision, 4 of float32. Without fused kernels ("Torch", on a CPU) the delta rule keeps matrices of positions against positions
+within a chunk, and norms keep their normalised inputs.
+
+    full attention   q, k, v, output, softmax statistics: flash attention keeps no matrix of positions (arXiv:2205.14135)
+    delta rule       chunks of 64 positions (arXiv:2412.06464); flash-linear-attention keeps q, k, v, the gates and one matrix per chunk
+    recomputation    the input of every layer, and all activations of the layer whose backward pass runs (arXiv:1604.06174)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from qwen35_trainer.catalog.model_shape import ModelShape
+
+Kernels = Literal["Fused", "Torch"]
+CHUNK_POSITIONS: Final = 64
+"""Positions of a chunk of the delta rule: `delta_rule.CHUNK_POSITIONS`, and flash-linear-attention's."""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What decides the size of activations beside the model's shape."""
+
+    width: int
+    """Bytes of a number in the model's precision: 2 for bfloat16, 4 for float32."""
+    kernels: Kernels
+    tokens: float
+    """Tokens of a micro-batch on this rank, with padding."""
+    length: float
+    """Positions of each of its sequences that this rank holds, with padding."""
+    tensor: int = 1
+    """Tensor-parallel ranks that divide heads and channels. With sequence parallelism they also divide what is between matrix products."""
+    context: int = 1
+    """Ranks that share each sequence. They exchange tokens for heads in attention, so that all terms are divided by it: `tokens` is."""
+    matrices: bool = False
+    """Whether full attention keeps matrices of positions against positions, as megatron-core's own attention without Transformer Engine."""
+
+
+def _norm(width: int, channels: float, groups: float, kernels: Kernels) -> float:
+    """Return the bytes of a norm in float32 without its output: the input, 1 / RMS, and unfused the normalised input."""
+    return (8 if kernels == "Torch" else 4) * channels + 4 * groups
+
+
+def full_attention(shape: ModelShape, computation: Computation) -> float:
+    """Return the bytes of the attention of a layer with full attention, without its norm."""
+    c, kernels, parts = computation.width, computation.kernels, computation.tensor
+    query, key = shape.query / parts, shape.key_value / parts
+    heads, key_heads = shape.heads / parts, shape.kv_heads / parts
+    norms = _norm(c, query, heads, kernels) + _norm(c, key, key_heads, kernels)
+    if c == 4 and shape.output_gate:
+        norms += 4 * query  # in float32 the norm keeps the product itself, with the gate
+    mixed = c * (query + 2 * key) + c * query + 4 * heads
+    gate = c * query if shape.output_gate else 0
+    scores = 0.0
+    if computation.matrices:
+        scores = (4 + 2 * c) * heads * computation.length + 2 * c * query
+    return computation.tokens * (norms + mixed + gate + c * query + scores)
+
+
+def linear_attention(shape: ModelShape, computation: Computation) -> float:
+    """Return the bytes of a Gated DeltaNet, without the norm before it."""
+    c, parts = computation.width, computation.tensor
+    heads, values = shape.linear_value_heads / parts, shape.linear_values / parts
+    mixed = (2 * shape.linear_keys + shape.linear_values) / parts
+    keys = heads * shape.linear_key_dim  # repeated for each value head
+    gates, closing = 12 * heads, _norm(c, values, heads, computation.kernels) + 12 * values + c * values
+    if computation.kernels == "Fused":
+        rule = c * (2 * keys + values) + 8 * heads + c * CHUNK_POSITIONS * heads + 8 * heads
+        return computation.tokens * (gates + c * mixed + rule + closing)
+    chunk = min(CHUNK_POSITIONS, computation.length)
+    chunks = -(-computation.length // chunk)
+    padded = chunks * chunk / computation.length
+    state = 4 * keys * shape.linear_value_dim / chunk
+    later = (chunks - 1) / chunks
+    within = 5 * 4 * heads * chunk + 4 * (7 * keys) + 4 * (keys + values) + 12 * heads
+    value = 4 * values if c == 2 else 4 * mixed
+    between = state + 4 * values + 12 * keys * later
+    rule = 8 * keys + 8 * heads + padded * (within + between) + value
+    return computation.tokens * (gates + c * mixed + rule + closing)
+
+
+def feed_forward(shape: ModelShape, computation: Computation) -> float:
+    """Return the bytes of an MLP, or of the experts of a layer, without the norm before it."""
+    c, parts, hidden = computation.width, computation.tensor, shape.hidden
+    if not shape.experts:
+        return computation.tokens * 4 * c * shape.intermediate / parts
+    per_token, width = shape.experts_per_token, shape.expert_intermediate
+    router = (4 * hidden if c == 2 else 0) + 4 * shape.experts + 20 * per_token + 4
+    shared = c * (1 + 4 * shape.shared_intermediate / parts + hidden) if shape.shared_intermediate else 0
+    experts = per_token * (2 * c * hidden + 4 * c * width + 28)
+    return computation.tokens * (router + shared + experts)
+
+
+def layer(shape: ModelShape, computation: Computation, *, linear: bool) -> float:
+    """Return the bytes that the backward pass of a decoder layer needs. linear: whether it is a Gated DeltaNet layer."""
+    c, hidden = computation.width, shape.hidden
+    norms = 2 * (_norm(c, hidden, 1, computation.kernels) + c * hidden)
+    mixer = linear_attention if linear else full_attention
+    return computation.tokens * norms + mixer(shape, computation) + feed_forward(shape, computation)
+
+
+def largest_layer(shape: ModelShape, computation: Computation) -> float:
+    """Return the bytes of the layer that needs most."""
+    kinds = ({True} if shape.linear_layers else set()) | ({False} if shape.full_layers else set())
+    return max(layer(shape, computation, linear=kind) for kind in kinds)
+
+
+def backward_temporaries(shape: ModelShape, computation: Computation) -> float:
+    """Return the bytes of gradients while the backward pass of a layer begins, when all of its activations still exist."""
+    c, parts = computation.width, computation.tensor
+    width = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate / parts
+    inner = (shape.intermediate / parts) if not shape.experts else width
+    return computation.tokens * (3 * c * inner + 2 * c * shape.hidden)
+
+
+def stack(shape: ModelShape, computation: Computation, layers: int, full_layers: int, *, recompute: bool) -> float:
+    """Return the bytes of `layers` decoder layers of which `full_layers` have full attention, for one micro-batch.
+
+    recompute: whether the backward pass computes each layer again.
+    """
+    temporaries = backward_temporaries(shape, computation)
+    if recompute:
+        inputs = computation.tokens * computation.width * shape.hidden
+        return layers * inputs + largest_layer(shape, computation) + temporaries
+    full = layer(shape, computation, linear=False) if full_layers else 0.0
+    linear = layer(shape, computation, linear=True) if layers > full_layers else 0.0
+    return full_layers * full + (layers - full_layers) * linear + temporaries

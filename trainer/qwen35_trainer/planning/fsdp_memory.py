@@ -1,0 +1,137 @@
+"""The memory of a rank of the FSDP engine.
+
+    state       float32 weights, and AdamW's two moments, over the ranks of a copy of the model (ZeRO-3, arXiv:1910.02054, section 5)
+    gradients   float32, over the same ranks; they exist from the first backward pass of an update to its step
+    gathered    the outermost parameters (tables of tokens) from the forward pass to the end of the backward pass, and two
+                layers at a time: the one that computes, and the next one (torch.distributed.fsdp, `_fsdp_param_group.py`)
+    sums        a float32 copy of a unit's gradient on its way to the shards (`_fsdp_collectives.foreach_reduce`)
+
+Three moments compete: the head's backward pass, a layer's, and the sum of the outermost parameters' gradients at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning import activations, head_memory, parameters
+from qwen35_trainer.planning.activations import Computation, Kernels
+from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
+from qwen35_trainer.planning.train_memory import RankMemory, TrainMemory, largest
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Numbers of parameters of the whole model."""
+
+    trained: float
+    frozen: float
+    outermost: float
+    """Of the unit that is gathered during the whole pass: tables of tokens, and what surrounds the tower's blocks."""
+    outermost_trained: float
+    layer: float
+    """Of the largest layer without its experts."""
+    experts: float
+    """Of the experts of a layer; they are gathered separately."""
+    all: float
+
+    @classmethod
+    def of(cls, shape: ModelShape, spec: TrainingSpec, *, pictures: bool) -> _Sizes:
+        text, tower = parameters.text(shape).total, parameters.vision(shape)
+        tables = parameters.embedding(shape).total * (1 if shape.tied else 2)
+        kinds = [kind for kind, count in ((True, shape.linear_layers), (False, shape.full_layers)) if count]
+        largest_layer = max((parameters.layer(shape, linear=kind) for kind in kinds), key=lambda each: each.total)
+        frozen_parts, outermost = set(spec.train.freeze), tables + shape.hidden
+        if spec.train.lora is not None:
+            adapters = adapter_parameters(shape, spec.train.lora.rank, spec.train.lora.targets)
+            return cls(
+                adapters,
+                text + tower,
+                outermost,
+                0,
+                largest_layer.total - largest_layer.experts,
+                largest_layer.experts,
+                text + tower + adapters,
+            )
+        frozen = tower if "Vision" in frozen_parts or not pictures else 0
+        if "Embeddings" in frozen_parts:
+            frozen += tables
+        if "Router" in frozen_parts:
+            frozen += shape.layers * shape.hidden * (shape.experts + (1 if shape.shared_intermediate else 0))
+        return cls(
+            text + tower - frozen,
+            frozen,
+            outermost,
+            shape.hidden if "Embeddings" in frozen_parts else outermost,
+            largest_layer.total - largest_layer.experts,
+            largest_layer.experts,
+            text + tower,
+        )
+
+
+def adapter_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> int:
+    """Return the number of parameters of adapters of `rank` on the linear layers with the names `targets`."""
+    gate = 2 if shape.output_gate else 1
+    mixed = 2 * shape.linear_keys + shape.linear_values
+    width = shape.intermediate or shape.shared_intermediate
+    sizes = {
+        "q_proj": (shape.full_layers, shape.hidden + gate * shape.query),
+        "k_proj": (shape.full_layers, shape.hidden + shape.key_value),
+        "v_proj": (shape.full_layers, shape.hidden + shape.key_value),
+        "o_proj": (shape.full_layers, shape.hidden + shape.query),
+        "in_proj_qkv": (shape.linear_layers, shape.hidden + mixed),
+        "in_proj_z": (shape.linear_layers, shape.hidden + shape.linear_values),
+        "out_proj": (shape.linear_layers, shape.hidden + shape.linear_values),
+        "gate_proj": (shape.layers, shape.hidden + width),
+        "up_proj": (shape.layers, shape.hidden + width),
+        "down_proj": (shape.layers, shape.hidden + width),
+    }
+    return rank * sum(count * size for name, (count, size) in sizes.items() if name in targets)
+
+
+def rank_memory(shape: ModelShape, spec: TrainingSpec, kernels: Kernels, *, pictures: bool) -> RankMemory:
+    """Return the memory of a rank. pictures: whether the data contain pictures; without them the tower does not train."""
+    train, width = spec.train, 2 if spec.model.precision == "BF16" else 4
+    sizes, ranks = _Sizes.of(shape, spec, pictures=pictures), spec.world_size // spec.train.parallelism.copies
+    micro = MicroBatchSize.of(spec)
+    moments = 2 if train.optimizer.type == "AdamW" else 1  # Muon keeps one for each matrix
+    weights = (4 * sizes.trained + width * sizes.frozen) / ranks
+    gradients, optimizer = 4 * sizes.trained / ranks, 4 * moments * sizes.trained / ranks
+    uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None" and train.lora is None
+    reference = width * sizes.all / ranks if uses_kl else 0.0
+    on_host = train.offload.parameters
+    parked = train.offload.optimizer and not on_host
+    state = TrainMemory() if on_host else TrainMemory(weights, 0, 0 if parked else optimizer, reference)
+    held = state.with_parts(gradients=0 if on_host or micro.count == 1 else gradients)
+    parts = train.parallelism.context
+    computation = Computation(width, kernels, micro.tokens / parts, micro.length, context=parts)
+    stack = activations.stack(
+        shape, computation, shape.layers, shape.full_layers, recompute=train.activationCheckpointing
+    )
+    kept = stack - activations.backward_temporaries(shape, computation)
+    if train.activationCheckpointing:
+        kept -= activations.largest_layer(shape, computation)
+    unit = sizes.layer + sizes.experts
+    largest_unit = max(sizes.layer, sizes.experts)
+    trained_unit = 0 if train.lora is not None else largest_unit
+    table = width * parameters.embedding(shape).total if sizes.outermost_trained > shape.hidden else 0
+    last = gradients if not on_host else 0.0
+    candidates = {
+        "backward pass of the head": held.with_parts(
+            gathered=width * sizes.outermost,
+            activations=kept,
+            head=head_memory.fsdp(shape.vocabulary, shape.hidden, micro.scored / parts, width, kernels),
+        ),
+        "backward pass of a layer": held.with_parts(
+            gathered=width * (sizes.outermost + unit + largest_unit) + table + (4 + width) * trained_unit,
+            activations=stack,
+        ),
+        "sum of the tables' gradients": state.with_parts(
+            gradients=last, gathered=(width + 4 + 4 / ranks) * sizes.outermost_trained + 4 * trained_unit
+        ),
+        "optimizer step": state.with_parts(gradients=last, optimizer=optimizer if parked else 0),
+    }
+    peak, memory = largest(candidates)
+    host = (weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0)
+    return RankMemory(peak, memory, host, state.total)

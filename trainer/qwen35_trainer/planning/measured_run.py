@@ -1,0 +1,78 @@
+"""The speeds of an earlier run, from its own records. They hold for the same model on the same kind of devices.
+
+training      device-seconds for each trained token
+generation    tokens per second of a rollout device; a pool that waited for the trainer could have been faster
+publication   seconds of the copy, and of the way to the replicas, for the sizes that the run had
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning.generation_time import GenerationTime
+from qwen35_trainer.planning.publication_time import PublicationTime
+from qwen35_trainer.planning.train_time import TrainTime
+from qwen35_trainer.progress.records import UpdateRecord
+
+
+class NothingMeasured(ValueError):
+    """The records of a run have no update that trained."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """Speeds of a run."""
+
+    updates: int
+    device_seconds_per_token: float
+    """Seconds of one train device for each trained token, with everything that an update computes."""
+    response: float | None
+    """Tokens of a response in the mean; None in SFT."""
+    tokens_per_device_second: float | None
+    """Tokens that a rollout device generates per second; None in SFT."""
+    copy: float
+    publish: float
+
+    @classmethod
+    def of(cls, records: Iterable[UpdateRecord], spec: TrainingSpec) -> MeasuredRun:
+        """Return the speeds of the updates of a run with this spec. Raises NothingMeasured without an update that trained."""
+        trained = [record for record in records if record.tokens > 0]
+        tokens = sum(record.tokens + record.masked_tokens for record in trained)
+        seconds = sum(record.seconds_training for record in trained)
+        if not tokens or not seconds:
+            raise NothingMeasured("no update of the run trained a token")
+        rates = [record.tokens_per_second for record in trained if record.tokens_per_second]
+        lengths = [record.response_tokens_mean for record in trained if record.response_tokens_mean]
+        publications = [record.seconds_publishing for record in trained if record.seconds_publishing]
+        copies = [record.seconds_copying for record in trained if record.seconds_publishing]
+        return cls(
+            len(trained),
+            seconds * spec.world_size / tokens,
+            _mean(lengths),
+            None if not rates or not spec.rollout_devices else (_mean(rates) or 0.0) / spec.rollout_devices,
+            _mean(copies) or 0.0,
+            _mean(publications) or 0.0,
+        )
+
+    def training(self, spec: TrainingSpec, response: float) -> TrainTime:
+        """Return the time of an update whose samples have `response` tokens in the mean."""
+        tokens = spec.samples_per_update * response
+        return TrainTime(0.0, self.device_seconds_per_token * tokens / spec.world_size, 0.0)
+
+    def generation(self, spec: TrainingSpec, response: float) -> GenerationTime | None:
+        """Return the time of the responses of an update; None if the run generated nothing."""
+        if not self.tokens_per_device_second or not spec.rollout_devices:
+            return None
+        rate = self.tokens_per_device_second * spec.rollout_devices
+        return GenerationTime(0.0, 0.0, 0.0, spec.samples_per_update * response / rate)
+
+    @property
+    def publication(self) -> PublicationTime:
+        """The time of a publication."""
+        return PublicationTime(self.copy, self.publish, 0.0)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,122 @@
+"""The memory of a rank of the Megatron engine.
+
+parameters   in the model's precision: this stage's layers, matrices divided over tensor-parallel ranks, experts over expert ranks
+gradients    float32 buffers of all of them, allocated once (megatron-core, `DistributedDataParallelConfig.grad_reduce_in_fp32`)
+optimizer    float32 weights (in bfloat16 training) and two moments, over the ranks with the same parameters (ZeRO-1,
+             arXiv:1910.02054, section 5; megatron-core, docs "distributed optimizer": 6 + 12 / d bytes per parameter)
+activations  of as many micro-batches as the stage has begun: the first of P stages has P (1F1B, arXiv:2104.04473, section 2.2)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.manifest.train import ParallelismSpec
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning import activations, head_memory, parameters
+from qwen35_trainer.planning.activations import Computation, Kernels
+from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
+from qwen35_trainer.planning.parameters import Parameters
+from qwen35_trainer.planning.train_memory import RankMemory, TrainMemory, largest
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline stage."""
+
+    first: int
+    layers: int
+    is_first: bool
+    is_last: bool
+    begun: int
+    """Micro-batches whose activations it holds at most."""
+
+
+def stages(layers: int, count: int) -> list[Stage]:
+    """Return the stages of a model, with the numbers of layers that the engine gives them (`megatron/layout.py`)."""
+    if layers % count == 0:
+        sizes = [layers // count] * count
+    elif count == 2:
+        sizes = [layers - layers // 2, layers // 2]
+    else:
+        middle = -(-layers // count)
+        if layers - middle * (count - 2) < 2:
+            middle -= 1
+        rest = layers - middle * (count - 2)
+        sizes = [rest - rest // 2, *[middle] * (count - 2), rest // 2]
+    starts = [sum(sizes[:number]) for number in range(count)]
+    return [
+        Stage(start, size, number == 0, number == count - 1, count - number)
+        for number, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
+
+
+def stage_parameters(shape: ModelShape, stage: Stage) -> Parameters:
+    """Return the parameters of a stage, before tensor and expert ranks divide them."""
+    held = parameters.layers(shape, stage.first, stage.layers)
+    if stage.is_first:
+        held += parameters.embedding(shape)
+    if stage.is_last:
+        held += Parameters(repeated=shape.hidden)
+        if not (shape.tied and stage.is_first):
+            held += parameters.embedding(shape)
+    return held
+
+
+def rank_memory(
+    shape: ModelShape, spec: TrainingSpec, kernels: Kernels, *, attention_matrices: bool = False
+) -> RankMemory:
+    """Return the memory of a rank of the stage that needs most.
+
+    attention_matrices: whether attention keeps matrices of positions, as without Transformer Engine.
+    """
+    cut = spec.train.parallelism
+    ranks = [
+        _stage_memory(shape, spec, stage, kernels, attention_matrices=attention_matrices)
+        for stage in stages(shape.layers, cut.pipeline)
+    ]
+    return max(ranks, key=lambda rank: rank.device.total)
+
+
+def _stage_memory(
+    shape: ModelShape, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, attention_matrices: bool
+) -> RankMemory:
+    cut, width = spec.train.parallelism, 2 if spec.model.precision == "BF16" else 4
+    held, micro = stage_parameters(shape, stage), MicroBatchSize.of(spec)
+    dense, experts = _on_rank(held, cut)
+    master = 4 if width == 2 else 0  # float32 parameters are their own master copies
+    state = TrainMemory(
+        parameters=width * (dense + experts),
+        gradients=4 * (dense + experts),
+        optimizer=(master + 8) * (dense / spec.data_parallel + experts / spec.expert_data_parallel),
+        reference=width * (dense + experts) if spec.mode != "SFT" and spec.algorithm.kl.placement != "None" else 0,
+    )
+    # Sequence parallelism divides what is between matrix products too, so every term is divided.
+    length = micro.length + -micro.length % cut.tensor
+    tokens = micro.tokens * length / micro.length / cut.tensor
+    computation = Computation(width, kernels, tokens, length, matrices=attention_matrices)
+    full = sum(
+        (number + 1) % shape.full_attention_interval == 0 for number in range(stage.first, stage.first + stage.layers)
+    )
+    recompute = spec.train.activationCheckpointing
+    begun = min(stage.begun, micro.count)
+    one = activations.stack(shape, computation, stage.layers, full, recompute=recompute)
+    temporaries = activations.backward_temporaries(shape, computation)
+    kept = one - temporaries - (activations.largest_layer(shape, computation) if recompute else 0.0)
+    largest_matrix = 4 * shape.vocabulary * shape.hidden / cut.tensor if stage.is_first or stage.is_last else 0.0
+    moments = {"backward pass of a layer": state.with_parts(activations=one + (begun - 1) * kept)}
+    if stage.is_last:
+        head = head_memory.megatron(shape.vocabulary, cut.tensor, micro.scored) + largest_matrix * width / 4
+        moments["backward pass of the head"] = state.with_parts(activations=begun * kept, head=head)
+    if stage.is_first:
+        moments["gradient of the table"] = state.with_parts(
+            activations=(begun - 1) * kept, head=largest_matrix * width / 4
+        )
+    peak, memory = largest(moments)
+    return RankMemory(peak, memory, 0.0, state.total)
+
+
+def _on_rank(held: Parameters, cut: ParallelismSpec) -> tuple[float, float]:
+    """Return the numbers of dense parameters and of experts' parameters on a rank."""
+    return held.divided / cut.tensor + held.repeated, held.experts / (cut.expert * cut.expertTensor)

@@ -1,0 +1,116 @@
+"""Reads what `qwen35 plan` needs: the manifest, config.json, the data's picture fields, and the records of an earlier run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from qwen35_trainer.catalog.devices import DEFAULT_DEVICES, DEVICES, DeviceName
+from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.models import MODELS, find
+from qwen35_trainer.manifest import Manifest, ManifestError, load_manifest
+from qwen35_trainer.manifest.problems import did_you_mean
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning.measured_run import MeasuredRun, NothingMeasured
+from qwen35_trainer.planning.resource_plan import GIB, Inputs, ResourcePlan, resource_plan
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import UpdateRecord
+
+
+class PlanRefused(Exception):
+    """The options of the command, or what they name, cannot be used. The message has all problems, one a line."""
+
+
+class ModelUnknown(PlanRefused):
+    """The sizes of the model are neither in the catalog nor in a config.json on this machine."""
+
+
+def planned(
+    file: Path,
+    changes: Sequence[str] = (),
+    *,
+    device: str | None = None,
+    mean: float | None = None,
+    run: Path | None = None,
+    pictures: bool = False,
+) -> ResourcePlan:
+    """Plan the training of a manifest.
+
+    changes: values of --set. device: a name of the catalog; None: the default of the manifest's profile. run: folder of an earlier run
+    whose speeds are used. pictures: whether the data contain pictures. Raises ManifestError, ModelUnknown, or PlanRefused with
+    every problem of the options.
+    """
+    manifest = load_manifest(file, list(changes))
+    spec, problems = manifest.spec, list[str]()
+    chosen = _device(spec, device, problems)
+    measured = None if run is None else _measured(run, spec, problems)
+    if mean is not None and not 1 <= mean <= spec.data.maxResponseTokens:
+        problems.append(f"--mean {mean:g}: is not between 1 and data.maxResponseTokens {spec.data.maxResponseTokens}")
+    if problems:
+        raise PlanRefused("\n".join(problems))
+    memory, shm = _pod_size(spec)
+    shape = _shape(manifest, file.parent)
+    return resource_plan(spec, Inputs(shape, chosen, mean, pictures, memory, shm, measured=measured))
+
+
+def _device(spec: TrainingSpec, name: str | None, problems: list[str]) -> DeviceName | None:
+    profile = spec.accelerator.profile
+    if name is None:
+        return DEFAULT_DEVICES.get(profile)
+    known = {key.lower(): key for key in DEVICES}
+    if (found := known.get(name.lower())) is None:
+        problems.append(f"--device {name}: is not in the catalog. {did_you_mean(name, DEVICES)}")
+        return None
+    if DEVICES[found].profile != profile:
+        suitable = ", ".join(key for key, value in DEVICES.items() if value.profile == profile) or "none: omit it"
+        problems.append(f"--device {name}: the manifest's accelerator.profile is {profile}. Its devices: {suitable}.")
+    return found
+
+
+def _shape(manifest: Manifest, base: Path) -> ModelShape:
+    """Return the sizes of the model: of its config.json if the folder is here, otherwise of the catalog."""
+    model = manifest.spec.model
+    if (random := model.source.random) is not None:
+        # One token for each character, three for the chat template, and four for pictures (data/tokenizer.py).
+        special = 3 if random.vision is None else 7
+        return ModelShape.of_random(random, len(random.characters) + special)
+    if model.source.path is not None and (config := base / model.source.path / "config.json").is_file():
+        try:
+            return ModelShape.of_config(json.loads(config.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"{config}: {type(error).__name__} {error}; it is not the config.json of a Qwen3.5 or Qwen3 model"
+            raise ModelUnknown(text) from error
+    if (shape := find(model.name)) is None:
+        raise ModelUnknown(
+            f"spec.model.name: {model.name} is not in the catalog, and no config.json is at spec.model.source. "
+            f"{did_you_mean(model.name, MODELS)}"
+        )
+    return shape
+
+
+def _measured(run: Path, spec: TrainingSpec, problems: list[str]) -> MeasuredRun | None:
+    try:
+        earlier = load_manifest(run / "run.yaml", []).spec
+        measured = MeasuredRun.of(read_records(run / "metrics.jsonl").of(UpdateRecord), earlier)
+    except (ManifestError, OSError, ValueError, NothingMeasured) as error:
+        problems.append(f"--from {run}: {error}")
+        return None
+    for name, now, then in (
+        ("model.name", spec.model.name, earlier.model.name),
+        ("accelerator.profile", spec.accelerator.profile, earlier.accelerator.profile),
+        ("train.engine", spec.train.engine, earlier.train.engine),
+    ):
+        if now != then:
+            problems.append(
+                f"--from {run}: its {name} is {then}, and the manifest's is {now}; speeds do not carry over"
+            )
+    return measured
+
+
+def _pod_size(spec: TrainingSpec) -> tuple[float, float]:
+    """Return the bytes of memory and of /dev/shm that the operator requests for a pod of a pool, without changes in spec.pods."""
+    from qwen35_operator.device_profiles import PROFILES
+
+    share, devices = PROFILES[spec.accelerator.profile].per_device, spec.accelerator.devicesPerNode
+    return share.memory_gib * devices * GIB, share.shm_gib * devices * GIB

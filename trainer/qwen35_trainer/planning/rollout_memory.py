@@ -1,0 +1,109 @@
+"""The memory of a device of a rollout replica: weights, and what each sequence keeps.
+
+    weights        in bfloat16; matrices, experts and tables divided over the replica's devices (`weights/qwen3_5_divisions.py`)
+    keys, values   2 · 2 bytes · heads · channels for each token and layer with full attention; at least one head on each device
+    states         a Gated DeltaNet keeps a float32 matrix for each head and its last inputs, whatever the length of the sequence;
+                   vLLM keeps a second one for its prefix cache
+    workspace      logits of a step in float32, and the activations of its tokens
+
+vLLM takes `rollout.memoryFraction` of the device; what weights and workspace leave is for sequences, and others wait. The Torch
+engine reserves the maximum length for every slot.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning import parameters
+
+BATCHED_TOKENS = 8192
+"""vLLM's default for tokens of a step on devices with at least 70 GiB (`EngineArgs.get_batch_defaults`)."""
+
+
+@dataclass(frozen=True)
+class ReplicaMemory:
+    """Bytes on one device of a replica."""
+
+    weights: float
+    workspace: float
+    per_sequence: float
+    """Of a sequence of the maximum length: keys, values and states."""
+    fixed_per_sequence: float
+    """The part of it that does not depend on the length."""
+    slots: int
+    """Sequences that the manifest allows at a time."""
+    available: float
+    """Bytes that the engine may take; infinity if the device is not known."""
+    reserves: bool
+    """Whether the engine reserves memory for all slots when it starts."""
+
+    @property
+    def for_sequences(self) -> float:
+        """Bytes that are left for sequences."""
+        return self.available - self.weights - self.workspace
+
+    @property
+    def fitting(self) -> int:
+        """Number of sequences of the maximum length that fit at a time, at most as many as there are slots."""
+        if math.isinf(self.for_sequences):
+            return self.slots
+        return max(0, min(self.slots, int(self.for_sequences // self.per_sequence)))
+
+    @property
+    def cache(self) -> float:
+        """Bytes that sequences take: of all slots, or of as many as fit."""
+        return self.per_sequence * (self.slots if self.reserves else self.fitting)
+
+    @property
+    def total(self) -> float:
+        """Bytes of weights, workspace and sequences."""
+        return self.weights + self.workspace + self.cache
+
+
+def rank_weights(shape: ModelShape, devices: int, width: int) -> float:
+    """Return the bytes of the weights on one of `devices` devices. width: bytes of a number."""
+    text = parameters.text(shape)
+    return width * ((text.divided + text.experts + parameters.vision(shape)) / devices + text.repeated)
+
+
+def cache_per_token(shape: ModelShape, devices: int, width: float) -> float:
+    """Return the bytes of keys and values for each token on one device. width: bytes of a number."""
+    heads = max(1.0, shape.kv_heads / devices)
+    return 2 * width * heads * shape.head_dim * shape.full_layers
+
+
+def state(shape: ModelShape, devices: int) -> float:
+    """Return the bytes of the states of one sequence on one device."""
+    mixed = 2 * shape.linear_keys + shape.linear_values
+    inputs = 2 * mixed * (shape.linear_filter - 1)
+    return shape.linear_layers * (4 * shape.linear_values * shape.linear_key_dim + inputs) / devices
+
+
+def replica_memory(shape: ModelShape, spec: TrainingSpec, device_memory: float) -> ReplicaMemory:
+    """Return the memory of a device of a replica of the pool. device_memory: bytes of the device."""
+    pool, data = spec.rollout, spec.data
+    assert pool is not None
+    devices, vllm = pool.tensorParallel, pool.engine == "VLLM"
+    width = 2 if vllm or spec.model.precision == "BF16" else 4
+    options = pool.vllm
+    cache_width = 1 if options is not None and options.kvCachePrecision == "FP8" else width
+    length = data.maxPromptTokens + data.maxResponseTokens
+    states = 2 if vllm and (options is None or options.prefixCache) else 1
+    fixed = states * state(shape, devices)
+    tokens = (options.maxBatchedTokens if options is not None else None) or BATCHED_TOKENS
+    step = tokens if vllm else max(pool.maxSequencesPerReplica, data.maxPromptTokens)
+    inner = shape.intermediate or shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
+    logits = 4 * pool.maxSequencesPerReplica * shape.vocabulary * (1 if vllm else 2)
+    workspace = logits + 2 * width * step * (2 * shape.hidden + 2 * inner / devices)
+    return ReplicaMemory(
+        rank_weights(shape, devices, width),
+        workspace,
+        fixed + length * cache_per_token(shape, devices, cache_width),
+        fixed,
+        pool.maxSequencesPerReplica,
+        device_memory * (pool.memoryFraction if vllm else 1.0),
+        reserves=not vllm,
+    )

@@ -1,0 +1,58 @@
+"""Seconds that the train pool computes for one update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwen35_trainer.catalog.devices import Device
+from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning import floating_point_operations
+from qwen35_trainer.planning.assumptions import DENSE_UTILISATION, EXPERT_UTILISATION
+
+
+@dataclass(frozen=True)
+class TrainTime:
+    """Seconds of one update, without waiting."""
+
+    passes: float
+    """Forward passes that the update costs: 1, 2 for the backward pass, 1 to recompute activations, 1 for each other policy."""
+    seconds: float
+    bubble: float
+    """Share of the time in which pipeline stages wait for each other."""
+
+
+def forward_passes(spec: TrainingSpec) -> float:
+    """Return the number of forward passes over the tokens of an update that its operations equal."""
+    passes = 3.0 + (1.0 if spec.train.activationCheckpointing else 0.0)
+    if spec.mode == "SFT":
+        return passes
+    algorithm = spec.algorithm
+    if algorithm.kl.placement != "None":
+        passes += 1
+    if spec.async_.updatesPerBatch > 1 and algorithm.correction.type != "None":
+        passes += 1
+    return passes
+
+
+def train_time(
+    shape: ModelShape, spec: TrainingSpec, device: Device, tokens_per_sample: float, utilisation: float | None = None
+) -> TrainTime:
+    """Return the time of an update whose samples have `tokens_per_sample` tokens of prompt and response in the mean.
+
+    utilisation: share of the peak operations; None: the assumed one. Pipeline stages wait for (P - 1) of (m + P - 1) turns with m
+    micro-batches (1F1B, arXiv:2104.04473, section 2.2).
+    """
+    share = utilisation or (EXPERT_UTILISATION if shape.experts else DENSE_UTILISATION)
+    passes, samples = forward_passes(spec), spec.samples_per_update
+    operations = samples * tokens_per_sample * floating_point_operations.forward(shape, tokens_per_sample / 2) * passes
+    stages = spec.train.parallelism.pipeline
+    batch = spec.train.batch
+    per_rank = samples / spec.data_parallel
+    micro = per_rank / batch.microBatchSequences
+    if batch.dynamicMicroBatches:
+        micro = per_rank * tokens_per_sample / batch.maxTokensPerDevice
+    micro = max(1.0, micro)
+    bubble = (stages - 1) / (micro + stages - 1)
+    seconds = operations / (spec.world_size * device.flops * share) / (1 - bubble)
+    return TrainTime(passes, seconds, bubble)

@@ -1,0 +1,57 @@
+"""Seconds of an update by part, and the part that it waits for.
+
+FullyAsync   training and generation run side by side: the longer of both
+Colocated    one after the other, with a publication between them
+SFT          training alone
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning.generation_time import GenerationTime
+from qwen35_trainer.planning.publication_time import PublicationTime
+from qwen35_trainer.planning.train_time import TrainTime
+
+Bottleneck = Literal["training", "generation", "publication"]
+
+
+@dataclass(frozen=True)
+class UpdateTime:
+    """Seconds of an update."""
+
+    training: TrainTime
+    generation: GenerationTime | None
+    publication: PublicationTime | None
+    seconds: float
+    bottleneck: Bottleneck
+
+
+def update_time(
+    spec: TrainingSpec, training: TrainTime, generation: GenerationTime | None, publication: PublicationTime | None
+) -> UpdateTime:
+    """Return the time of an update from its parts."""
+    if generation is None or publication is None:
+        return UpdateTime(training, None, None, training.seconds, "training")
+    updates = spec.async_.updatesPerBatch * spec.batches_per_version
+    blocked = publication.copy / updates
+    if spec.mode == "Colocated":
+        exchange = (publication.copy + publication.transfer + publication.load) / updates
+        parts: dict[Bottleneck, float] = {
+            "training": training.seconds,
+            "generation": generation.seconds,
+            "publication": exchange,
+        }
+        return UpdateTime(
+            training, generation, publication, sum(parts.values()), max(parts, key=lambda part: parts[part])
+        )
+    # A replica generates while it receives a version, and stops only to load it.
+    sides: dict[Bottleneck, float] = {
+        "training": training.seconds + blocked,
+        "generation": generation.seconds + publication.load / updates,
+        "publication": publication.transfer / updates,
+    }
+    bottleneck = max(sides, key=lambda part: sides[part])
+    return UpdateTime(training, generation, publication, sides[bottleneck], bottleneck)
