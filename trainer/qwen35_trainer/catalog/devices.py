@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from qwen35_trainer.catalog.links import Link, LinkName
+from qwen35_trainer.catalog.links import LinkName
 from qwen35_trainer.manifest.accelerator import ProfileName
 
 DeviceName = Literal["H100", "H200", "H20", "A100", "Ascend-910B", "Ascend-910C"]
@@ -61,10 +61,3 @@ DEVICES: Final[dict[DeviceName, Device]] = {
 }
 DEFAULT_DEVICES: Final[dict[ProfileName, DeviceName]] = {"NVIDIA": "H100", "Ascend": "Ascend-910B"}
 """The device that is assumed for a profile when none is named: a manifest names the profile only."""
-
-
-def link(name: LinkName) -> Link:
-    """Return a link by its name."""
-    from qwen35_trainer.catalog.links import LINKS
-
-    return LINKS[name]

@@ -92,6 +92,17 @@ def rollout_pod(shape: ModelShape, spec: TrainingSpec, tensors: float) -> PodMem
     )
 
 
+def colocated_pod(
+    shape: ModelShape, spec: TrainingSpec, train: PodMemory, rollout: PodMemory, parked: float
+) -> PodMemory:
+    """Return the memory of a pod whose ranks and replicas take turns. parked: bytes of a rank's tensors between two updates."""
+    staging, shared = train.staging + rollout.staging, train.shared + rollout.shared
+    if spec.train.nodes == 1 and spec.publication.transport in ("Auto", "SharedMemory"):
+        staging, shared = 2 * version_bytes(shape, spec), _batch_bytes(spec)
+    tensors = train.tensors + rollout.tensors + spec.accelerator.devicesPerNode * parked
+    return PodMemory("train", train.processes + rollout.processes, tensors, staging, shared)
+
+
 def _process_bytes(spec: TrainingSpec) -> float:
     return CPU_PROCESS_BYTES if spec.accelerator.profile == "CPU" else DEVICE_PROCESS_BYTES
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qwen35_trainer.catalog.devices import Device, link
+from qwen35_trainer.catalog.devices import Device
+from qwen35_trainer.catalog.links import LINKS
 from qwen35_trainer.catalog.model_shape import ModelShape
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning.assumptions import LINK_SHARE
@@ -32,8 +33,8 @@ def publication_time(shape: ModelShape, spec: TrainingSpec, device: Device) -> P
     if spec.rollout is None:
         return None
     version, pool = version_bytes(shape, spec), spec.rollout
-    host = link(device.to_host).bandwidth * LINK_SHARE
-    network = link(device.between_nodes).bandwidth * LINK_SHARE
+    host = LINKS[device.to_host].bandwidth * LINK_SHARE
+    network = LINKS[device.between_nodes].bandwidth * LINK_SHARE
     replicas, ranks = max(1, spec.rollout_replicas), spec.world_size
     received = version / pool.tensorParallel / network
     if spec.publication.transport == "RDMA":

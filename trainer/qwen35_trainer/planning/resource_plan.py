@@ -12,7 +12,7 @@ from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import fsdp_memory, megatron_memory, parameters
 from qwen35_trainer.planning.assumptions import MEAN_LENGTH_SHARE
 from qwen35_trainer.planning.generation_time import generation_time
-from qwen35_trainer.planning.host_memory import PodMemory, rollout_pod, train_pod
+from qwen35_trainer.planning.host_memory import PodMemory, colocated_pod, rollout_pod, train_pod
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.publication_time import publication_time
 from qwen35_trainer.planning.rollout_memory import ReplicaMemory, replica_memory
@@ -82,7 +82,10 @@ def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
     on_cpu = device is None
     of_rank = train.host + (train.device.total if on_cpu else 0.0)
     of_replica = replica.total if replica is not None and on_cpu else 0.0
-    pods = (train_pod(shape, spec, of_rank), rollout_pod(shape, spec, of_replica))
+    of_train, of_rollout = train_pod(shape, spec, of_rank), rollout_pod(shape, spec, of_replica)
+    pods = [of_train] if of_rollout is None else [of_train, of_rollout]
+    if of_rollout is not None and spec.mode == "Colocated":
+        pods = [colocated_pod(shape, spec, of_train, of_rollout, 0.0 if on_cpu else train.state)]
     run, mean = inputs.measured, inputs.mean
     if mean is None:
         mean = (run.response if run else None) or spec.data.maxResponseTokens * MEAN_LENGTH_SHARE
@@ -98,7 +101,7 @@ def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
         mean,
         train,
         replica,
-        tuple(pod for pod in pods if pod is not None),
+        tuple(pods),
         inputs.pod_memory,
         inputs.pod_shm,
         time,
