@@ -164,7 +164,7 @@ def plan(
     changes: WorkloadOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan memory and times; recommend nodes, staleness bounds and a straggler lane."""
+    """Plan memory and times; recommend nodes, bounds and a lane."""
     needs = partial(_resources, file, overrides or [], device=device, mean=mean, run=run, pictures=pictures)
     if only_resources:
         _print_resources(needs, as_json=as_json)
