@@ -123,7 +123,17 @@ def test_what_cannot_be_planned_is_refused_with_the_reason(run_command, manifest
     assert text in refused.err
 
 
-def test_pools_that_share_their_devices_have_no_split(run_command, manifest):
-    refused = run_command("plan", manifest(mode="Colocated", rollout={"nodes": 4}, async_=None))
+def test_pools_that_share_their_devices_have_no_split_but_memory_and_times(run_command, manifest):
+    colocated = {"mode": "Colocated", "rollout": {"nodes": 4}, "async_": None}
+    model = {"name": "Qwen/Qwen3.5-0.8B", "source": {"path": "/models/qwen"}}
+    assert run_command("plan", manifest(model=model, **colocated), "--json").json.keys() == {"resources"}
+    refused = run_command("plan", manifest(**colocated))
     assert refused.code == 2
-    assert "Colocated has no two pools" in refused.err
+    assert "spec.model.name: Qwen/Qwen3.5-4B is not in the catalog" in refused.err
+
+
+def test_memory_and_times_come_with_the_split(run_command, manifest):
+    model = {"name": "Qwen/Qwen3.5-0.8B", "source": {"path": "/models/qwen"}}
+    plan = run_command("plan", manifest(model=model), "--json", *COPY).json
+    assert plan["resources"]["time"]["bottleneck"] in ("training", "generation", "publication")
+    assert "plan" in plan

@@ -259,10 +259,9 @@ def test_supervised_training_has_nothing_to_simulate(run_command, manifest):
     sources = [{"name": "answers", "files": {"paths": ["train.jsonl"]}}]
     without = dict.fromkeys(("rollout", "rewards", "async_", "algorithm"))
     file = manifest(mode="SFT", data={"train": sources}, train={"nodes": 2}, **without)
-    for command in ("simulate", "plan"):
-        refused = run_command(command, file)
-        assert (refused.code, refused.out) == (2, "")
-        assert "spec.mode: SFT generates nothing" in refused.err
+    refused = run_command("simulate", file)
+    assert (refused.code, refused.out) == (2, "")
+    assert "spec.mode: SFT generates nothing" in refused.err
 
 
 def test_a_broken_manifest_is_refused_with_its_problems(run_command, manifest):

@@ -166,7 +166,7 @@ def plan(
 ) -> None:
     """Plan memory and times; recommend nodes, bounds and a lane."""
     needs = partial(_resources, file, overrides or [], device=device, mean=mean, run=run, pictures=pictures)
-    if only_resources:
+    if only_resources or _has_no_split(file, overrides or []):
         _print_resources(needs, as_json=as_json)
         return
     _require("numpy")
@@ -245,6 +245,19 @@ def _resources(
         raise
     except (ManifestError, PlanRefused) as error:
         fail(str(error), REFUSED)
+
+
+def _has_no_split(file: Path, changes: list[str]) -> bool:
+    """Return whether the mode of a manifest has no two pools to divide nodes between, so that only memory and times are planned.
+
+    False for a manifest that cannot be loaded: its problems are reported with those of the options.
+    """
+    from qwen35_trainer.manifest import ManifestError, load_manifest
+
+    try:
+        return load_manifest(file, changes).spec.mode != "FullyAsync"
+    except ManifestError:
+        return False
 
 
 def _print_resources(needs: Callable[[], ResourcePlan], *, as_json: bool) -> None:
