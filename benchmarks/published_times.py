@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwen35_trainer.catalog.devices import DEVICES, GIB
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.manifest import parse_spec
 from qwen35_trainer.planning.resource_plan import Inputs, resource_plan
 
 PROMPT = 100
-LLAMA = ModelShape(4096, 32, 32, 8, 128, 128_256, intermediate=14_336, full_attention_interval=1, output_gate=False)
+LLAMA = ModelSizes(4096, 32, 32, 8, 128, 128_256, intermediate=14_336, full_attention_interval=1, output_gate=False)
 """meta-llama/Llama-3.1-8B."""
 
 

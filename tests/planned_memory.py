@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from tests.distributed.samples import batch_of_lengths, spec_of
@@ -40,10 +40,10 @@ def parsed(document: dict[str, Any]) -> TrainingSpec:
     return result
 
 
-def shape(size: str) -> ModelShape:
+def shape(size: str) -> ModelSizes:
     random = parsed(spec(size, 1)).model.source.random
     assert random is not None
-    return ModelShape.of_random(random, VOCABULARY)
+    return ModelSizes.of_random(random, VOCABULARY)
 
 
 def batch() -> TrainBatch:

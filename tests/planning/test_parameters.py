@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.catalog.models import MODELS, find
 from qwen35_trainer.planning import parameters
 
@@ -46,7 +46,7 @@ def test_every_parameter_of_the_library_s_class_is_counted(experts, tied):
     tower = {"depth": 3, "hidden_size": 32, "intermediate_size": 56, "num_heads": 4, "out_hidden_size": 48}
     family = "Qwen3_5Moe" if experts else "Qwen3_5"
     config = getattr(transformers, f"{family}Config")(text_config=sizes, vision_config=tower, tie_word_embeddings=tied)
-    shape = ModelShape.of_config(config.to_dict())
+    shape = ModelSizes.of_config(config.to_dict())
     counted = {name: each.numel() for name, each in without_weights(config).named_parameters()}
     of_tower = sum(size for name, size in counted.items() if ".visual." in name)
     assert parameters.vision(shape) == of_tower

@@ -173,11 +173,11 @@ def test_a_run_without_updates_is_refused(manifest, tmp_path):
 def test_the_speed_of_a_measured_pool_scales_with_its_devices():
     rollout = {"mode": "FullyAsync", "rewards": [{"type": "ExactMatch"}], "rollout": {"nodes": 2}}
     measured = MeasuredRun(1, 0.01, 100.0, 50.0, 0.1, 1.0)
-    one = measured.generation(spec_of(**rollout), 100.0)
-    two = measured.generation(spec_of(**rollout | {"rollout": {"nodes": 4}}), 100.0)
-    assert one is not None
-    assert two is not None
-    assert one.seconds == pytest.approx(2 * two.seconds)
+    two_nodes = measured.generation(spec_of(**rollout), 100.0)
+    four_nodes = measured.generation(spec_of(**rollout | {"rollout": {"nodes": 4}}), 100.0)
+    assert two_nodes is not None
+    assert four_nodes is not None
+    assert two_nodes.seconds == pytest.approx(2 * four_nodes.seconds)
 
 
 def test_every_fact_of_the_catalog_names_its_source():

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from qwen35_trainer.catalog.model_shape import ModelShape, VisionShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes, VisionShape
 
 _SMALL_TOWER = VisionShape(depth=12, hidden=768, intermediate=3072)
 _TOWER = VisionShape(depth=27, hidden=1152, intermediate=4304)
 
 
-def _qwen3_5(hidden: int, layers: int, intermediate: int, heads: int, kv_heads: int, value_heads: int) -> ModelShape:
-    return ModelShape(
+def _qwen3_5(hidden: int, layers: int, intermediate: int, heads: int, kv_heads: int, value_heads: int) -> ModelSizes:
+    return ModelSizes(
         hidden, layers, heads, kv_heads, 256, 248_320, intermediate, linear_value_heads=value_heads, vision=_TOWER
     )
 
 
 def _qwen3_5_experts(
     hidden: int, layers: int, heads: int, value_heads: int, experts: int, per_token: int, intermediate: int
-) -> ModelShape:
-    return ModelShape(
+) -> ModelSizes:
+    return ModelSizes(
         hidden,
         layers,
         heads,
@@ -36,12 +36,12 @@ def _qwen3_5_experts(
     )
 
 
-def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, **feed_forward: int) -> ModelShape:
-    shape = ModelShape(hidden, layers, heads, kv_heads, 128, 151_936, full_attention_interval=1, output_gate=False)
+def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, **feed_forward: int) -> ModelSizes:
+    shape = ModelSizes(hidden, layers, heads, kv_heads, 128, 151_936, full_attention_interval=1, output_gate=False)
     return replace(shape, **feed_forward)  # type: ignore[arg-type]  # only integer fields
 
 
-MODELS: Final[dict[str, ModelShape]] = {
+MODELS: Final[dict[str, ModelSizes]] = {
     "Qwen/Qwen3.5-0.8B": replace(_qwen3_5(1024, 24, 3584, 8, 2, 16), tied=True, vision=_SMALL_TOWER),
     "Qwen/Qwen3.5-9B": _qwen3_5(4096, 32, 12_288, 16, 4, 32),
     "Qwen/Qwen3.5-27B": _qwen3_5(5120, 64, 17_408, 24, 4, 48),
@@ -58,7 +58,7 @@ A test builds the transformers class of each Qwen3.5 model and compares its para
 """
 
 
-def find(name: str) -> ModelShape | None:
+def find(name: str) -> ModelSizes | None:
     """Return the sizes of a published model by its name, also without the owner and with suffixes such as -Base."""
     last = name.rsplit("/", 1)[-1].lower()
     matches = [key for key in MODELS if last.startswith(key.rsplit("/", 1)[-1].lower())]

@@ -1,4 +1,4 @@
-"""What a training needs and how long an update takes, computed from its manifest without running anything.
+"""Computes what a training needs and how long an update takes from its manifest, without running anything.
 
     manifest, sizes of the model, device ─► memory of a train rank, of a replica, of a pod ─► what does not fit
                                          └► seconds of an update by part ─► the bottleneck

@@ -1,4 +1,4 @@
-"""Bytes of the activations that a backward pass needs, and of the temporaries beside them.
+"""Bytes of the activations that a backward pass needs, and of the temporaries that exist with them.
 
 Each term is a tensor that autograd saves in the layer's code (`models/qwen3_5/`), per token: D hidden, c bytes of a number in the
 model's precision, 4 of float32. Without fused kernels ("Torch", on a CPU) the delta rule keeps matrices of positions against positions
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 
 Kernels = Literal["Fused", "Torch"]
 CHUNK_POSITIONS: Final = 64
@@ -23,7 +23,7 @@ CHUNK_POSITIONS: Final = 64
 
 @dataclass(frozen=True)
 class Computation:
-    """What decides the size of activations beside the model's shape."""
+    """The numbers that decide the size of activations, in addition to the model's sizes."""
 
     width: int
     """Bytes of a number in the model's precision: 2 for bfloat16, 4 for float32."""
@@ -45,7 +45,7 @@ def _norm(width: int, channels: float, groups: float, kernels: Kernels) -> float
     return (8 if kernels == "Torch" else 4) * channels + 4 * groups
 
 
-def full_attention(shape: ModelShape, computation: Computation) -> float:
+def full_attention(shape: ModelSizes, computation: Computation) -> float:
     """Return the bytes of the attention of a layer with full attention, without its norm."""
     c, kernels, parts = computation.width, computation.kernels, computation.tensor
     query, key = shape.query / parts, shape.key_value / parts
@@ -61,7 +61,7 @@ def full_attention(shape: ModelShape, computation: Computation) -> float:
     return computation.tokens * (norms + mixed + gate + c * query + scores)
 
 
-def linear_attention(shape: ModelShape, computation: Computation) -> float:
+def linear_attention(shape: ModelSizes, computation: Computation) -> float:
     """Return the bytes of a Gated DeltaNet, without the norm before it."""
     c, parts = computation.width, computation.tensor
     heads, values = shape.linear_value_heads / parts, shape.linear_values / parts
@@ -83,7 +83,7 @@ def linear_attention(shape: ModelShape, computation: Computation) -> float:
     return computation.tokens * (gates + c * mixed + rule + closing)
 
 
-def feed_forward(shape: ModelShape, computation: Computation) -> float:
+def feed_forward(shape: ModelSizes, computation: Computation) -> float:
     """Return the bytes of an MLP, or of the experts of a layer, without the norm before it."""
     c, parts, hidden = computation.width, computation.tensor, shape.hidden
     if not shape.experts:
@@ -95,7 +95,7 @@ def feed_forward(shape: ModelShape, computation: Computation) -> float:
     return computation.tokens * (router + shared + experts)
 
 
-def layer(shape: ModelShape, computation: Computation, *, linear: bool) -> float:
+def layer(shape: ModelSizes, computation: Computation, *, linear: bool) -> float:
     """Return the bytes that the backward pass of a decoder layer needs. linear: whether it is a Gated DeltaNet layer."""
     c, hidden = computation.width, shape.hidden
     norms = 2 * (_norm(c, hidden, 1, computation.kernels) + c * hidden)
@@ -103,13 +103,13 @@ def layer(shape: ModelShape, computation: Computation, *, linear: bool) -> float
     return computation.tokens * norms + mixer(shape, computation) + feed_forward(shape, computation)
 
 
-def largest_layer(shape: ModelShape, computation: Computation) -> float:
+def largest_layer(shape: ModelSizes, computation: Computation) -> float:
     """Return the bytes of the layer that needs most."""
     kinds = ({True} if shape.linear_layers else set()) | ({False} if shape.full_layers else set())
     return max(layer(shape, computation, linear=kind) for kind in kinds)
 
 
-def backward_temporaries(shape: ModelShape, computation: Computation) -> float:
+def backward_temporaries(shape: ModelSizes, computation: Computation) -> float:
     """Return the bytes of gradients while the backward pass of a layer begins, when all of its activations still exist."""
     c, parts = computation.width, computation.tensor
     width = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate / parts
@@ -117,7 +117,7 @@ def backward_temporaries(shape: ModelShape, computation: Computation) -> float:
     return computation.tokens * (3 * c * inner + 2 * c * shape.hidden)
 
 
-def stack(shape: ModelShape, computation: Computation, layers: int, full_layers: int, *, recompute: bool) -> float:
+def stack(shape: ModelSizes, computation: Computation, layers: int, full_layers: int, *, recompute: bool) -> float:
     """Return the bytes of `layers` decoder layers of which `full_layers` have full attention, for one micro-batch.
 
     recompute: whether the backward pass computes each layer again.

@@ -17,7 +17,7 @@ BANDWIDTH_SHARE: Final = 0.6
 """Share of the memory's bandwidth that a decode step reaches: 0.6 of an H100's (Databricks, "LLM Inference Performance Engineering: Best
 Practices", 2023, model bandwidth utilisation)."""
 STEP_SECONDS: Final = 0.005
-"""Time of a decode step beside the device's work: scheduling and sampling, which vLLM without asynchronous scheduling does not
+"""Time of a decode step in addition to the device's work: scheduling and sampling, which vLLM without asynchronous scheduling does not
 overlap. An assumption; vLLM's blog of 2024-09-05 measures 62 % of a step of Llama 8B outside the device before its overhaul."""
 SUM_SECONDS: Final = {"node": 15e-6, "network": 60e-6}
 """Latency of a sum over tensor-parallel ranks of a decode step, within a node and across nodes. Assumptions; two sums for each layer."""

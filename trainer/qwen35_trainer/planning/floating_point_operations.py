@@ -7,11 +7,11 @@ and query with its matrix (arXiv:2412.06464, eq. 10). A backward pass has twice 
 
 from __future__ import annotations
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.planning import parameters
 
 
-def forward(shape: ModelShape, context: float) -> float:
+def forward(shape: ModelSizes, context: float) -> float:
     """Return the operations of a token with `context` earlier positions; for a whole sequence, half of its length."""
     attention = 4 * shape.query * context * shape.full_layers
     delta = 6 * shape.linear_values * shape.linear_key_dim * shape.linear_layers

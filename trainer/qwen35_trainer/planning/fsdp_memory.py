@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import activations, head_memory, parameters
 from qwen35_trainer.planning.activations import Computation, Kernels
@@ -37,7 +37,7 @@ class _Sizes:
     all: float
 
     @classmethod
-    def of(cls, shape: ModelShape, spec: TrainingSpec, *, pictures: bool) -> _Sizes:
+    def of(cls, shape: ModelSizes, spec: TrainingSpec, *, pictures: bool) -> _Sizes:
         text, tower = parameters.text(shape).total, parameters.vision(shape)
         tables = parameters.embedding(shape).total * (1 if shape.tied else 2)
         kinds = [kind for kind, count in ((True, shape.linear_layers), (False, shape.full_layers)) if count]
@@ -70,7 +70,7 @@ class _Sizes:
         )
 
 
-def adapter_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> int:
+def adapter_parameters(shape: ModelSizes, rank: int, targets: tuple[str, ...]) -> int:
     """Return the number of parameters of adapters of `rank` on the linear layers with the names `targets`."""
     gate = 2 if shape.output_gate else 1
     mixed = 2 * shape.linear_keys + shape.linear_values
@@ -90,7 +90,7 @@ def adapter_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -
     return rank * sum(count * size for name, (count, size) in sizes.items() if name in targets)
 
 
-def rank_memory(shape: ModelShape, spec: TrainingSpec, kernels: Kernels, *, pictures: bool) -> RankMemory:
+def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pictures: bool) -> RankMemory:
     """Return the memory of a rank. pictures: whether the data contain pictures; without them the tower does not train."""
     train, width = spec.train, 2 if spec.model.precision == "BF16" else 4
     sizes, ranks = _Sizes.of(shape, spec, pictures=pictures), spec.world_size // spec.train.parallelism.copies

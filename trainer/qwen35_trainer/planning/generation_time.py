@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qwen35_trainer.catalog.devices import Device
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import floating_point_operations, parameters, rollout_memory
 from qwen35_trainer.planning.assumptions import BANDWIDTH_SHARE, PREFILL_UTILISATION, STEP_SECONDS, SUM_SECONDS
@@ -41,7 +41,7 @@ class DecodeStep:
 
     @classmethod
     def of(
-        cls, shape: ModelShape, devices: int, per_node: int, device: Device, sequences: float, context: float
+        cls, shape: ModelSizes, devices: int, per_node: int, device: Device, sequences: float, context: float
     ) -> DecodeStep:
         """Return the step of a replica of `devices` devices around `sequences` sequences with `context` positions each."""
         bandwidth = device.bandwidth * BANDWIDTH_SHARE
@@ -60,7 +60,7 @@ class DecodeStep:
 
 
 def generation_time(
-    shape: ModelShape,
+    shape: ModelSizes,
     spec: TrainingSpec,
     device: Device,
     mean: float,

@@ -14,7 +14,7 @@ def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kerne
     """Return the bytes during the backward pass of the FSDP engine's head: logits, their gradient, and that of the weight.
 
     scored: number of rows of the micro-batch. width: bytes of a number in the model's precision. Without fused kernels
-    the log-probabilities and the probabilities are float32 tables beside the gradient (`head_passes.py`); the kernels
+    the log-probabilities and the probabilities are float32 tables in addition to the gradient (`head_passes.py`); the kernels
     overwrite the product (`head_kernels.py`). The weight's gradient is summed in float32 over several chunks.
     """
     rows = min(scored, CHUNK_LOGITS // vocabulary)
@@ -26,7 +26,7 @@ def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kerne
 def megatron(vocabulary: int, tensor: int, scored: float) -> float:
     """Return the bytes of the Megatron engine's head on the last stage (`vocabulary_parallel.py`): six float32 tables.
 
-    Two are kept for the backward pass, in which four gradients exist beside them.
+    Two are kept for the backward pass, in which four gradients exist, too.
     """
     part = -(-vocabulary // tensor)
     return min(scored, CHUNK_LOGITS // part) * part * 24

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import parameters
 
 Pool = Literal["train", "rollout"]
 DEVICE_PROCESS_BYTES = 4 * 2**30
-"""Assumed for a process that has imported torch and opened an accelerator, beside what is listed here: its libraries, context and pinned
+"""Assumed for a process that has imported torch and opened an accelerator, in addition to what is listed here: its libraries, context and pinned
 buffers."""
 CPU_PROCESS_BYTES = 1.2 * 2**30
 """The same on a CPU: a worker takes 1.3 GB (docs/models.md)."""
@@ -47,7 +47,7 @@ class PodMemory:
         return self.processes + self.tensors + self.staging + self.shared
 
 
-def version_bytes(shape: ModelShape, spec: TrainingSpec) -> float:
+def version_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
     """Return the bytes of a published version: bfloat16, or the adapters alone with LoRA."""
     from qwen35_trainer.planning.fsdp_memory import adapter_parameters
 
@@ -58,7 +58,7 @@ def version_bytes(shape: ModelShape, spec: TrainingSpec) -> float:
     return float(width * (parameters.text(shape).total + (0 if megatron else parameters.vision(shape))))
 
 
-def train_pod(shape: ModelShape, spec: TrainingSpec, tensors: float) -> PodMemory:
+def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory:
     """Return the memory of a pod of the train pool. tensors: bytes of each rank in the host."""
     devices, version = spec.accelerator.devicesPerNode, version_bytes(shape, spec)
     staged = 0.0 if spec.mode == "SFT" else 2 * version * devices / spec.world_size
@@ -73,7 +73,7 @@ def train_pod(shape: ModelShape, spec: TrainingSpec, tensors: float) -> PodMemor
     )
 
 
-def rollout_pod(shape: ModelShape, spec: TrainingSpec, tensors: float) -> PodMemory | None:
+def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory | None:
     """Return the memory of a pod of the rollout pool; None without one. tensors: bytes of each device's process in the host."""
     if spec.rollout is None:
         return None
@@ -93,7 +93,7 @@ def rollout_pod(shape: ModelShape, spec: TrainingSpec, tensors: float) -> PodMem
 
 
 def colocated_pod(
-    shape: ModelShape, spec: TrainingSpec, train: PodMemory, rollout: PodMemory, parked: float
+    shape: ModelSizes, spec: TrainingSpec, train: PodMemory, rollout: PodMemory, parked: float
 ) -> PodMemory:
     """Return the memory of a pod whose ranks and replicas take turns. parked: bytes of a rank's tensors between two updates."""
     staging, shared = train.staging + rollout.staging, train.shared + rollout.shared

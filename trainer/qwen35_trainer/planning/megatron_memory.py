@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.train import ParallelismSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import activations, head_memory, parameters
@@ -52,7 +52,7 @@ def stages(layers: int, count: int) -> list[Stage]:
     ]
 
 
-def stage_parameters(shape: ModelShape, stage: Stage) -> Parameters:
+def stage_parameters(shape: ModelSizes, stage: Stage) -> Parameters:
     """Return the parameters of a stage, before tensor and expert ranks divide them."""
     held = parameters.layers(shape, stage.first, stage.layers)
     if stage.is_first:
@@ -65,7 +65,7 @@ def stage_parameters(shape: ModelShape, stage: Stage) -> Parameters:
 
 
 def rank_memory(
-    shape: ModelShape, spec: TrainingSpec, kernels: Kernels, *, attention_matrices: bool = False
+    shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, attention_matrices: bool = False
 ) -> RankMemory:
     """Return the memory of a rank of the stage that needs most.
 
@@ -80,7 +80,7 @@ def rank_memory(
 
 
 def _stage_memory(
-    shape: ModelShape, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, attention_matrices: bool
+    shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, attention_matrices: bool
 ) -> RankMemory:
     cut, width = spec.train.parallelism, 2 if spec.model.precision == "BF16" else 4
     held, micro = stage_parameters(shape, stage), MicroBatchSize.of(spec)
@@ -101,11 +101,11 @@ def _stage_memory(
     )
     recompute = spec.train.activationCheckpointing
     begun = min(stage.begun, micro.count)
-    one = activations.stack(shape, computation, stage.layers, full, recompute=recompute)
+    of_micro_batch = activations.stack(shape, computation, stage.layers, full, recompute=recompute)
     temporaries = activations.backward_temporaries(shape, computation)
-    kept = one - temporaries - (activations.largest_layer(shape, computation) if recompute else 0.0)
+    kept = of_micro_batch - temporaries - (activations.largest_layer(shape, computation) if recompute else 0.0)
     largest_matrix = 4 * shape.vocabulary * shape.hidden / cut.tensor if stage.is_first or stage.is_last else 0.0
-    moments = {"backward pass of a layer": state.with_parts(activations=one + (begun - 1) * kept)}
+    moments = {"backward pass of a layer": state.with_parts(activations=of_micro_batch + (begun - 1) * kept)}
     if stage.is_last:
         head = head_memory.megatron(shape.vocabulary, cut.tensor, micro.scored) + largest_matrix * width / 4
         moments["backward pass of the head"] = state.with_parts(activations=begun * kept, head=head)

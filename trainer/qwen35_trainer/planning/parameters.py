@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Parameters:
         return Parameters(self.divided * count, self.repeated * count, self.experts * count, self.exact * count)
 
 
-def full_attention(shape: ModelShape) -> Parameters:
+def full_attention(shape: ModelSizes) -> Parameters:
     """Return the parameters of the attention of a layer with full attention."""
     query = shape.query * (2 if shape.output_gate else 1)
     return Parameters(shape.hidden * (query + 2 * shape.key_value + shape.query), 2 * shape.head_dim)
 
 
-def linear_attention(shape: ModelShape) -> Parameters:
+def linear_attention(shape: ModelSizes) -> Parameters:
     """Return the parameters of a Gated DeltaNet."""
     mixed, heads = 2 * shape.linear_keys + shape.linear_values, shape.linear_value_heads
     matrices = shape.hidden * (mixed + 2 * shape.linear_values + 2 * heads)
@@ -54,7 +54,7 @@ def linear_attention(shape: ModelShape) -> Parameters:
     )
 
 
-def feed_forward(shape: ModelShape) -> Parameters:
+def feed_forward(shape: ModelSizes) -> Parameters:
     """Return the parameters of the MLP of a layer, or of its experts and their router."""
     if not shape.experts:
         return Parameters(3 * shape.hidden * shape.intermediate)
@@ -63,36 +63,36 @@ def feed_forward(shape: ModelShape) -> Parameters:
     return Parameters(3 * shape.hidden * shape.shared_intermediate, router, experts)
 
 
-def layer(shape: ModelShape, *, linear: bool) -> Parameters:
+def layer(shape: ModelSizes, *, linear: bool) -> Parameters:
     """Return the parameters of a decoder layer. linear: whether it is a Gated DeltaNet layer."""
     mixer = linear_attention(shape) if linear else full_attention(shape)
     return mixer + feed_forward(shape) + Parameters(repeated=2 * shape.hidden)
 
 
-def layers(shape: ModelShape, first: int = 0, count: int | None = None) -> Parameters:
+def layers(shape: ModelSizes, first: int = 0, count: int | None = None) -> Parameters:
     """Return the parameters of `count` consecutive decoder layers from `first` on; None: of all that follow."""
     numbers = range(first, shape.layers if count is None else first + count)
     full = sum((number + 1) % shape.full_attention_interval == 0 for number in numbers)
     return layer(shape, linear=False) * full + layer(shape, linear=True) * (len(numbers) - full)
 
 
-def embedding(shape: ModelShape) -> Parameters:
+def embedding(shape: ModelSizes) -> Parameters:
     """Return the parameters of the table of tokens. The output layer of an untied model has as many."""
     return Parameters(shape.vocabulary * shape.hidden)
 
 
-def text(shape: ModelShape) -> Parameters:
+def text(shape: ModelSizes) -> Parameters:
     """Return the parameters of the whole model without its vision tower."""
     tables = 1 if shape.tied else 2
     return layers(shape) + embedding(shape) * tables + Parameters(repeated=shape.hidden)
 
 
-def vision(shape: ModelShape) -> int:
+def vision(shape: ModelSizes) -> int:
     """Return the number of parameters of the vision tower; 0 without one."""
     return 0 if shape.vision is None else shape.vision.parameters(shape.hidden)
 
 
-def active(shape: ModelShape) -> int:
+def active(shape: ModelSizes) -> int:
     """Return the number of parameters that a token is multiplied by, without the table of input tokens."""
     experts = 3 * shape.hidden * shape.expert_intermediate * shape.experts_per_token
     dense = layers(shape)

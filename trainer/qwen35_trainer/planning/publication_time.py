@@ -2,7 +2,7 @@
 
 copy      a rank's share of the version to its host
 transfer  the busiest sender or receiver: train nodes send a whole version to every replica, unless replicas serve each other (RDMA,
-          `weights/relay.py`: as many replicas as the train ranks can feed at once, then twice as many with each wave)
+          `weights/relay.py`: as many replicas as the train ranks can feed together, then twice as many with each wave)
 load      a device's part of the version from its host, between two decode steps
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from qwen35_trainer.catalog.devices import Device
 from qwen35_trainer.catalog.links import LINKS
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning.assumptions import LINK_SHARE
 from qwen35_trainer.planning.host_memory import version_bytes
@@ -28,7 +28,7 @@ class PublicationTime:
     load: float
 
 
-def publication_time(shape: ModelShape, spec: TrainingSpec, device: Device) -> PublicationTime | None:
+def publication_time(shape: ModelSizes, spec: TrainingSpec, device: Device) -> PublicationTime | None:
     """Return the time of a publication; None without replicas."""
     if spec.rollout is None:
         return None

@@ -1,4 +1,4 @@
-"""What a training needs, how long an update takes, and what does not fit. Pure: manifest and sizes in, plan out."""
+"""Plans what a training needs, how long an update takes, and what does not fit. Pure: manifest and sizes in, plan out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from qwen35_trainer.catalog.devices import DEVICES, Device, DeviceName
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import fsdp_memory, megatron_memory, parameters
@@ -27,9 +27,9 @@ GIB = float(1 << 30)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a plan needs beside the manifest."""
+    """Everything that a plan needs in addition to the manifest."""
 
-    shape: ModelShape
+    shape: ModelSizes
     device: DeviceName | None
     """None: a CPU, whose memory is that of the pod, and whose time is not planned."""
     mean: float | None

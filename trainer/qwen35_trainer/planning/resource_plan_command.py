@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwen35_trainer.catalog.devices import DEFAULT_DEVICES, DEVICES, DeviceName
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.catalog.models import MODELS, find
 from qwen35_trainer.manifest import Manifest, ManifestError, load_manifest
 from qwen35_trainer.manifest.problems import did_you_mean
@@ -58,26 +58,26 @@ def _device(spec: TrainingSpec, name: str | None, problems: list[str]) -> Device
     profile = spec.accelerator.profile
     if name is None:
         return DEFAULT_DEVICES.get(profile)
-    known = {key.lower(): key for key in DEVICES}
-    if (found := known.get(name.lower())) is None:
+    names = {key.lower(): key for key in DEVICES}
+    if (listed := names.get(name.lower())) is None:
         problems.append(f"--device {name}: is not in the catalog. {did_you_mean(name, DEVICES)}")
         return None
-    if DEVICES[found].profile != profile:
+    if DEVICES[listed].profile != profile:
         suitable = ", ".join(key for key, value in DEVICES.items() if value.profile == profile) or "none: omit it"
         problems.append(f"--device {name}: the manifest's accelerator.profile is {profile}. Its devices: {suitable}.")
-    return found
+    return listed
 
 
-def _shape(manifest: Manifest, base: Path) -> ModelShape:
+def _shape(manifest: Manifest, base: Path) -> ModelSizes:
     """Return the sizes of the model: of its config.json if the folder is here, otherwise of the catalog."""
     model = manifest.spec.model
     if (random := model.source.random) is not None:
         # One token for each character, three for the chat template, and four for pictures (data/tokenizer.py).
         special = 3 if random.vision is None else 7
-        return ModelShape.of_random(random, len(random.characters) + special)
+        return ModelSizes.of_random(random, len(random.characters) + special)
     if model.source.path is not None and (config := base / model.source.path / "config.json").is_file():
         try:
-            return ModelShape.of_config(json.loads(config.read_text(encoding="utf-8")))
+            return ModelSizes.of_config(json.loads(config.read_text(encoding="utf-8")))
         except (KeyError, TypeError, ValueError) as error:
             text = f"{config}: {type(error).__name__} {error}; it is not the config.json of a Qwen3.5 or Qwen3 model"
             raise ModelUnknown(text) from error

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import parameters
 
@@ -63,26 +63,26 @@ class ReplicaMemory:
         return self.weights + self.workspace + self.cache
 
 
-def rank_weights(shape: ModelShape, devices: int, width: int) -> float:
+def rank_weights(shape: ModelSizes, devices: int, width: int) -> float:
     """Return the bytes of the weights on one of `devices` devices. width: bytes of a number."""
     text = parameters.text(shape)
     return width * ((text.divided + text.experts + parameters.vision(shape)) / devices + text.repeated)
 
 
-def cache_per_token(shape: ModelShape, devices: int, width: float) -> float:
+def cache_per_token(shape: ModelSizes, devices: int, width: float) -> float:
     """Return the bytes of keys and values for each token on one device. width: bytes of a number."""
     heads = max(1.0, shape.kv_heads / devices)
     return 2 * width * heads * shape.head_dim * shape.full_layers
 
 
-def state(shape: ModelShape, devices: int) -> float:
+def state(shape: ModelSizes, devices: int) -> float:
     """Return the bytes of the states of one sequence on one device."""
     mixed = 2 * shape.linear_keys + shape.linear_values
     inputs = 2 * mixed * (shape.linear_filter - 1)
     return shape.linear_layers * (4 * shape.linear_values * shape.linear_key_dim + inputs) / devices
 
 
-def replica_memory(shape: ModelShape, spec: TrainingSpec, device_memory: float) -> ReplicaMemory:
+def replica_memory(shape: ModelSizes, spec: TrainingSpec, device_memory: float) -> ReplicaMemory:
     """Return the memory of a device of a replica of the pool. device_memory: bytes of the device."""
     pool, data = spec.rollout, spec.data
     assert pool is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qwen35_trainer.catalog.devices import Device
-from qwen35_trainer.catalog.model_shape import ModelShape
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import floating_point_operations
 from qwen35_trainer.planning.assumptions import DENSE_UTILISATION, EXPERT_UTILISATION
@@ -36,7 +36,7 @@ def forward_passes(spec: TrainingSpec) -> float:
 
 
 def train_time(
-    shape: ModelShape, spec: TrainingSpec, device: Device, tokens_per_sample: float, utilisation: float | None = None
+    shape: ModelSizes, spec: TrainingSpec, device: Device, tokens_per_sample: float, utilisation: float | None = None
 ) -> TrainTime:
     """Return the time of an update whose samples have `tokens_per_sample` tokens of prompt and response in the mean.
 

@@ -33,7 +33,7 @@ class VisionShape:
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class ModelSizes:
     """Sizes of a text model, and of its vision tower if it has one.
 
     A Qwen3 model has full attention in every layer (`full_attention_interval` 1) and no output gate.
