@@ -32,6 +32,5 @@ def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
     planned = fsdp_memory.rank_memory(
         planned_memory.shape(size), planned_memory.parsed(document), "Torch", pictures=False
     )
-    print(case, planned, counted)
     assert_within(planned.device.total + planned.host, max(each["peak"] for each in counted))
     assert_within(planned.state + planned.host, max(each["state"] for each in counted))

@@ -64,24 +64,18 @@ def stage_parameters(shape: ModelSizes, stage: Stage) -> Parameters:
     return held
 
 
-def rank_memory(
-    shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, attention_matrices: bool = False
-) -> RankMemory:
+def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_cpu: bool = False) -> RankMemory:
     """Return the memory of a rank of the stage that needs most.
 
-    attention_matrices: whether attention keeps matrices of positions, as without Transformer Engine.
+    on_cpu: whether the rank runs without an accelerator. Attention then keeps matrices of positions, as without Transformer Engine, and
+    gloo's reduce-scatter copies the buffer of gradients.
     """
     cut = spec.train.parallelism
-    ranks = [
-        _stage_memory(shape, spec, stage, kernels, attention_matrices=attention_matrices)
-        for stage in stages(shape.layers, cut.pipeline)
-    ]
+    ranks = [_stage_memory(shape, spec, stage, kernels, on_cpu=on_cpu) for stage in stages(shape.layers, cut.pipeline)]
     return max(ranks, key=lambda rank: rank.device.total)
 
 
-def _stage_memory(
-    shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, attention_matrices: bool
-) -> RankMemory:
+def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, on_cpu: bool) -> RankMemory:
     cut, width = spec.train.parallelism, 2 if spec.model.precision == "BF16" else 4
     held, micro = stage_parameters(shape, stage), MicroBatchSize.of(spec)
     dense, experts = _on_rank(held, cut)
@@ -95,7 +89,7 @@ def _stage_memory(
     # Sequence parallelism divides what is between matrix products too, so every term is divided.
     length = micro.length + -micro.length % cut.tensor
     tokens = micro.tokens * length / micro.length / cut.tensor
-    computation = Computation(width, kernels, tokens, length, matrices=attention_matrices)
+    computation = Computation(width, kernels, tokens, length, matrices=on_cpu)
     full = sum(
         (number + 1) % shape.full_attention_interval == 0 for number in range(stage.first, stage.first + stage.layers)
     )
@@ -106,6 +100,8 @@ def _stage_memory(
     kept = of_micro_batch - temporaries - (activations.largest_layer(shape, computation) if recompute else 0.0)
     largest_matrix = 4 * shape.vocabulary * shape.hidden / cut.tensor if stage.is_first or stage.is_last else 0.0
     moments = {"backward pass of a layer": state.with_parts(activations=of_micro_batch + (begun - 1) * kept)}
+    if on_cpu:
+        moments["sum of gradients"] = state.with_parts(gradients=state.gradients)
     if stage.is_last:
         head = head_memory.megatron(shape.vocabulary, cut.tensor, micro.scored) + largest_matrix * width / 4
         moments["backward pass of the head"] = state.with_parts(activations=begun * kept, head=head)

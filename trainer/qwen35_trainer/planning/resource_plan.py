@@ -75,7 +75,7 @@ def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
     memory = float("inf") if device is None else device.memory
     shape, fused = inputs.shape, device is not None and device.profile == "NVIDIA"
     if spec.train.engine == "Megatron":
-        train = megatron_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", attention_matrices=not fused)
+        train = megatron_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", on_cpu=device is None)
     else:
         train = fsdp_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", pictures=inputs.pictures)
     replica = None if spec.rollout is None else replica_memory(shape, spec, memory)
