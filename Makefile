@@ -118,7 +118,8 @@ lint: setup $(LOCKED)
 	mypy --explicit-package-bases tools/demo_cluster.py benchmarks/cluster.py benchmarks/operator_scale.py \
 	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py \
 	    benchmarks/numerics.py benchmarks/export.py benchmarks/refusals.py benchmarks/driver.py benchmarks/batch_memory.py \
-	    benchmarks/generation.py benchmarks/weight_sync.py benchmarks/weight_plan.py benchmarks/weight_changes.py
+	    benchmarks/generation.py benchmarks/weight_sync.py benchmarks/weight_plan.py benchmarks/weight_changes.py \
+	    benchmarks/published_times.py
 	mypy --explicit-package-bases images tools/language
 	lint-imports --no-cache
 	python -m tools.language
