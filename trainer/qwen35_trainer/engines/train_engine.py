@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qwen35_trainer.engines.train_batch import TrainBatch
 
 if TYPE_CHECKING:
+    from qwen35_trainer.weights.memory_change import MemoryChange
     from qwen35_trainer.weights.staging import WeightShard
 
 
@@ -91,4 +92,16 @@ class TrainEngine(Protocol):
 
     def restore(self, folder: Path) -> None:
         """Read a checkpoint that `save` wrote, on the same or another number of ranks. Collective."""
+        ...
+
+    def sleep(self) -> MemoryChange:
+        """Move everything that this rank holds on its device to host memory, so that replicas can use the device.
+
+        Parameters, gradients, optimizer state and the reference model move. No other method may be called before `wake`.
+        Returns the bytes of tensors on the device, before and after.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Move everything back to the device. Without effect unless the engine sleeps."""
         ...

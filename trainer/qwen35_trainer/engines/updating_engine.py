@@ -12,7 +12,7 @@ size. How gradients are summed over ranks is the engine's own concern: the sum o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,8 @@ from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.models.qwen3_5.head import TokenScores
+from qwen35_trainer.weights.memory_change import MemoryChange
+from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on
 
 type ScoredPolicy = Literal["Current", "Reference"]
 """The policy whose log-probs are computed: the weights that train, or the reference model of the KL term."""
@@ -68,6 +70,7 @@ class UpdatingEngine(ABC):
         self._objective = objective(spec)
         self._uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
         self._skipped_updates = SkippedUpdates(sft=spec.mode == "SFT")
+        self._parked: ParkedTensors | None = None  # while the engine sleeps
 
     @abstractmethod
     def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
@@ -94,6 +97,10 @@ class UpdatingEngine(ABC):
 
         Collective. Every rank that computes the share gets the table.
         """
+
+    @abstractmethod
+    def _held_tensors(self) -> Iterable[Tensor]:
+        """Return all tensors that this rank holds between two calls: of models, gradients and optimizers."""
 
     @property
     @abstractmethod
@@ -124,6 +131,17 @@ class UpdatingEngine(ABC):
             whole[start : start + lengths[sample]] = table.values[of_share : of_share + lengths[sample]]
         summed: NDArray[np.float32] = self._ranks.sum(whole).numpy()
         return summed
+
+    def sleep(self) -> MemoryChange:
+        held = list(self._held_tensors())
+        before = bytes_on(held, self._device)
+        self._parked = ParkedTensors(held, self._device)
+        return MemoryChange(before, bytes_on(held, self._device))
+
+    def wake(self) -> None:
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
 
     def _update(
         self,

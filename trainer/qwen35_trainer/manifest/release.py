@@ -38,6 +38,20 @@ def _rollout(spec: TrainingSpec) -> Iterator[Problem]:
         yield Problem("spec.rollout.tensorParallel", message, "Set it to 1, or set rollout.engine to VLLM.")
     if rollout.engine == "VLLM":
         yield from _vllm(spec, rollout)
+    if spec.mode == "Colocated":
+        yield from _shared_devices(spec, rollout)
+
+
+def _shared_devices(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
+    """Yield a problem if replicas cannot divide the devices of a node, which they share with the train workers."""
+    devices = spec.accelerator.devicesPerNode
+    for path, part in (("spec.rollout", rollout), ("spec.rollout.stragglerLane", rollout.stragglerLane)):
+        if part is not None and part.tensorParallel <= devices and devices % part.tensorParallel:
+            message = (
+                f"in mode Colocated, replicas of {part.tensorParallel} devices do not divide the {devices} of a node."
+            )
+            fix = "Use a divisor of accelerator.devicesPerNode, or mode FullyAsync."
+            yield Problem(f"{path}.tensorParallel", message, fix)
 
 
 def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:

@@ -17,7 +17,8 @@ a straggler           a free slot of the lane where it finishes sooner; the     
 a batch               P finished groups, among them those due; an idle trainer;        TrainGroups
                       the copy of a version whose batches have trained
 a copied version      the previous version: loaded by all, and evaluated               PublishWeights
-a checkpoint          the batch in training; the previous checkpoint                   SaveCheckpoint
+a checkpoint          the batch in training; the previous checkpoint; if the pools     SaveCheckpoint
+                      take turns, the turn of generation
 the end               the batch in training; a checkpoint of everything trained;       RunEnded
                       unless it is stopped, the last publication and evaluation
 
@@ -306,6 +307,8 @@ class Coordinator:
             return
         complete = self._stopping or self._trained >= self.settings.batches
         save = self._checkpoint_requested or (complete and self._saved < self._trained)
+        if self._is_generation_turn and not self._stopping:
+            save = False  # the train pool gets its turn when no sequence runs
         if save and self._saving is None:
             self._saving, self._checkpoint_requested = self._trained, False
             actions.append(do.SaveCheckpoint(self.snapshot))

@@ -18,7 +18,7 @@ from typing import Final, Literal, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-type SpanKind = Literal["load", "generate", "train", "publish", "evaluate", "checkpoint"]
+type SpanKind = Literal["load", "generate", "train", "publish", "evaluate", "checkpoint", "turn"]
 type RunOutcome = Literal["Succeeded", "Stopped", "Failed"]
 
 MAX_TRACEBACK_CHARACTERS: Final = 8000
@@ -218,7 +218,8 @@ class SpanRecord:
     __pydantic_config__ = _JSON
 
     lane: str
-    """The row of the timeline, such as "rollout-0", "train-0", "publish" or "checkpoint"."""
+    """The row of the timeline, such as "rollout-0", "train-0", "publish", "checkpoint", or "devices" for the turns of the pools
+    in mode Colocated."""
     kind: SpanKind
     """What the lane did."""
     start: float

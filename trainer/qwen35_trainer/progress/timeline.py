@@ -19,6 +19,7 @@ _COLOURS: Final[dict[SpanKind, str]] = {
     "publish": "@publish",
     "evaluate": "@accuracy",
     "checkpoint": "@checkpoint",
+    "turn": "@muted",
 }
 _ADJACENT: Final = frozenset({"generate", "train"})
 """Kinds whose spans can follow each other without a gap. A thin line separates their bars."""

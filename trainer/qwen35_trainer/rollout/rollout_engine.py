@@ -39,6 +39,8 @@ from qwen35_trainer.pipeline.events import SequenceId
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from qwen35_trainer.weights.memory_change import MemoryChange
+
 ENVIRONMENT_VERSION = -1
 """The version of a token that an environment added to a response, such as a tool's output. No weights computed this token, so
 it does not train and has no lag. Its log-prob is 0."""
@@ -284,6 +286,18 @@ class RolloutEngine(Protocol):
         sequences: (T,) token ids each, T ≥ 2. The engine is busy until `StepOutput.probed` has the result. A later
         `probe` or `commit` drops a probe that has not ended; `probe` without sequences does nothing else.
         """
+        ...
+
+    def sleep(self) -> MemoryChange:
+        """Give back the device memory of weights and caches, so that the train ranks can use the devices.
+
+        The engine must have no sequences. A version that was received and a probe that has not ended are dropped.
+        Returns the bytes in use before and after.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Take the memory again. The engine then needs a `commit` before the next `step`, because it has no weights."""
         ...
 
     def checksums(self) -> Mapping[str, tuple[int, ...]]:

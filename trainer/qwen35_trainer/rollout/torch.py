@@ -37,6 +37,8 @@ from qwen35_trainer.rollout.rollout_engine import (
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
 from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
+from qwen35_trainer.weights.memory_change import MemoryChange
+from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on
 from qwen35_trainer.weights.staging import tensor_checksum
 
 _NO_TOKEN = -1
@@ -93,6 +95,8 @@ class TorchEngine:
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0
         self._parameters = dict(model.named_parameters())  # tied parameters once, as in a publication
+        self._shapes = shapes(self._parameters)
+        self._parked: list[ParkedTensors] = []  # while the engine sleeps
         self._adapted: list[nn.Linear] = []
         self._received: _Received | None = None
         self._probe: list[list[int]] = []
@@ -188,7 +192,7 @@ class TorchEngine:
         return _Received(version, {}, parts, adapters[SCALE].item())
 
     def _whole(self, weights: Mapping[str, Tensor], version: int) -> _Received:
-        check_shapes(shapes(self._parameters), weights, version)
+        check_shapes(self._shapes, weights, version)
         return _Received(version, {name: weights[name].to(own) for name, own in self._parameters.items()})
 
     def _detach(self) -> None:
@@ -198,6 +202,41 @@ class TorchEngine:
 
     def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
         self._probe = [sequence.tolist() for sequence in sequences]
+
+    def sleep(self) -> MemoryChange:
+        """Drop the weights, which the next version replaces, and the memory of the slots.
+
+        With adapters, versions lack the base weights, so the weights wait in host memory.
+        """
+        assert not self._running, "an engine with running sequences does not sleep"
+        self._received = None
+        self._probe.clear()
+        device = self._logits.device
+        before = self._bytes
+        self._parked = [ParkedTensors(self._slot_tensors, device, keep_values=False)]
+        if self._adapted:
+            self._parked.append(ParkedTensors(self._model.parameters(), device))
+        else:
+            for parameter in self._parameters.values():
+                parameter.data = parameter.data.new_empty(0)
+        return MemoryChange(before, self._bytes)
+
+    def wake(self) -> None:
+        for parked in self._parked:
+            parked.restore()
+        self._parked = []
+
+    @property
+    def _bytes(self) -> int:
+        """Bytes of the weights and of the slots, without weights that are mapped from memory of the trainer."""
+        tensors = [*self._slot_tensors, *self._model.parameters()]
+        return bytes_on(tensors, self._logits.device)
+
+    @property
+    def _slot_tensors(self) -> list[Tensor]:
+        numbers = [self._generated, self._reported, self._limit, self._logits_version]
+        tables = [self._logits, self._sampling, self._stop, self._tokens, self._log_probs, self._versions]
+        return [*numbers, *tables, *self._decoder.tensors]
 
     def checksums(self) -> dict[str, tuple[int, ...]]:
         return {name: (tensor_checksum(parameter),) for name, parameter in self._model.named_parameters()}

@@ -52,13 +52,21 @@ from qwen35_trainer.rollout.rollout_engine import (
 )
 from qwen35_trainer.rollout.vllm_adapters import AdapterSlot
 from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
-from qwen35_trainer.rollout.vllm_core import REPLACEMENT_SECONDS, Core, replace_weights, stepping
+from qwen35_trainer.rollout.vllm_core import (
+    REPLACEMENT_SECONDS,
+    Core,
+    fall_asleep,
+    replace_weights,
+    stepping,
+    wake_up,
+)
 from qwen35_trainer.rollout.vllm_probe import VLLMProbe
 from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
 from qwen35_trainer.rollout.vllm_room import CacheRoom
 from qwen35_trainer.rollout.vllm_worker import parameter_checksums
 from qwen35_trainer.weights.adapters import are_adapters
 from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
+from qwen35_trainer.weights.memory_change import MemoryChange
 
 logger = logging.getLogger(__name__)
 
@@ -249,6 +257,23 @@ class VLLMEngine:
     def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
         """The log-probs come with the step that computes the last sequence, with the kernels of prefill."""
         self._probe.start(sequences, self._adapter)
+
+    def sleep(self) -> MemoryChange:
+        """Let vLLM give back the memory of its devices. Base weights of adapters wait in host memory.
+
+        On the CPU vLLM cannot sleep, so it keeps its memory there.
+        """
+        self._received = None
+        self._probe.drop()
+        if self._on_cpu:
+            return MemoryChange(0, 0)
+        change = fall_asleep(self._core, keep_weights=self._adapters is not None)
+        self._version = NO_VERSION
+        return change
+
+    def wake(self) -> None:
+        if not self._on_cpu:
+            wake_up(self._core)
 
     def checksums(self) -> dict[str, tuple[int, ...]]:
         of_workers: list[dict[str, int]] = self._core.collective_rpc(parameter_checksums, timeout=REPLACEMENT_SECONDS)

@@ -49,8 +49,10 @@ from qwen35_trainer.rollout.vllm_worker import (
     join_replica,
     load_portion,
     load_shared,
+    memory_in_use,
 )
 from qwen35_trainer.weights.host_weights import HostWeights
+from qwen35_trainer.weights.memory_change import MemoryChange
 
 type Core = Any
 """vLLM's LLMEngine. Its types are not followed (pyproject.toml)."""
@@ -87,6 +89,8 @@ class CoreSettings:
     """
     options: VLLMSpec = field(default_factory=VLLMSpec)
     """Options of the manifest."""
+    sleeps: bool = False
+    """Whether the engine gives its memory back while the train ranks compute on the same devices."""
     lora: LoRASpec | None = None
     """Settings of the adapters that train, for which vLLM keeps memory (vllm_adapters.py). None: all weights train."""
 
@@ -157,7 +161,9 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         arguments["max_num_batched_tokens"] = options.maxBatchedTokens
     if options.kvCachePrecision == "FP8":
         arguments["kv_cache_dtype"] = "fp8"
-    return arguments | _adapters(settings.lora) | options.extraArguments
+    # Not one of RESERVED_ARGUMENTS, because manifests that set it, without effect, must stay valid.
+    sleep = {"enable_sleep_mode": True} if settings.sleeps and not settings.on_cpu else {}
+    return arguments | _adapters(settings.lora) | options.extraArguments | sleep
 
 
 def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
@@ -192,6 +198,23 @@ def replace_weights(core: Core, weights: Mapping[str, Tensor], *, tied: bool) ->
     missing = on_workers(finish_replacement)
     if names := sorted({name for of_worker in missing for name in of_worker}):
         raise ValueError(f"vLLM found no tensor for its parameters {names}")
+
+
+def fall_asleep(core: Core, *, keep_weights: bool) -> MemoryChange:
+    """Give back the device memory of the core's weights and caches. The core must have no requests.
+
+    keep_weights: whether the weights wait in host memory (vLLM's level 1); otherwise they are lost (level 2). Returns
+    the memory in use on the core's devices. It includes what other processes use, and what vLLM cannot give back, such
+    as its graphs.
+    """
+    before = sum(core.collective_rpc(memory_in_use, timeout=REPLACEMENT_SECONDS))
+    core.sleep(level=1 if keep_weights else 2)
+    return MemoryChange(before, sum(core.collective_rpc(memory_in_use, timeout=REPLACEMENT_SECONDS)))
+
+
+def wake_up(core: Core) -> None:
+    """Take the memory again that `fall_asleep` has given back. Caches are empty, and weights that were lost have no meaning."""
+    core.wake_up()
 
 
 def portions(weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:

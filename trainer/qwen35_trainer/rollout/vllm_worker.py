@@ -1,6 +1,7 @@
 """Functions that run in the processes of vLLM's workers, between two steps.
 
     build_core      ─► join_replica                                          a worker that is a process of its own
+    fall_asleep     ─► memory_in_use                                         before and after
     replace_weights ─► begin_replacement ─► load_shared       ─► finish_replacement      weights in shared memory
                                          └► load_portion …   ─┘                          any others
 
@@ -158,6 +159,12 @@ def parameter_checksums(worker: Worker) -> dict[str, int]:
 
 
 @torch.no_grad()
+def memory_in_use(_: Worker) -> int:
+    """Return the bytes in use on the worker's device, by all processes."""
+    free, total = torch.accelerator.get_memory_info()
+    return int(total - free)
+
+
 def _product(layer: Any) -> Tensor:  # noqa: ANN401  # vLLM's layer
     # A layer that every worker has whole, such as the gate of experts, has no partition.
     size = getattr(layer, "input_size_per_partition", layer.input_size)

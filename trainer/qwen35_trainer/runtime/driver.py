@@ -38,6 +38,7 @@ from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
 from qwen35_trainer.runtime.background import done_before
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, StorageFailed
+from qwen35_trainer.runtime.device_turns import DeviceTurns, Side
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
 from qwen35_trainer.runtime.job import Job, RunData, coordinator_settings, replica_slots, scheduling_start
@@ -49,7 +50,14 @@ from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
-from qwen35_trainer.runtime.site import ActorPoolName, neighbour_groups, worker_cpus, worker_options
+from qwen35_trainer.runtime.site import (
+    ActorPoolName,
+    SharedPlace,
+    neighbour_groups,
+    shared_places,
+    worker_cpus,
+    worker_options,
+)
 from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
@@ -123,6 +131,7 @@ class Driver(Process):
         self._leaving: frozenset[str] = frozenset()
         self._replicas = job.spec.rollout_replicas
         self._pool: RolloutPool | None = None
+        self._places: dict[str, SharedPlace] = {}  # by name of the replica; only in mode Colocated
         self._broadcast = Broadcast()
         self._phase = "starting"
         self._over = False
@@ -224,6 +233,8 @@ class Driver(Process):
         data = opening.result()
         if not await self._waited(loading):
             return "Stopped"
+        if self._shares_devices:
+            self._places = self._shared_places(train)
         training = TrainSession(
             spec=spec,
             pool=train,
@@ -288,17 +299,34 @@ class Driver(Process):
 
     def _start_workers(self) -> tuple[list[RolloutReplica], list[Any]]:
         spec = self._job.spec
-        names = [*replica_names(spec.rollout_replicas), *replica_names(spec.lane_replicas, lane=True)]
+        # Replicas that share devices start on those of the train workers, when these have given their memory back.
+        names = [] if self._shares_devices else self._replica_names
         rollout = [self._spawn(number, name, name.startswith(LANE_PREFIX)) for number, name in enumerate(names)]
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
-        # In a cluster, the pods of the two pools share no memory.
-        transport = choose(spec.publication.transport, one_host=not self._job.in_cluster)
+        # In a cluster, pods share no memory. Both pools are in one pod if they share the devices of one node.
+        one_pod = self._shares_devices and spec.train.nodes == 1
+        transport = choose(spec.publication.transport, one_host=one_pod or not self._job.in_cluster)
         publishing = {"transport": transport, "publications": self._job.publications}
         return rollout, [
             worker.remote(spec, number, pictures=self._job.pictures, **publishing, **common)
             for number in range(spec.world_size)
         ]
+
+    @property
+    def _shares_devices(self) -> bool:
+        return self._job.spec.mode == "Colocated"
+
+    @property
+    def _replica_names(self) -> list[str]:
+        spec = self._job.spec
+        return [*replica_names(spec.rollout_replicas), *replica_names(spec.lane_replicas, lane=True)]
+
+    def _shared_places(self, train: TrainPool) -> dict[str, SharedPlace]:
+        """Return for each replica the devices of train workers that it shares."""
+        names, spec = self._replica_names, self._job.spec
+        sizes = [spec.replica_devices(lane=name.startswith(LANE_PREFIX)) for name in names]
+        return dict(zip(names, shared_places(train.locations, sizes), strict=True))
 
     def _train_pool(self, workers: Sequence[Any]) -> TrainPool:
         spec = self._job.spec
@@ -308,7 +336,8 @@ class Driver(Process):
 
     def _common(self, pool: ActorPoolName, devices: int = 1) -> dict[str, Any]:
         job = self._job
-        threads = (worker_cpus(job, pool) if job.in_cluster else job.threads) * devices
+        pods: ActorPoolName = "train" if self._shares_devices else pool
+        threads = (worker_cpus(job, pods) if job.in_cluster else job.threads) * devices
         return {"vocabulary": job.vocabulary, "base": job.base, "threads": threads, "logs": job.folder.logs}
 
     def _spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
@@ -323,12 +352,14 @@ class Driver(Process):
         devices = job.spec.replica_devices(lane=lane)
         # vLLM has a process for each device. The Torch engine is one process, which is faster because of its threads.
         threads_of = devices if rollout.engine == "Torch" else 1
-        actor = ray.remote(**worker_options(job, "rollout", lane=lane))(RolloutWorker).remote(
+        place = self._places.get(name)
+        actor = ray.remote(**worker_options(job, "rollout", lane=lane, place=place))(RolloutWorker).remote(
             job.spec,
             name,
             life=(attempt, number),
             end_token=job.end_token,
             devices=devices,
+            shared=None if place is None else place.devices,
             **self._common("rollout", threads_of),
         )
         return RolloutReplica(number, name, actor, lane)
@@ -375,6 +406,7 @@ class Driver(Process):
             minimum=max(1, spec.replicas_on(spec.min_rollout_nodes)),
             lanes=spec.lane_replicas,
             replica_ranks=spec.rollout.tensorParallel,
+            takes_turns=self._shares_devices,
         )
         self._pool.leave(self._leaving)
         return TrainingLoop(
@@ -392,7 +424,17 @@ class Driver(Process):
             sampler=Sampler(self._job.folder.samples, data.decoder),
             evaluates=bool(data.validation),
             probes=_probes(spec, data),
+            turns=_turns(training, self._pool) if self._shares_devices else None,
         )
+
+
+def _turns(training: TrainSession, replicas: RolloutPool) -> DeviceTurns:
+    """Return the turns of the pools of a run, which become a row of the timeline."""
+
+    def span(side: Side, began: float, ended: float, label: str) -> None:
+        training.span("devices", "turn", began, ended, f"{side}: {label}")
+
+    return DeviceTurns(training.pool, replicas, span)
 
 
 def _kl_coefficient(job: Job) -> float | None:

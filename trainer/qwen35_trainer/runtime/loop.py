@@ -9,6 +9,7 @@
 waits on              unblocked by                                   deadline
 an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
 an order, a probe     its ranks' answers                             async.stallSeconds
+a turn (Colocated)    the other pool sleeps                          see `device_turns.py`
 a checkpoint: disks   every rank's share, written                    async.stallSeconds
 a publication         every replica's report, or its replacement     publication.timeoutSeconds
 too few replicas      others join                                    that of the pool, see `rollout_pool.py`
@@ -37,6 +38,7 @@ from qwen35_trainer.progress.records import RunOutcome
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
+from qwen35_trainer.runtime.device_turns import DeviceTurns
 from qwen35_trainer.runtime.generation import Generation
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.measurements import PipelineMeasures, ProbeMeasures, evaluation_record
@@ -81,6 +83,8 @@ class TrainingLoop:
     """Whether there are held-out prompts, so that the run evaluates."""
     probes: ProbeSchedule | None = None
     """When versions get a probe. None: replicas are not compared with the trainer."""
+    turns: DeviceTurns | None = None
+    """The turns of the pools, if they share their devices (mode Colocated)."""
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
     _copies: dict[int, PublishedWeights] = field(default_factory=dict)  # copied, not sent yet
     _published: dict[int, float] = field(default_factory=dict)  # version → start of its publication
@@ -136,8 +140,21 @@ class TrainingLoop:
                     self.journal.add(action)
             if any(isinstance(action, do.TrainGroups) for action in actions):
                 await self.journal.flush()
+            await self._take_turn(actions)
             for action in actions:
                 self._carry_out(action, tasks)
+
+    async def _take_turn(self, actions: Sequence[Action]) -> None:
+        """If the pools share their devices and `actions` need the replicas, give the devices to the replicas first.
+
+        This waits until the train pool has carried out its orders.
+        """
+        publishes = any(isinstance(action, do.PublishWeights) for action in actions)
+        if self.turns is None or not (publishes or any(isinstance(action, do.StartSequences) for action in actions)):
+            return
+        await self._orders.join()
+        await self.turns.begin_generation(reload=not publishes)
+        self._idle_since = asyncio.get_running_loop().time()
 
     async def _inputs(self) -> list[on.Event | requests.Request]:
         """Wait for events and requests, and return all that have arrived.
@@ -219,11 +236,16 @@ class TrainingLoop:
         """Carry out the orders to the train pool, one at a time, until cancelled."""
         self._busy += 1
         await self._probe(self.coordinator.version)
+        if self.turns is not None:
+            await self.turns.begin_generation(reload=False)  # the replicas start, and load the first version
         self._carried_out()
         now = asyncio.get_running_loop().time
         while True:
             idle_since, free_since = time.time(), now()
-            match order := await self._orders.get():
+            order = await self._orders.get()
+            if self.turns is not None:
+                await self.turns.begin_training()
+            match order:
                 case do.TrainGroups():
                     self._waited = now() - free_since
                     await self._train(order, time.time() - idle_since)
@@ -234,8 +256,9 @@ class TrainingLoop:
                     copied = asyncio.Event()
                     tasks.create_task(self._save(snapshot, copied))
                     await copied.wait()  # the next order may change the weights
-                    continue
-            self._carried_out()
+            self._orders.task_done()
+            if not isinstance(order, do.SaveCheckpoint):  # `_save` is not over yet
+                self._carried_out()
 
     async def _copy(self, version: int) -> None:
         started = time.time()

@@ -62,16 +62,17 @@ def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
     """Return a problem if this machine has too few devices for a spec; otherwise an empty list.
 
     here: number of devices of this machine. Each train worker needs one device, and each replica needs
-    `rollout.tensorParallel` devices, or those of the straggler lane.
+    `rollout.tensorParallel` devices, or those of the straggler lane. In mode Colocated these are the train workers'.
     """
-    profile, train, rollout = spec.accelerator.profile, spec.world_size, spec.rollout_devices
+    profile, train = spec.accelerator.profile, spec.world_size
+    rollout = spec.rollout_devices if spec.mode == "FullyAsync" else 0
     if rollout + train <= here:
         return []
-    needs = f"{train}" if spec.mode == "SFT" else f"{rollout} + {train}"
+    needs = f"{rollout} + {train}" if rollout else f"{train}"
     message = f"{spec.mode} needs {needs} {profile} devices, and this machine has {here or 'none'}."
     elsewhere = f"Use a machine with {rollout + train}, kubectl apply the manifest, or set profile to CPU."
     if rollout and here == 1:
-        message += f" With one device, rollout and training would have to share it, which {spec.mode} cannot yet."
+        elsewhere = f"Set mode to Colocated, in which both pools share the device. Or: {elsewhere}"
     fewer = here * spec.accelerator.devicesPerNode // (rollout + train)
     if fewer:
         elsewhere = f"Set devicesPerNode to {fewer}. Or: {elsewhere}"

@@ -30,6 +30,7 @@ from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.step_times import NO_STEPS, MeasuredSteps
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 
@@ -94,6 +95,24 @@ class ProbeWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class SleepEngine:
+    """A command to a replica: give back the memory of its devices, after all versions before this command are loaded.
+
+    Sequences that it still has are dropped.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class WakeEngine:
+    """A command to a replica: take the memory again. The replica generates as soon as it has loaded a version.
+
+    reload: whether it loads the version that it had; otherwise the next version follows this command.
+    """
+
+    reload: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CommandBatch:
     """Consecutive commands to a replica, numbered `first`, `first + 1`, …"""
 
@@ -101,7 +120,9 @@ class CommandBatch:
     commands: tuple[ReplicaCommand, ...]
 
 
-type ReplicaCommand = SubmitSequences | DropSequences | TakeSequences | LoadWeights | ProbeWeights
+type ReplicaCommand = (
+    SubmitSequences | DropSequences | TakeSequences | LoadWeights | ProbeWeights | SleepEngine | WakeEngine
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +152,10 @@ class EngineReport:
     probes_dropped: int = 0
     """Number of probes since the previous report that ended without a result: another version was in service, or came into
     service before, or no slot became free."""
+    slept: MemoryChange | None = None
+    """The memory that the engine has given back since the previous report. None: it did not fall asleep."""
+    woken: bool = False
+    """Whether the engine has taken its memory again since the previous report."""
     generated: int = 0
     """Number of tokens that were generated since the previous report. A later report may contain their ids."""
     intervals: tuple[tuple[float, float], ...] = ()

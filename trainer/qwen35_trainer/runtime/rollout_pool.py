@@ -12,6 +12,7 @@ opening: the engine      the model is built                          PoolLimits.
 an unreachable one       the network works again: the call repeats   PoolLimits.open, from the first call of its kind
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
+sleep, wake              the report of each replica                  PoolLimits.publish, then it is lost
 too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start also `open`
 the first of the lane    one replica of the lane has joined          `open` + PoolLimits.too_few, from the start
 
@@ -48,8 +49,11 @@ from qwen35_trainer.runtime.replica_channel import (
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
+    SleepEngine,
+    WakeEngine,
 )
 from qwen35_trainer.runtime.weight_distribution import WeightDistribution
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import LogProbsDiffer, Probe
 from qwen35_trainer.weights.published import PublishedWeights
 
@@ -117,6 +121,12 @@ class RolloutReplica:
     version: int = -1
     sent: frozenset[int] = frozenset()
     """Versions of the weights that the replica has, or that were sent to it and that it may still fetch."""
+    awake: bool = True
+    """Whether the replica has the memory of its devices."""
+    turning_since: float | None = None
+    """When the replica was told to sleep or wake up, on the event loop's clock; None: it is done."""
+    slept: MemoryChange | None = None
+    """The memory that the replica gave back when it last fell asleep; None: it never did."""
     state: str = "is pending"
     """What the replica is doing, as text for messages."""
     channel: ReplicaChannel = field(init=False)
@@ -185,7 +195,8 @@ class RolloutPool:
 
     spawn: starts a replica with (number, name, lane). listener: gets the events and reports of the replicas. minimum:
     number of replicas, without those of the lane, that the run needs to continue. replica_ranks: number of devices of
-    one replica.
+    one replica. takes_turns: whether the pool shares its devices with the train pool (`device_turns.py`). No replica
+    then starts before the first `wake`, or while the pool sleeps.
     """
 
     def __init__(
@@ -198,6 +209,7 @@ class RolloutPool:
         minimum: int,
         lanes: int = 0,
         replica_ranks: int = 1,
+        takes_turns: bool = False,
     ) -> None:
         self._spawn, self._listener, self._limits = spawn, listener, limits
         self._target, self._minimum, self._lanes = target, minimum, lanes
@@ -216,6 +228,10 @@ class RolloutPool:
         self._failed_probes = 0
         self._changed, self._enough, self._lacking = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
+        self._may_start = asyncio.Event()  # cleared while the pool sleeps
+        if not takes_turns:
+            self._may_start.set()
+        self._turned = asyncio.Event()  # set when a replica has joined, was lost, fell asleep or woke up
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -318,6 +334,51 @@ class RolloutPool:
             if version in replica.sent:  # all others get the probe with the version
                 replica.channel.send(ProbeWeights(version, probe))
 
+    async def sleep(self) -> MemoryChange:
+        """Let all replicas give the memory of their devices back. Returns the memory of all of them together.
+
+        Replicas that are starting join first, because they use the devices. Lost replicas are replaced after the next
+        `wake`.
+        """
+        self._may_start.clear()
+        await self._until(lambda: not self._starting)
+        self._turn(SleepEngine())
+        await self._until(lambda: not any(replica.awake for replica in self._replicas.values()))
+        return MemoryChange.total(replica.slept for replica in self._replicas.values() if replica.slept is not None)
+
+    async def wake(self, *, reload: bool) -> None:
+        """Let all replicas take their memory again, and start missing ones.
+
+        reload: whether replicas load the version that they had; otherwise the next version must be published.
+        """
+        self._may_start.set()
+        self._turn(WakeEngine(reload))
+        await self._until(lambda: all(replica.awake for replica in self._replicas.values()))
+
+    def _turn(self, command: SleepEngine | WakeEngine) -> None:
+        for replica in self._replicas.values():
+            if replica.awake == isinstance(command, SleepEngine):
+                replica.turning_since = asyncio.get_running_loop().time()
+                replica.channel.send(command)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on the replicas holds. Each replica has a deadline, after which it is lost."""
+        while not condition():
+            self._turned.clear()
+            await self._turned.wait()
+
+    def _note_turn(self, replica: RolloutReplica, report: EngineReport, now: float) -> None:
+        """Record whether a replica sleeps. Raises ReplicaFailed if that takes longer than PoolLimits.publish seconds."""
+        if report.slept is not None or report.woken:
+            replica.awake, replica.turning_since = report.woken, None
+            replica.slept = report.slept or replica.slept
+            self._turned.set()
+        elif replica.turning_since is not None and now - replica.turning_since > self._limits.publish:
+            act = "give its memory back" if replica.awake else "take its memory again"
+            raise ReplicaFailed(
+                f"{replica.name} did not {act} within {self._limits.publish:g} s (spec.publication.timeoutSeconds)"
+            )
+
     async def _refill(self) -> None:
         """After each change of the pool, start missing replicas and end excess pending ones. Runs until cancelled."""
         while True:
@@ -361,6 +422,7 @@ class RolloutPool:
             losses.popleft()
         if len(losses) > 1:
             await asyncio.sleep(backoff_seconds(len(losses) - 1, first=1.0, maximum=MAX_REPLACEMENT_DELAY_SECONDS))
+        await self._may_start.wait()
         self._awaited.discard(name)
         if name not in self._missing(lane=lane):
             self._changed.set()  # the target was lowered: another name may be missing from it
@@ -443,6 +505,7 @@ class RolloutPool:
         if replica.lane:
             self._lane_joined.set()
         self._recount()
+        self._turned.set()
         slots, room = self._limits.slots, replica.token_room
         self._listener.tell(on.ReplicaJoined(replica.number, slots, replica.version, replica.lane, room))
         if self._leaving:
@@ -458,6 +521,7 @@ class RolloutPool:
                 self._worked |= report.steps > 0
                 self._distribution.reported(replica, report)
                 self._note_probe(report)
+                self._note_turn(replica, report, now())
                 if report.loaded is not None and report.loaded > replica.version:
                     replica.version, behind_since = report.loaded, None
                     self._listener.tell(on.VersionLoaded(replica.number, replica.version))
@@ -468,6 +532,8 @@ class RolloutPool:
                     behind_since = behind_since or now()
                     if now() - behind_since > self._limits.publish:
                         raise ReplicaFailed(_late(replica, newest, self._limits.publish))
+                    watch.pause(report, now())
+                elif replica.turning_since is not None:
                     watch.pause(report, now())
                 else:
                     behind_since = None
@@ -490,6 +556,7 @@ class RolloutPool:
         self._starting.pop(replica.name, None)
         self._distribution.lost(replica)
         had_joined = self._replicas.pop(replica.number, None) is not None
+        self._turned.set()
         if differs:
             self._raise_if_all_differ()
         self._raise_if_none_can_work()

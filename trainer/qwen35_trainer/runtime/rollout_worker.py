@@ -8,6 +8,7 @@ engine thread: inbox      a command, or the end                  IDLE_WAIT_SECON
 exchange                  a finished group, weights, …           report_seconds, gather_seconds
 loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
 loading: the commit       the engine thread, between two steps   the same
+sleep, wake               the engine thread, between two steps   the same
 a probe: its log-probs    the engine's next steps, a commit      publication.timeoutSeconds, then it is dropped
 a failed probe: names     the version is fetched and loaded      COMPARISON_SECONDS, then none is named
 
@@ -31,7 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, RolloutEngine, SequenceRequest
-from qwen35_trainer.runtime.machine import device
+from qwen35_trainer.runtime.machine import device, manager_of
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.replica_channel import (
     MAX_REPORT_SECONDS,
@@ -54,11 +55,14 @@ from qwen35_trainer.runtime.replica_channel import (
     ProbeWeights,
     ReplicaCommand,
     ReportLog,
+    SleepEngine,
     SubmitSequences,
     TakeSequences,
+    WakeEngine,
 )
 from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 from qwen35_trainer.weights.transfer_agent import SourceLost
@@ -141,6 +145,8 @@ class _Outbox:
     loaded: int | None = None
     copy: RegisteredCopy | None = None
     unread: int | None = None
+    slept: MemoryChange | None = None
+    woken: bool = False
     probed: ProbeResult | None = None
     probes_dropped: int = 0
     generated: int = 0
@@ -164,6 +170,7 @@ class EngineThread:
         self._steps, self._step_log = 0, StepLog()
         self._probing: Future[ProbedLogProbs | None] | None = None
         self._holding = threading.Event()
+        self._asleep = False  # until a version is committed after `wake`
         self._commanded = False  # whether a command is being carried out
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
         self._submitted: dict[SequenceId, float] = {}  # wall-clock second
@@ -224,6 +231,21 @@ class EngineThread:
         """Queue the command to drop a probe that has not ended."""
         self._inbox.put(self._drop_probe)
 
+    def sleep(self) -> Future[None]:
+        """Queue the command to give back the engine's memory. Its sequences are dropped. The future is done afterwards.
+
+        The next report contains the memory. If the engine fails, the future is never done, as for `commit`.
+        """
+        slept: Future[None] = Future()
+        self._inbox.put(lambda: self._sleep(slept))
+        return slept
+
+    def wake(self) -> Future[None]:
+        """Queue the command to take the memory again. The engine makes its next step after the next `commit`."""
+        woken: Future[None] = Future()
+        self._inbox.put(lambda: self._wake(woken))
+        return woken
+
     def hold(self) -> None:
         """Make no further step. Commands are still carried out."""
         self._holding.set()
@@ -267,13 +289,15 @@ class EngineThread:
             loaded=outbox.loaded,
             copy=outbox.copy,
             unread=outbox.unread,
+            slept=outbox.slept,
+            woken=outbox.woken,
             probed=outbox.probed,
             probes_dropped=outbox.probes_dropped,
             generated=outbox.generated,
             intervals=tuple(outbox.intervals),
             steps=steps,
             measured=measured,
-            busy=self._engine.busy or self._commanded or not self._inbox.empty(),
+            busy=(self._engine.busy and not self._asleep) or self._commanded or not self._inbox.empty(),
         )
 
     @property
@@ -288,11 +312,14 @@ class EngineThread:
 
     @property
     def has_urgent_report(self) -> bool:
-        """Whether a report must not wait: weights were loaded or not read, sequences were taken, or the engine failed."""
+        """Whether a report must not wait: weights were loaded or not read, sequences were taken, or the engine failed, fell
+        asleep or woke up.
+        """
         with self._lock:
             box = self._outbox
             has_weights = box.loaded is not None or box.unread is not None
-            return has_weights or bool(box.taken) or self.failure is not None
+            has_turned = box.slept is not None or box.woken
+            return has_weights or has_turned or bool(box.taken) or self.failure is not None
 
     @property
     def report_seconds(self) -> float:
@@ -315,7 +342,7 @@ class EngineThread:
 
     @property
     def _has_step(self) -> bool:
-        return self._engine.busy and not self._holding.is_set()
+        return self._engine.busy and not self._asleep and not self._holding.is_set()
 
     def _take_commands(self) -> None:
         try:
@@ -356,10 +383,28 @@ class EngineThread:
 
     def _commit(self, version: int, committed: Future[None], copy: RegisteredCopy | None = None) -> None:
         self._engine.commit(version)
+        self._asleep = False
         self._end_probe(None)
         with self._lock:
             self._outbox.loaded, self._outbox.copy = version, copy
         committed.set_result(None)
+        self._on_report()
+
+    def _sleep(self, slept: Future[None]) -> None:
+        self._drop_probe()
+        self._drop(list(self._submitted))
+        self._asleep = True
+        change = self._engine.sleep()
+        with self._lock:
+            self._outbox.slept = change
+        slept.set_result(None)
+        self._on_report()
+
+    def _wake(self, woken: Future[None]) -> None:
+        self._engine.wake()
+        with self._lock:
+            self._outbox.woken = True
+        woken.set_result(None)
         self._on_report()
 
     def _probe(self, probe: Probe, version: int, probing: Future[ProbedLogProbs | None]) -> None:
@@ -475,6 +520,7 @@ class EngineThread:
 class RolloutWorker(Process):
     """The Ray actor of one replica. Call `open` first, which builds the engine.
 
+    shared: the devices of train ranks that this replica uses, too, as indices or UUIDs; None: Ray assigns devices.
     life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
     draw the same samples. end_token: the token that ends a response. devices: number of devices of the replica, which
     differs between the pool and the straggler lane. vocabulary: number of tokens of the tokenizer. base: the manifest's
@@ -489,18 +535,22 @@ class RolloutWorker(Process):
         life: tuple[int, ...],
         end_token: int,
         devices: int = 1,
+        shared: Sequence[str] | None = None,
         vocabulary: int,
         base: Path,
         threads: int,
         logs: Path,
     ) -> None:
         super().__init__(name, logs)
+        if shared is not None and spec.accelerator.profile != "CPU":
+            # Before torch is imported. Ray would show this process no device, because it asked for none.
+            manager_of(spec.accelerator.profile).set_current_process_visible_accelerator_ids(list(shared))
         self._spec, self._life, self._end_token, self._vocabulary = spec, life, end_token, vocabulary
         self._devices, self._base, self._threads = devices, base, threads
         self._engine: EngineThread | None = None
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
-        self._arrived: asyncio.Queue[LoadWeights | ProbeWeights] = asyncio.Queue()
+        self._arrived: asyncio.Queue[LoadWeights | ProbeWeights | SleepEngine | WakeEngine] = asyncio.Queue()
         self._receiver = receiver()
         self._loaded: PublishedWeights | None = None  # the version in service
         self._opening: asyncio.Task[int | None] | None = None
@@ -585,6 +635,7 @@ class RolloutWorker(Process):
             devices=self._devices,
             options=rollout.vllm or VLLMSpec(),
             lora=spec.train.lora,
+            sleeps=spec.mode == "Colocated",
         )
         engine = VLLMEngine(
             build_core(config, settings),
@@ -656,11 +707,14 @@ class RolloutWorker(Process):
                 self._running.drop(sequences)
             case TakeSequences(sequences):
                 self._running.take(sequences)
-            case LoadWeights() | ProbeWeights():
+            case LoadWeights() | ProbeWeights() | SleepEngine() | WakeEngine():
                 self._arrived.put_nowait(command)
 
     async def _load_arrived(self) -> None:
-        """Load and probe versions of the weights, in the order of the commands, until cancelled. An error ends the engine."""
+        """Load and probe versions of the weights, and sleep and wake, in the order of the commands, until cancelled.
+
+        An error ends the engine.
+        """
         while True:
             try:
                 match await self._arrived.get():
@@ -669,6 +723,12 @@ class RolloutWorker(Process):
                     case ProbeWeights(version, probe):
                         if self._loaded is not None and self._loaded.manifest.version == version:
                             self._begin_probe(self._loaded, probe)
+                    case SleepEngine():
+                        await asyncio.wrap_future(self._running.sleep())
+                    case WakeEngine(reload):
+                        await asyncio.wrap_future(self._running.wake())
+                        if reload and self._loaded is not None:
+                            await self._load(replace(self._loaded, probe=None))  # it was probed when it came
             except Exception as error:  # noqa: BLE001  # raised by the next call for reports
                 self._running.fail(error)
                 return

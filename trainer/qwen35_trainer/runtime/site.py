@@ -8,6 +8,11 @@ in a cluster      the Ray of the pods: the driver runs in the head pod, like `qw
     worker 2: node B, device 0                rank 2: node B, device 0
     worker 3: node A, device 1                rank 3: node B, device 1
 
+In mode Colocated the ranks take the devices, and each replica joins ranks on their node:
+
+    node A: device 0 ── rank 0 ┐                  node A: device 2 ── rank 2 ┐
+            device 1 ── rank 1 ┴─ rollout-0               device 3 ── rank 3 ┴─ rollout-1       (tensorParallel 2)
+
 Ray places the workers on any free device. The ranks that exchange data in every layer are neighbouring ranks, so ranks
 are numbered by node and device. With another numbering these exchanges would leave the node, and take many times
 longer.
@@ -111,13 +116,19 @@ def driver_options() -> dict[str, Any]:
     return {"num_cpus": 0, "scheduling_strategy": here}
 
 
-def worker_options(job: Job, pool: ActorPoolName, *, lane: bool = False) -> dict[str, Any]:
+def worker_options(
+    job: Job, pool: ActorPoolName, *, lane: bool = False, place: SharedPlace | None = None
+) -> dict[str, Any]:
     """Return Ray's options for each worker of a pool. Ray must not restart a lost worker, because its state is lost.
 
-    lane: whether the worker is a replica of the straggler lane. Workers need no placement group, because labels assign
+    lane: whether the worker is a replica of the straggler lane. place: the devices of train workers that a replica
+    shares; None: it gets devices of its own. Workers need no placement group, because labels assign
     them to the pods of their pool, or of the lane, which exist before the run starts. Replicas of both sizes in one pod
     would leave devices of several pods free that a replica of the lane needs in one pod.
     """
+    if place is not None:
+        node = NodeAffinitySchedulingStrategy(place.node, soft=False)
+        return {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": node}
     device = DEVICE_RESOURCES.get(job.spec.accelerator.profile)
     devices = job.spec.replica_devices(lane=lane) if pool == "rollout" and job.spec.rollout is not None else 1
     wanted = {} if device is None else {"num_gpus": devices} if device == "GPU" else {"resources": {device: devices}}
@@ -150,6 +161,35 @@ class WorkerLocation:
     """Ray's name of the node."""
     device: str
     """Index or UUID of the worker's accelerator. Empty if it has no accelerator."""
+
+
+@dataclass(frozen=True)
+class SharedPlace:
+    """Where a replica shares the devices of train workers: their node, by Ray's name, and the devices."""
+
+    node: str
+    devices: tuple[str, ...]
+    """Indices or UUIDs; empty without accelerators."""
+
+
+def shared_places(locations: Sequence[WorkerLocation], sizes: Sequence[int]) -> list[SharedPlace]:
+    """Return a place for each replica on the devices of the train workers.
+
+    locations: of all train workers. sizes: number of devices of each replica. The devices are taken in the order of
+    their nodes. Raises ValueError if a replica would use devices of two nodes.
+    """
+    order = rank_order(locations, ())
+    places, start = [], 0
+    for number, size in enumerate(sizes):
+        chosen = [locations[worker] for worker in order[start : start + size]]
+        start += size
+        if len(chosen) < size or len({each.node for each in chosen}) > 1:
+            raise ValueError(
+                f"spec.rollout.tensorParallel: replica {number} needs {size} devices of one node, and the train workers have "
+                "fewer left there. Use a divisor of accelerator.devicesPerNode"
+            )
+        places.append(SharedPlace(chosen[0].node, tuple(each.device for each in chosen if each.device)))
+    return places
 
 
 def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...]:

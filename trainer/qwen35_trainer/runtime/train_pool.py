@@ -16,7 +16,8 @@ from qwen35_trainer.engines.batch_division import ONE_SHARE, BatchDivision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.runtime.calls import Stalled, answer, answers
-from qwen35_trainer.runtime.site import rank_order
+from qwen35_trainer.runtime.site import WorkerLocation, rank_order
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.published import PublishedWeights, joined
 
 
@@ -38,6 +39,8 @@ class TrainPool:
         self._workers, self._deadline = list(workers), deadline
         self._division, self._groups = division, groups
         self._names = [f"train-{rank}" for rank in range(len(workers))]
+        self.locations: list[WorkerLocation] = []
+        """Where the workers are, in no particular order; empty before `start`."""
 
     async def start(self, seconds: float) -> tuple[float, float]:
         """Give each worker its rank, form the process group and build the engines.
@@ -65,6 +68,7 @@ class TrainPool:
         calls = [worker.location.remote() for worker in self._workers]
         act = "finding its node and device"
         locations = await answers(calls, of="the train pool", act=act, seconds=seconds, names=names)
+        self.locations = locations
         return [self._workers[number] for number in rank_order(locations, self._groups)]
 
     async def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
@@ -133,6 +137,14 @@ class TrainPool:
 
     async def restore(self, folder: Path) -> None:
         await self._all("restore", "reading a checkpoint", folder)
+
+    async def sleep(self) -> MemoryChange:
+        """Let all ranks move what they hold on their devices to host memory. Returns the memory of all ranks together."""
+        return MemoryChange.total(await self._all("sleep", "giving its memory back"))
+
+    async def wake(self) -> None:
+        """Let all ranks move everything back to their devices."""
+        await self._all("wake", "taking its memory again")
 
     async def _all(self, method: str, act: str, *arguments: object) -> list[Any]:
         return await self._answers([getattr(worker, method).remote(*arguments) for worker in self._workers], act)

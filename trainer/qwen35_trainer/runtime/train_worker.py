@@ -23,6 +23,7 @@ from qwen35_trainer.runtime.machine import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.site import WorkerLocation
 from qwen35_trainer.weights.division import ReplicaShape
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.published import StagedShard
 from qwen35_trainer.weights.transports import RankContext, WeightSender, sender
 
@@ -162,6 +163,13 @@ class TrainWorker(Process):
 
     def restore(self, folder: Path) -> None:
         self._ready_engine.restore(folder)
+
+    def sleep(self) -> MemoryChange:
+        """Move everything that this rank holds on its device to host memory. Returns the bytes before and after."""
+        return self._ready_engine.sleep()
+
+    def wake(self) -> None:
+        self._ready_engine.wake()
 
     @property
     def _ready_engine(self) -> TrainEngine:

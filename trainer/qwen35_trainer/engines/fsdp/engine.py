@@ -10,7 +10,7 @@ the model (HSDP) waits for the last micro-batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -167,6 +167,14 @@ class FSDPEngine(UpdatingEngine):
             return self._table(self._reference, batch, offsets, temperature)
         with lora.adapters_disabled(self._model):
             return self._table(self._model, batch, offsets, temperature)
+
+    def _held_tensors(self) -> Iterator[Tensor]:
+        for model in (self._model, self._reference):
+            if model is not None:
+                yield from model.parameters()
+                yield from model.buffers()
+                yield from (each.grad for each in model.parameters() if each.grad is not None)
+        yield from self._optimizers.tensors
 
     @property
     def _layers(self) -> int:

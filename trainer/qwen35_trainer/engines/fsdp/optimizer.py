@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,12 @@ class Optimizers:
             part.step()
         self.zero_grad()
         self.park_state()
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of the optimizers' state."""
+        states = (state for part in self.parts for state in part.state.values())
+        return (value for state in states for value in state.values() if isinstance(value, Tensor))
 
     def zero_grad(self) -> None:
         """Drop the gradients."""

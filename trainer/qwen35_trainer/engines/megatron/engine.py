@@ -197,6 +197,13 @@ class MegatronEngine(UpdatingEngine):
             table.values.copy_(values)
         return table
 
+    def _held_tensors(self) -> Iterator[Tensor]:
+        for stage in (self._stage, self._reference):
+            if stage is not None:
+                yield from stage.parameters()
+                yield from stage.buffers()
+        yield from self._optimizer.tensors
+
     @property
     def _layers(self) -> int:
         return int(self._model_config.num_hidden_layers)

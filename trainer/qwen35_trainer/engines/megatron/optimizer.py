@@ -111,6 +111,17 @@ class MegatronOptimizer:
                 count["step"] = torch.tensor(float(steps)) if _counts_by_parameter(part) else steps
 
     @property
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of gradients and of the optimizers' state."""
+        for buffer in (*self._stage.buffers, *self._stage.expert_parallel_buffers):
+            yield from (each for each in (buffer.grad_data, buffer.param_data) if each is not None)
+        for part in self._parts:
+            yield from (weight for _, weight in _shards(part))
+            if not part.is_stub_optimizer:
+                states = part.optimizer.state.values()
+                yield from (each for state in states for each in state.values() if isinstance(each, Tensor))
+
+    @property
     def _parts(self) -> list[DistributedOptimizer]:
         """The optimizers of dense parameters and of experts."""
         return list(getattr(self._optimizer, "chained_optimizers", [self._optimizer]))

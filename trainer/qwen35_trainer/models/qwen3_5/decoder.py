@@ -52,6 +52,16 @@ class Decoder:
                 shape = (slots, config.num_key_value_heads, max_length, layer.self_attn.head_dim)
                 self._layers.append((weight.new_zeros(shape), weight.new_zeros(shape)))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of all slots, whose values have no meaning while no slot is occupied."""
+        states = [
+            table
+            for each in self._layers
+            for table in ((each.inputs, each.memory) if isinstance(each, LinearState) else each)
+        ]
+        return [self.lengths, *states]
+
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
         """Process prompts, and store the decoding state of prompt i in each of `slots[i]`.

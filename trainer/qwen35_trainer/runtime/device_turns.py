@@ -1,0 +1,83 @@
+"""The turns of the two pools on the devices that they share in mode Colocated.
+
+    generation ──► replicas sleep: weights dropped, caches freed ──► ranks wake: weights, optimizer from host memory ──► training
+        ▲                                                                                                                   │
+        └── replicas wake, load the next version ◄── ranks sleep: everything to host memory ◄───────────────────────────────┘
+
+waits on                 unblocked by                                         deadline
+replicas sleep or wake   the report of each replica, or its replacement       publication.timeoutSeconds, then it is replaced
+a replica that starts    it joins, or it is lost                              PoolLimits.open
+ranks sleep or wake      the answer of each rank                              async.stallSeconds
+
+A pool computes only during its turn, and begins only after the other one has given its memory back. The weights are copied to host
+memory during the turn of training, so the replicas can load them while the ranks sleep. docs/architecture.md has a diagram.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from qwen35_trainer.weights.memory_change import MemoryChange
+
+logger = logging.getLogger(__name__)
+
+type Side = Literal["generation", "training"]
+
+
+class SharingRanks(Protocol):
+    """The train pool, as far as turns concern it."""
+
+    async def sleep(self) -> MemoryChange: ...
+
+    async def wake(self) -> None: ...
+
+
+class SharingReplicas(Protocol):
+    """The rollout pool, as far as turns concern it."""
+
+    async def sleep(self) -> MemoryChange: ...
+
+    async def wake(self, *, reload: bool) -> None: ...
+
+
+class DeviceTurns:
+    """Gives the devices to one pool at a time. At first the train pool has them, and no replica has started.
+
+    span: records a turn that has ended, with its side, its start and its end in Unix seconds, and a label.
+    """
+
+    def __init__(
+        self, ranks: SharingRanks, replicas: SharingReplicas, span: Callable[[Side, float, float, str], object]
+    ) -> None:
+        self._ranks, self._replicas, self._span = ranks, replicas, span
+        self._side: Side = "training"
+        self._began = time.time()
+
+    async def begin_training(self) -> None:
+        """Let the replicas sleep and the ranks wake. Without effect during the turn of training."""
+        if self._side == "training":
+            return
+        self._end_turn(await self._replicas.sleep())
+        await self._ranks.wake()
+        self._begin_turn("training")
+
+    async def begin_generation(self, *, reload: bool) -> None:
+        """Let the ranks sleep and the replicas wake. Without effect during the turn of generation.
+
+        reload: whether replicas load the version that they had; otherwise the next version must be published after this.
+        """
+        if self._side == "generation":
+            return
+        self._end_turn(await self._ranks.sleep())
+        self._begin_turn("generation")  # replicas that are missing start now
+        await self._replicas.wake(reload=reload)
+
+    def _end_turn(self, change: MemoryChange) -> None:
+        logger.info("the turn of %s ends: it gives back %s of device memory", self._side, change)
+        self._span(self._side, self._began, time.time(), f"gives back {change}")
+
+    def _begin_turn(self, side: Side) -> None:
+        self._side, self._began = side, time.time()

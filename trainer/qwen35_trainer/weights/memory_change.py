@@ -1,0 +1,28 @@
+"""The memory that one side of mode Colocated gives back before the other side computes on the same devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MemoryChange:
+    """Device memory in use before and after an engine fell asleep, in bytes."""
+
+    before: int
+    after: int
+
+    @property
+    def freed(self) -> int:
+        """Number of bytes that were given back."""
+        return self.before - self.after
+
+    @classmethod
+    def total(cls, changes: Iterable[MemoryChange]) -> MemoryChange:
+        """Return the sum over several engines."""
+        listed = list(changes)
+        return cls(sum(each.before for each in listed), sum(each.after for each in listed))
+
+    def __str__(self) -> str:
+        return f"{self.freed / 2**30:.2f} of {self.before / 2**30:.2f} GiB"
