@@ -536,6 +536,15 @@ def test_pools_that_take_turns_train_when_nothing_runs_and_generate_when_nothing
     assert len(played.held) == 2
 
 
+def test_pools_that_take_turns_save_no_checkpoint_while_sequences_run():
+    """To save one, the train pool would need the devices."""
+    played = world(8, groups=1, threshold=0.0, lag=0, partial_rollout=False, taking_turns=True)
+    played.send(TakeCheckpoint())
+    assert actions_of(played, do.SaveCheckpoint) == []
+    finish_group(played, 0)
+    assert len(actions_of(played, do.SaveCheckpoint)) == 1
+
+
 # What leaves untrained.
 
 

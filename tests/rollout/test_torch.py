@@ -24,6 +24,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     StepOutput,
 )
 from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.weights.adapters import DOWN, SCALE, UP
 from qwen35_trainer.weights.segment import MemorySegment
 from tests.profiles import examples
 from tests.publications import received
@@ -651,3 +652,55 @@ def test_checksums_show_which_parameter_differs(make_model) -> None:
         engine._parameters[name][0, 0] += 1e-3
     after = engine.checksums()
     assert {each for each in before if before[each] != after[each]} == {name}
+
+
+# Sleep.
+
+
+def generated_by(engine: TorchEngine) -> list[list[int]]:
+    """The greedy tokens of some responses."""
+    engine.submit([*samples_of(0, (3, 4, 5), 2, 6, GREEDY), *samples_of(1, (6, 7), 1, 9, GREEDY)])
+    return [completed.tokens.ids.tolist() for _, completed in sorted(run(engine).items())]
+
+
+def test_a_sleeping_engine_holds_a_tenth_of_its_memory_at_most_and_generates_as_before_with_the_next_version(
+    make_model,
+):
+    weights = {name: values.clone() for name, values in make_model(seed=1).named_parameters()}
+    engine, rested = engine_of(make_model(), end_token=NEVER), engine_of(make_model(), end_token=NEVER)
+    assert generated_by(rested) == generated_by(engine)
+    change = rested.sleep()
+    assert change.after <= 0.1 * change.before, f"{change.after} of {change.before} bytes"
+    rested.wake()
+    for each in (engine, rested):
+        load(each, {name: values.clone() for name, values in weights.items()}, 1)
+    assert generated_by(rested) == generated_by(engine)
+
+
+def test_weights_of_another_shape_do_not_fit_an_engine_that_slept(make_model):
+    engine = engine_of(make_model())
+    engine.sleep()
+    engine.wake()
+    weights = dict(make_model().named_parameters())
+    name = next(iter(weights))
+    with pytest.raises(ValueError, match=name):
+        engine.receive(weights | {name: weights[name][:1]}, 1)
+
+
+def test_an_engine_whose_adapters_train_has_its_base_weights_after_sleep(make_model):
+    random = torch.Generator().manual_seed(0)
+    model = make_model()
+    layer = model.get_submodule(ADAPTED)
+    adapters = {
+        f"{ADAPTED}.{DOWN}": torch.randn(2, layer.in_features, generator=random),
+        f"{ADAPTED}.{UP}": torch.randn(layer.out_features, 2, generator=random),
+        SCALE: torch.tensor(2.0, dtype=torch.float64),
+    }
+    engine, rested = engine_of(make_model(), end_token=NEVER), engine_of(model, end_token=NEVER)
+    for each in (engine, rested):
+        load(each, adapters, 1)
+    change = rested.sleep()
+    assert change.after <= 0.1 * change.before, f"{change.after} of {change.before} bytes"
+    rested.wake()
+    load(rested, adapters, 1)
+    assert generated_by(rested) == generated_by(engine)

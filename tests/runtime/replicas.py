@@ -25,9 +25,12 @@ from qwen35_trainer.runtime.replica_channel import (
     ProbeWeights,
     ReplicaCommand,
     ReportLog,
+    SleepEngine,
+    WakeEngine,
 )
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
 from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
 from tests.operator.kube import virtual
@@ -71,7 +74,7 @@ class Engine:
 
     @property
     def has_urgent_report(self) -> bool:
-        return bool(self._next.keys() & {"loaded", "taken"}) or self.failure is not None
+        return bool(self._next.keys() & {"loaded", "taken", "slept", "woken"}) or self.failure is not None
 
     def report(self, number: int) -> EngineReport:
         fields, self._next = self._next, {}
@@ -87,6 +90,12 @@ class Engine:
 
     def take(self, sequences: tuple[SequenceId, ...]) -> None:
         self.asked_back += sequences
+
+    def sleep(self) -> None:
+        self.tell(slept=MemoryChange(8, 0))
+
+    def wake(self) -> None:
+        self.tell(woken=True)
 
 
 class Writer(Engine):
@@ -173,6 +182,12 @@ class Worker(RolloutWorker):
                 self.probed.append(command.weights.manifest.version)
         elif isinstance(command, ProbeWeights):
             self.probed.append(command.version)
+        elif isinstance(command, SleepEngine):
+            self._engine.sleep()
+        elif isinstance(command, WakeEngine):
+            self._engine.wake()
+            if command.reload:
+                self._loads.add(asyncio.create_task(self._load(self.loaded[-1])))
         else:
             super()._apply(command)
 

@@ -36,6 +36,7 @@ from qwen35_trainer.runtime.rollout_worker import (
     NotFiniteLogProbs,
     RolloutWorker,
 )
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
 from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
@@ -722,3 +723,32 @@ async def test_a_probe_that_finds_no_slot_is_dropped_and_the_replica_stays(drive
     assert not driven.engine.busy
     assert worker._running.failure is None
     assert "version 0 was not compared with the trainer: its probe took more than 0.05 s" in caplog.text
+
+
+def test_a_thread_whose_engine_sleeps_makes_no_step_until_a_version_is_committed():
+    """Sequences that it had are dropped: the run is over when the pools change sides with sequences under way."""
+    calls: list[str] = []
+    engine = SimpleNamespace(busy=True, version=3)
+    for name in ("submit", "take", "probe", "commit"):
+        setattr(engine, name, lambda *_, name=name: calls.append(name))
+    engine.sleep = lambda: (calls.append("sleep"), MemoryChange(10, 1))[1]
+    engine.wake = lambda: calls.append("wake")
+    engine.step = lambda: (calls.append("step"), StepOutput(tokens=1))[1]
+    engine.progress = dict
+    thread = EngineThread(engine, lambda: None)
+    try:
+        thread.submit([SequenceRequest(NAME, np.array([3], np.int32), 8)])
+        thread.sleep().result(PATIENCE)
+        asleep = thread.report(1)
+        assert (asleep.slept, asleep.busy) == (MemoryChange(10, 1), False)
+        thread.wake().result(PATIENCE)
+        assert thread.report(2).woken
+        thread.commit(4).result(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while calls[-1] != "step":
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        thread.close()
+    turned = calls[calls.index("probe") :]
+    assert turned[: turned.index("step")] == ["probe", "take", "sleep", "wake", "commit"]

@@ -35,6 +35,7 @@ from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardF
 from qwen35_trainer.runtime import loop as loop_module
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
+from qwen35_trainer.runtime.device_turns import DeviceTurns
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.job import coordinator_settings, replica_slots
@@ -45,6 +46,7 @@ from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica, TooFewReplicas, replica_names
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.published import StagedShard, StoredBuckets
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 from tests.operator.kube import virtual
@@ -93,6 +95,9 @@ class Trainer:
 
     def __init__(self) -> None:
         self.seconds = {"train": 5.0, "publication": 1.0, "log_probs": 1.0, "save": 1.0, "saved": 3.0}
+        self.seconds |= {"sleep": 2.0, "wake": 2.0}
+        self.calls: list[str] = []
+        """The calls that use the device, and those that give it back and take it."""
         self.during: dict[str, Callable[[], object]] = {}
         """Called in the middle of each call of a method."""
         self.groups: list[int] = []
@@ -122,7 +127,16 @@ class Trainer:
     async def saved(self) -> None:
         await self._work("saved")
 
+    async def sleep(self) -> MemoryChange:
+        await self._work("sleep")
+        return MemoryChange(16, 1)
+
+    async def wake(self) -> None:
+        await self._work("wake")
+
     async def _work(self, method: str) -> None:
+        if method != "saved":  # a thread writes what `save` has copied
+            self.calls.append(f"ranks: {method}")
         await asyncio.sleep(self.seconds[method] / 2)
         self.during.get(method, lambda: None)()
         await asyncio.sleep(self.seconds[method] / 2)
@@ -176,6 +190,7 @@ class Run:
         self.actors: dict[int, Actor] = {}
         self.names: dict[int, str] = {}
         self.stop = asyncio.Event()
+        self.turns: list[tuple[str, float, float, str]] = []
         self.loop: TrainingLoop
         self.ended_at = 0.0
 
@@ -183,7 +198,8 @@ class Run:
         """Run it to its end. Raises what ends it."""
         with Recorder(self.folder / "metrics.jsonl", [self.records]) as recorder:
             self.loop = self._loop(recorder)
-            first = [self.spawn(n, name, False) for n, name in enumerate(replica_names(self.spec.rollout_replicas))]
+            names = [] if self.shares else replica_names(self.spec.rollout_replicas)
+            first = [self.spawn(number, name, False) for number, name in enumerate(names)]
             try:
                 async with asyncio.timeout(20 * STALL_SECONDS):
                     return await self.loop.run(weights(0), first)
@@ -229,7 +245,9 @@ class Run:
             PoolLimits(replica_slots(spec), OPEN_SECONDS, PUBLISH_SECONDS, STALL_SECONDS),
             target=spec.rollout_replicas,
             minimum=1,
+            takes_turns=self.shares,
         )
+        turns = DeviceTurns(training.pool, generation.pool, lambda *turn: self.turns.append(turn))
         sampler: Any = SimpleNamespace(
             trained=lambda groups, **_: None, evaluated=lambda groups, **_: None, close=lambda: None
         )
@@ -243,7 +261,13 @@ class Run:
             sampler=sampler,
             evaluates=True,
             probes=self.probes,
+            turns=turns if self.shares else None,
         )
+
+    @property
+    def shares(self) -> bool:
+        """Whether the pools share their devices."""
+        return self.spec.mode == "Colocated"
 
     def of[R: RunRecord](self, kind: type[R]) -> list[R]:
         return [record for record in self.records.all if isinstance(record, kind)]
@@ -713,3 +737,118 @@ async def test_replicas_that_can_never_work_end_the_run_before_its_time_limit(st
     with pytest.raises(TooFewReplicas, match=r"no replica has ever worked.*no kernel image is available"):
         await run.outcome()
     assert run.ended_at < 0.1 * STALL_SECONDS
+
+
+# Pools that share their devices.
+
+COLOCATED: dict[str, object] = {
+    "mode": "Colocated",
+    "async": {"stallSeconds": STALL_SECONDS},
+    "train": {"nodes": 2, "updates": 3, "batch": {"promptsPerUpdate": PER_UPDATE, "microBatchSequences": 2}},
+    "checkpoint": {"everyUpdates": 3},
+}
+
+
+def recording(calls: list[str]) -> type[Writer]:
+    """An engine that records its calls, as a stand-in for vLLM, and refuses to work while it sleeps."""
+
+    class Recording(Writer):
+        awake = True
+
+        def submit(self, requests: Any) -> None:
+            assert self.awake, "a sleeping replica gets sequences"
+            calls.append("replica: generate")
+            super().submit(requests)
+
+        def tell(self, **fields: Any) -> None:
+            if "loaded" in fields:
+                assert self.awake, "a sleeping replica gets weights"
+                calls.append(f"replica: load {fields['loaded']}")
+            super().tell(**fields)
+
+        def sleep(self) -> None:
+            assert not self._running, "a replica with sequences falls asleep"
+            self.awake = False
+            calls.append("replica: sleep")
+            super().sleep()
+
+        def wake(self) -> None:
+            self.awake = True
+            calls.append("replica: wake")
+            super().wake()
+
+    return Recording
+
+
+def sides(calls: Sequence[str]) -> list[str]:
+    """The calls without repetitions of one call in a row, as by several replicas."""
+    return [call for number, call in enumerate(calls) if number == 0 or calls[number - 1] != call]
+
+
+async def test_pools_on_the_same_devices_sleep_while_the_other_one_works(start):
+    calls: list[str] = []
+    run = start(COLOCATED, engine=recording(calls), probes=probes())
+    run.trainer.worker.calls = calls
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert len(run.actors) == 2
+    print("CALLS", "\n".join(sides(calls)), run.turns)
+    generation = ["replica: generate", "replica: sleep"]
+    training = ["ranks: wake", "ranks: train", "ranks: publication", "ranks: log_probs"]
+    turn = ["ranks: sleep", "replica: wake"]
+    assert sides(calls) == [
+        *["ranks: log_probs", "ranks: sleep", "replica: load 0", *generation],
+        *[*training, *turn, "replica: load 1", *generation],
+        *[*training, *turn, "replica: load 2", *generation],
+        *[*training, "ranks: save", *turn, "replica: load 3", "replica: generate"],  # the last evaluation
+    ]
+    assert [side for side, *_ in run.turns] == ["training", "generation"] * 3 + ["training"]
+    assert {label for _, _, _, label in run.turns} == {
+        f"gives back {MemoryChange(16, 1)}",
+        f"gives back {MemoryChange(16, 0)}",
+    }
+
+
+async def test_a_replica_that_is_lost_starts_again_only_while_replicas_have_the_devices(start):
+    calls: list[str] = []
+    run = start(COLOCATED, engine=recording(calls))
+    started: list[str] = []
+    run.prepare = lambda actor, name, number: (started.append(name), calls.append("replica: starts"))
+    run.trainer.worker.calls = calls
+    run.trainer.worker.during["train"] = lambda: len(run.actors) == 2 and run.actors[0].die()
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert started == ["rollout-0", "rollout-1", "rollout-0"]
+    last = len(calls) - calls[::-1].index("replica: starts")
+    assert "ranks: sleep" in calls[calls.index("ranks: train") : last], "not during the batch in which it was lost"
+
+
+async def test_a_replica_that_does_not_give_its_memory_back_is_lost(start):
+    run = start(COLOCATED)
+    stuck: list[str] = []
+
+    def prepare(actor: Actor, name: str, number: int) -> None:
+        if number == 1:
+            actor.engine.sleep = lambda: stuck.append(name)
+
+    run.prepare = prepare
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert (stuck, list(run.names.values())) == (["rollout-1"], ["rollout-0", "rollout-1", "rollout-1"])
+
+
+async def test_a_run_that_stops_while_replicas_have_the_devices_saves_what_has_trained(start):
+    run = start(COLOCATED)
+
+    def stop(version: int) -> None:
+        if version == 2:
+            asyncio.get_running_loop().call_later(0.1, run.stop.set)
+
+    run.prepare = lambda actor, name, number: setattr(actor.engine, "loaded", stop)
+    tell = Writer.tell
+    try:
+        Writer.tell = lambda self, **fields: (stop(fields.get("loaded", -1)), tell(self, **fields))[1]
+        assert await run.outcome() == "Stopped"
+    finally:
+        Writer.tell = tell
+    run.check_saved(2)

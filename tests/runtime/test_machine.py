@@ -28,9 +28,10 @@ def test_devices_are_counted_as_ray_counts_them(monkeypatch, profile, visible, c
 SFT = {"mode": "SFT", "async": {}, "train.batch.microBatchSequences": 4}
 CASES = {
     "two of two": ({}, 2, None),
-    "one of two": ({}, 1, ("FullyAsync needs 1 + 1 NVIDIA devices, and this machine has 1.", "a machine with 2")),
+    "one of two": ({}, 1, ("FullyAsync needs 1 + 1 NVIDIA devices, and this machine has 1.", "Set mode to Colocated")),
     "none": ({}, 0, ("and this machine has none.", "set profile to CPU")),
-    "taking turns on one": ({"mode": "Colocated", "async": {}}, 1, ("which Colocated cannot yet.", "a machine with 2")),
+    "taking turns on one": ({"mode": "Colocated", "async": {}}, 1, None),
+    "taking turns on none": ({"mode": "Colocated", "async": {}}, 0, ("Colocated needs 1 NVIDIA", "a machine with 1")),
     "more than one node has": (
         {"accelerator.devicesPerNode": 4, "rollout.nodes": 2, "train.batch.microBatchSequences": 4},
         8,

@@ -124,3 +124,36 @@ def test_in_a_cluster_a_worker_goes_to_a_pod_of_its_part_of_the_pool(monkeypatch
     options = site.worker_options(job_in_cluster(lane), **worker)
     assert (options["num_gpus"], options["num_cpus"]) == (devices, 8 * devices)
     assert options["label_selector"] == labels
+
+
+def rank_on(node: str, device: str) -> site.WorkerLocation:
+    return site.WorkerLocation(f"pod-{node}", node, device)
+
+
+TWO_PODS = [rank_on(*place) for place in (("b", "10"), ("a", "1"), ("b", "9"), ("a", "0"))]
+"""Of train workers, as Ray may start them."""
+
+
+def test_replicas_share_the_devices_of_the_train_workers_node_by_node():
+    assert site.shared_places(TWO_PODS, [2, 2]) == [
+        site.SharedPlace("a", ("0", "1")),
+        site.SharedPlace("b", ("9", "10")),
+    ]
+    assert [place.devices for place in site.shared_places(TWO_PODS, [1, 1, 2])] == [("0",), ("1",), ("9", "10")]
+    assert site.shared_places([rank_on("a", "")] * 2, [1, 1]) == [site.SharedPlace("a", ())] * 2, "processors"
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 1], [4], [2, 2, 1]], ids=["across nodes", "too large", "too many"])
+def test_no_replica_shares_devices_of_two_nodes(sizes):
+    with pytest.raises(ValueError, match=r"spec\.rollout\.tensorParallel: replica \d needs \d devices of one node"):
+        site.shared_places(TWO_PODS, sizes)
+
+
+@pytest.mark.parametrize("in_cluster", [True, False])
+def test_a_replica_that_shares_devices_takes_none_from_ray(in_cluster):
+    """In a cluster it therefore needs no pod of its own, and the train workers have asked for all devices of theirs."""
+    job = SimpleNamespace(in_cluster=in_cluster, spec=job_in_cluster(None).spec)
+    options = site.worker_options(job, "rollout", place=site.SharedPlace("00" * 28, ("0", "1")))
+    strategy = options.pop("scheduling_strategy")
+    assert (strategy.node_id, strategy.soft) == ("00" * 28, False)
+    assert options == {"num_cpus": 0, "max_restarts": 0}
