@@ -2,8 +2,10 @@
 
 import contextlib
 import itertools
+import re
 import socket
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,10 @@ from tests.testbed.processes import claim
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
+CHARACTERS_JUDGE = """
+def score(prompt, response, answer, metadata):
+    return float(sum(map(ord, response)) % 7)
+"""
 ASYNC_JUDGE = """
 import asyncio
 
@@ -163,6 +169,36 @@ def test_the_parts_of_the_trainers_time_add_up(mode, request):
         assert parts["training"] > 0
     shares = request.getfixturevalue(mode).summary["trainTime"]
     assert sum(shares.values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_turns_of_colocated_pools_are_recorded_with_the_memory_that_they_give_back(turns):
+    spans = [span for span in turns.of(SpanRecord) if span.kind == "turn"]
+    assert {span.lane for span in spans} == {"devices"}
+    assert [span.label.split(":")[0] for span in spans] == ["training", "generation"] * 3 + ["training"]
+    assert all(earlier.end <= later.start for earlier, later in pairwise(spans))
+    for kind, side in (("generate", "generation"), ("train", "training")):
+        own = [span for span in spans if span.label.startswith(side)]
+        for work in (span for span in turns.of(SpanRecord) if span.kind == kind and span.end <= spans[-1].start):
+            assert any(turn.start <= work.start and work.end <= turn.end for turn in own), work
+    assert all(re.fullmatch(r"\w+: gives back \d+\.\d\d of \d+\.\d\d GiB", span.label) for span in spans)
+
+
+def test_the_losses_are_those_of_two_pools_when_nothing_is_generated_ahead(local, write, tmp_path):
+    """With one sequence at a time, the draws do not depend on when sequences arrive."""
+    losses = {}
+    for mode, window in (("Colocated", {}), ("FullyAsync", {"stalenessThreshold": 0, "maxVersionLag": 0})):
+        changes = {
+            "mode": mode,
+            "async": window,
+            "rollout.maxSequencesPerReplica": 1,
+            "checkpoint": {"everyUpdates": 3},
+        }
+        ended = local.run(write(tmp_path / mode, changes, reward=CHARACTERS_JUDGE))
+        assert ended.code == 0, ended.err
+        losses[mode] = [(record.loss, record.reward_mean) for record in ended.of(UpdateRecord)]
+    assert len(losses["Colocated"]) == 3
+    assert all(loss for loss, _ in losses["Colocated"]), "rewards differ"
+    assert losses["Colocated"] == losses["FullyAsync"]
 
 
 def test_colocated_tokens_are_never_old(turns):
