@@ -285,3 +285,26 @@ def test_a_correction_has_the_weights_of_its_paper(name):
     for row, length in enumerate(lengths):
         expected = WEIGHT_REFERENCES[name](ratios(proximal[row, :length].tolist(), behaviour[row, :length].tolist()))
         np.testing.assert_allclose(weights[row, :length], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["SAPO", "DPPOBinaryTV", "PPOClip"])
+def test_with_a_correction_and_one_update_per_batch_no_gate_acts(name):
+    """The ratio is then 1 for every token, as docs/algorithms.md says: the gradient is that of the plain policy gradient."""
+    current, _, advantages, _ = random_sequences()
+    log_probs = torch.tensor(current, requires_grad=True)
+    mask = torch.ones(current.shape, dtype=torch.bool)
+    inputs = LossInputs(
+        log_probs,
+        log_probs.detach(),
+        torch.tensor(advantages),
+        mask,
+        LOW,
+        HIGH,
+        DUAL,
+        TAU_POSITIVE,
+        TAU_NEGATIVE,
+        DELTA,
+    )
+    policy_loss(name)(inputs).per_token.sum().backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.numpy() == pytest.approx(-advantages, rel=1e-12)

@@ -681,6 +681,20 @@ async def test_rewards_that_do_not_differ_give_no_signal(room):
     assert room.of(on.GroupScored) == [on.GroupScored(0, signal=False)]
 
 
+async def test_rewards_are_compared_without_the_penalty_for_long_responses(tmp_path, write):
+    """As in DAPO and in verl: otherwise a group that the task rewards alike would train on its lengths, or one like this would not."""
+    room = Room(tmp_path, write, {"algorithm.overlongPenalty": {"bufferTokens": 19, "weight": 19.0}})
+    with room.recorder:
+        async with room.open():
+            room.begin()
+            room.finish(POOL, (0, 0), tokens=tokens(5, 6, 7))
+            room.finish(POOL, (0, 1), tokens=tokens(5, 6))
+            await settled()
+            [group] = room.generation.take([0])
+    assert group.rewards == (1.0, 1.0), "what the task rewards with 3 and 2, less the penalty"
+    assert room.of(on.GroupScored) == [on.GroupScored(0, signal=True)]
+
+
 async def test_a_group_whose_rewards_all_fail_has_failed_and_its_errors_are_counted(room):
     room.scoring.ill = {(5, 6)}
     async with room.open():

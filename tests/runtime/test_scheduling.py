@@ -5,6 +5,7 @@ import dataclasses
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, encode
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint, load
+from qwen35_trainer.runtime.driver import _kl_coefficient
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job, coordinator_settings, replica_slots, scheduling_start
 from qwen35_trainer.runtime.journal_file import JournalNotRead
@@ -91,6 +93,19 @@ def test_colocated_pools_take_turns_and_nothing_runs_ahead(settings):
 def test_a_few_sequences_wait_in_a_replicas_own_queue(write, tmp_path, sequences, slots):
     spec = load_manifest(write(tmp_path, {"rollout.maxSequencesPerReplica": sequences})).spec
     assert replica_slots(spec) == slots
+
+
+@pytest.mark.parametrize(
+    ("saved", "first", "now"),
+    [(0.03, 0.02, 0.03), (0.03, 0.5, 0.02), (0.03, None, 0.03), (None, None, 0.02)],
+    ids=["the same manifest", "a changed coefficient", "an old release", "it was fixed"],
+)
+def test_a_kl_coefficient_continues_unless_the_manifest_begins_with_another_one(write, tmp_path, saved, first, now):
+    adaptive = {"placement": "Loss", "coefficient": 0.02, "adaptive": {"target": 0.1, "horizon": 50}}
+    spec = load_manifest(write(tmp_path, {"algorithm.kl": adaptive})).spec
+    progress = CheckpointMeta(4, 4, 16, (), 1.0, kl_coefficient=saved, kl_first=first)
+    job = SimpleNamespace(spec=spec, resume=SimpleNamespace(progress=progress))
+    assert _kl_coefficient(job) == now
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ PIPELINE = PipelineMeasures(
 )
 
 
-def records(updates: int) -> list[UpdateRecord]:
-    batch, age = assemble(GROUPS, version=1, max_lag=1, mask_old=False, updates=updates)
+def records(updates: int, *, greedy_last: bool = False) -> list[UpdateRecord]:
+    batch, age = assemble(GROUPS, version=1, max_lag=1, mask_old=False, updates=updates, greedy_last=greedy_last)
     times = UpdateTimes()
     times.copied(0.125)
     times.saved(0.0625)
@@ -93,6 +93,15 @@ def test_an_update_reports_its_samples_and_lags():
     assert (record.lag_mean, record.lag_max) == (0.75, 1)
     assert (record.window_dispatched, record.window_limit) == (3, 8)
     assert (record.rollout_idle, record.tokens_per_second) == (0.25, 100.0)
+
+
+def test_the_greedy_response_of_a_group_is_in_no_measure_of_its_update():
+    """ReMax draws it from another distribution, and it does not train."""
+    (record,) = records(1, greedy_last=True)
+    assert (record.reward_mean, record.response_tokens_mean, record.truncated_share) == (0.75, 1.5, 0.0)
+    assert record.score_by_reward == {"a": 0.75, "b": 1.0}
+    assert record.reward_by_source == {"easy": 1.0, "hard": 0.5}
+    assert record.groups_without_signal == 1, "the reward of the greedy response decides whether there is a signal"
 
 
 def test_the_train_pool_is_idle_only_while_it_waits_for_a_batch():

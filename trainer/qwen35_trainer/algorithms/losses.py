@@ -30,7 +30,8 @@ MAX_BINARY_TV = 0.15
 MAX_BINARY_KL = 0.05
 """The maximum divergence of DPPO with KL, in nats, as in the paper."""
 MAX_DPPO_RATIO = 20.0
-"""The ratio to which DPPO truncates the weight of a token, as in verl."""
+"""The ratio to which DPPO truncates the weight of a token. It is the fallback in verl's loss for settings without `clip_ratio_c`;
+verl's own actor settings contain 3."""
 MIN_PROBABILITY = 1e-8
 """Lower bound of the probability of all tokens other than the sampled one, as in verl."""
 
@@ -191,7 +192,7 @@ def _divergence_masked(divergence: Tensor, inputs: LossInputs, default: float) -
     divergence: (N, T) divergence of the two policies at each token. default: the maximum divergence if the inputs give none.
 
     The paper's mask M is 0 where A > 0 and r > 1, or A < 0 and r < 1, and the divergence is above its maximum δ; the loss is
-    -M·r·A. Here r is truncated to MAX_DPPO_RATIO, without changing the direction of the gradient, as in verl: a token with a
+    -M·r·A. Here r is truncated to MAX_DPPO_RATIO, without changing the direction of the gradient: a token with a
     negative advantage has no other bound.
     """
     advantages = zero_padding(inputs.advantages, inputs.mask)

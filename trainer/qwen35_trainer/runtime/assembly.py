@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ class ScoredGroup:
     def rewards(self) -> tuple[float | None, ...]:
         """The reward of each sequence. None: the sequence could not be scored, so it does not train."""
         return tuple(score.value for score in self.scores)
+
+    def without_last(self) -> ScoredGroup:
+        """Return the group without its last sequence, which is the greedy baseline in some algorithms."""
+        return replace(self, sequences=self.sequences[:-1], scores=self.scores[:-1])
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class CheckpointMeta:
     """Name of the attempt whose journal records what happened after this checkpoint. Empty: unknown."""
     kl_coefficient: float | None = None
     """The coefficient that `algorithm.kl.adaptive` had reached. None: it is fixed, or an old release saved the checkpoint."""
+    kl_first: float | None = None
+    """The coefficient in the manifest from which `kl_coefficient` was adapted. None: as above."""
 
 
 @dataclass(frozen=True)

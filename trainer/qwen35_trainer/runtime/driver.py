@@ -60,7 +60,7 @@ from qwen35_trainer.runtime.site import (
 )
 from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
-from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
+from qwen35_trainer.runtime.train_session import LiveFields, TrainSession, first_kl_coefficient
 from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
 from qwen35_trainer.weights.probe import probe_sequences
 from qwen35_trainer.weights.transports import choose
@@ -440,11 +440,14 @@ def _turns(training: TrainSession, replicas: RolloutPool) -> DeviceTurns:
 def _kl_coefficient(job: Job) -> float | None:
     """Return the coefficient of `algorithm.kl.adaptive` for the first batch; None if the coefficients are fixed.
 
-    A run that resumes continues with the coefficient in its checkpoint.
+    A run that resumes continues with the coefficient in its checkpoint, unless that was adapted from another one than
+    the manifest has now.
     """
-    first = None if job.spec.mode == "SFT" else job.spec.algorithm.kl.first_adapted
-    saved = None if job.resume is None else job.resume.progress.kl_coefficient
-    return first if first is None or saved is None else saved
+    first = first_kl_coefficient(job.spec)
+    saved = None if job.resume is None else job.resume.progress
+    if first is None or saved is None or saved.kl_coefficient is None or saved.kl_first not in (None, first):
+        return first
+    return saved.kl_coefficient
 
 
 def _probes(spec: TrainingSpec, data: RunData) -> ProbeSchedule | None:

@@ -186,7 +186,9 @@ def update_record(
     first = step == 0
     samples = batch.samples // batch.updates
     of_step = slice(step * len(groups) // batch.updates, (step + 1) * len(groups) // batch.updates)
-    groups = groups[of_step]
+    without_signal = sum(len({r for r in group.rewards if r is not None}) < 2 for group in groups[of_step])
+    # The greedy baseline does not train, and is drawn from another distribution.
+    groups = [group if batch.baseline is None else group.without_last() for group in groups[of_step]]
     rewards = np.array([reward for group in groups for reward in group.rewards if reward is not None])
     sequences = [sequence for group in groups for sequence in group.sequences]
     failures = pipeline.failures if pipeline is not None and first else Failures()
@@ -251,7 +253,7 @@ def update_record(
         timeouts_by_reward=dict(failures.timeouts),
         first_reward_error=writable(failures.first),
         groups_left=dict(pipeline.untrained) if pipeline is not None and first else {},
-        groups_without_signal=sum(len({r for r in group.rewards if r is not None}) < 2 for group in groups),
+        groups_without_signal=without_signal,
     )
 
 

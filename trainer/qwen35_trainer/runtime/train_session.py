@@ -196,6 +196,7 @@ class TrainSession:
             group=snapshot.group,
             journal=self.attempt,
             kl_coefficient=self.kl_coefficient,
+            kl_first=first_kl_coefficient(self.spec),
         )
         self.checkpoints.keep = self.live.now.checkpointKeep
         try:
@@ -281,3 +282,8 @@ def learning_rate(optimizer: OptimizerSpec, update: int, total: int) -> float:
         case "Cosine":
             remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * (optimizer.minLearningRateRatio + (1.0 - optimizer.minLearningRateRatio) * remaining)
+
+
+def first_kl_coefficient(spec: TrainingSpec) -> float | None:
+    """Return the coefficient with which `algorithm.kl.adaptive` begins; None if the coefficients are fixed."""
+    return None if spec.mode == "SFT" else spec.algorithm.kl.first_adapted
