@@ -333,7 +333,7 @@ class Generation:
             self.failures.add(group.prompt.prompt.id, score)
         if self._groups.get(number) is not group:
             return  # discarded meanwhile
-        # DAPO and verl compare what the task rewards, because the penalty for length alone is no signal of the task.
+        # DAPO and verl compare what the task rewards, because lengths alone say nothing about the task.
         rewards = [score.value for score in scored if score.value is not None]
         if rewards and all(len(sequence.tokens) for sequence in group.sequences):
             self.tell(on.GroupScored(number, signal=len(set(rewards)) > 1))

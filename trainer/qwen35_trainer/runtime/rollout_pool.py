@@ -124,7 +124,7 @@ class RolloutReplica:
     awake: bool = True
     """Whether the replica has the memory of its devices."""
     turning_since: float | None = None
-    """When the replica was told to sleep or wake up, on the event loop's clock; None: it is done."""
+    """When the command to sleep or wake up was sent, on the event loop's clock; None: it is done."""
     slept: MemoryChange | None = None
     """The memory that the replica gave back when it last fell asleep; None: it never did."""
     state: str = "is pending"

@@ -165,7 +165,7 @@ class WorkerLocation:
 
 @dataclass(frozen=True)
 class SharedPlace:
-    """Where a replica shares the devices of train workers: their node, by Ray's name, and the devices."""
+    """The devices of train workers that a replica shares, and the node of these workers, by Ray's name."""
 
     node: str
     devices: tuple[str, ...]

@@ -60,12 +60,12 @@ def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[UntypedSt
 
     Memory that PyTorch has not allocated, such as a mapped file, is left out.
     """
-    found: dict[int, UntypedStorage] = {}
+    by_address: dict[int, UntypedStorage] = {}
     for tensor in tensors:
         storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
         if storage.device.type == device.type and storage.nbytes() and storage.resizable():
-            found.setdefault(storage.data_ptr(), storage)
-    return list(found.values())
+            by_address.setdefault(storage.data_ptr(), storage)
+    return list(by_address.values())
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:
