@@ -59,8 +59,8 @@ RECONCILE = (
     mutant(
         name="The deadline counts the present attempt only.",
         file="operator/qwen35_operator/reconcile/situation.py",
-        old="return self.status.activeSeconds + attempts.duration",
-        new="return attempts.duration",
+        old="return self.status.activeSeconds + attempts.active_seconds",
+        new="return attempts.active_seconds",
         killer="tests/operator/reconcile/test_stop.py::test_the_deadline_counts_all_attempts_and_stops_the_last_one",
     ),
     mutant(

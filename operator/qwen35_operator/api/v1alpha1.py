@@ -147,6 +147,18 @@ class Attempt(Section):
     reason: str | None = Field(None, max_length=128, description="Why the attempt ended, as one word.")
     message: str | None = Field(None, max_length=4096, description="Why the attempt ended, for people.")
     startTime: Time | None = Field(None, description="When the RayJob was created, in RFC 3339.")
+    activeSince: Time | None = Field(
+        None,
+        description="Since when the attempt is active, in RFC 3339: since its start, or since its queue last admitted it. "
+        "Absent while its queue holds it back, and after its end.",
+    )
+    activeSeconds: StatusCount = Field(
+        0,
+        description="Seconds for which the attempt was active before activeSince. Time in which a queue holds it back does not count.",
+    )
+    evictions: StatusCount = Field(
+        0, description="How often its queue has evicted the attempt, which continues when it is admitted again."
+    )
     endTime: Time | None = Field(None, description="When the attempt ended, in RFC 3339.")
     fault: Fault | None = Field(None, description="The latest fault of one of its pods.")
 
@@ -180,7 +192,9 @@ class TrainingStatus(Section):
     )
     restarts: StatusCount = Field(0, description="Attempts that used up one of failurePolicy.maxRestarts.")
     activeSeconds: StatusCount = Field(
-        0, description="Total duration of ended attempts in seconds, for activeDeadlineSeconds."
+        0,
+        description="Seconds for which ended attempts were active, for activeDeadlineSeconds. Time in which a queue holds "
+        "an attempt back does not count.",
     )
     autoscale: AutoscaleStatus | None = Field(None, description="Latest decision of rollout.autoscale.")
     rolloutNodes: StatusCount | None = Field(

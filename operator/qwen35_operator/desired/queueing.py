@@ -16,6 +16,8 @@ PREFIXES: Final = (
     # MindCluster's scheduling policies, which Volcano copies to the PodGroup.
     "huawei.com/",
 )
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""Label with the name of Kueue's LocalQueue. Kueue then decides when a job runs, and how many nodes it gets."""
 KEYS: Final = ("ray.io/priority-class-name", "ray.io/gang-scheduling-enabled")
 """Keys that KubeRay reads for schedulers; they are copied too. All other keys that begin with ray.io/ change how
 KubeRay works and are not copied."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from qwen35_operator.api.v1alpha1 import PodPool
 from qwen35_operator.desired import object_names
 from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.desired.queueing import QUEUE_LABEL
 from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ObjectKind
 from qwen35_operator.kube.object_records import (
     Child,
@@ -108,7 +109,15 @@ def _job(raw: KubeObject) -> RayJob:
         reason=status.get("reason", ""),
         message=status.get("message", ""),
         cluster=status.get("rayClusterName", ""),
+        queued=QUEUE_LABEL in metadata.get("labels", {}),
+        rollout_nodes=_rollout_nodes(raw),
     )
+
+
+def _rollout_nodes(raw: KubeObject) -> int:
+    groups = (raw.get("spec", {}).get("rayClusterSpec") or {}).get("workerGroupSpecs", ())
+    rollout = (object_names.ROLLOUT, object_names.LANE_GROUP)
+    return sum(int(group.get("replicas", 0)) for group in groups if group.get("groupName") in rollout)
 
 
 def _cluster(raw: KubeObject) -> RayCluster:

@@ -5,6 +5,9 @@ from datetime import datetime
 
 from qwen35_operator.api.v1alpha1 import PodPool
 
+FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
+"""Values of status.jobDeploymentStatus that a RayJob never leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Child:
@@ -53,12 +56,24 @@ class RayJob(Child):
     reason: str
     message: str
     cluster: str
-    """status.rayClusterName; empty until KubeRay has set it."""
+    """status.rayClusterName; empty until KubeRay has set it, and while a queue holds the job back."""
+    queued: bool
+    """Whether the job has a queue of Kueue, from its label."""
+    rollout_nodes: int
+    """Nodes of the rollout pool in spec.rayClusterSpec. If the job has a queue, these are the nodes that the queue admits."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended for good."""
+        return self.deployment in FINAL_JOB_STATES
 
     @property
     def held(self) -> bool:
-        """Whether a queue holds the job back: spec.suspend is true, or KubeRay has not yet resumed the job."""
-        return self.suspended or self.deployment in ("Suspending", "Suspended")
+        """Whether a queue holds the job back: spec.suspend is true, or KubeRay has not yet resumed the job.
+
+        Nothing holds back a job that has ended: KubeRay ignores spec.suspend then.
+        """
+        return not self.ended and (self.suspended or self.deployment in ("Suspending", "Suspended"))
 
 
 @dataclass(frozen=True, slots=True)

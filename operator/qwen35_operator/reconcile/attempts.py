@@ -15,8 +15,6 @@ from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.status.times import rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
-FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
-"""Values of status.jobDeploymentStatus that a RayJob never leaves."""
 MAX_ATTEMPTS = 64
 """Maximum number of attempts that the status keeps; the oldest are dropped."""
 
@@ -57,6 +55,24 @@ def report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
     return progress if progress is not None and progress.attempt == attempt.number else None
 
 
+def present_report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
+    """Return the trainer's latest report, or None if it is absent, unreadable, of another attempt or from an earlier cluster.
+
+    An attempt gets another RayCluster each time its queue admits it again. A trainer of an earlier release does not name
+    its cluster: its report is from an earlier one if it was written before the present one was created.
+    """
+    report, job = report_of(observed, attempt), job_of(observed, attempt.number)
+    if report is None or job is None:
+        return report
+    if report.cluster is not None:
+        return report if report.cluster == job.cluster else None
+    cluster = cluster_of(observed, attempt.number)
+    written = None if observed.report is None else observed.report.written
+    if cluster is None:
+        return None if job.deployment in ("", "Initializing") else report
+    return None if written is not None and written < cluster.created else report
+
+
 def job_of(observed: Observed, number: int) -> RayJob | None:
     """Return the RayJob of the attempt with this number; None if there is none."""
     return next((job for job in observed.jobs if job.attempt == number), None)
@@ -83,6 +99,25 @@ def replaced(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[Attempt, ..
     return tuple(attempt if recorded.number == attempt.number else recorded for recorded in attempts)
 
 
+def with_clock(observed: Observed, now: datetime) -> Observed:
+    """Return the observation in which the clock of the open attempt runs, or stands if a queue holds the attempt back.
+
+    spec.activeDeadlineSeconds limits the time for which the clocks of all attempts have run.
+    """
+    attempt = open_attempt(observed)
+    job = None if attempt is None else job_of(observed, attempt.number)
+    if attempt is None or job is None or job.held == (attempt.activeSince is None):
+        return observed
+    if job.held:
+        changes: dict[str, Any] = {"activeSeconds": active_seconds(attempt, now), "activeSince": None}
+        changes["evictions"] = attempt.evictions + 1
+    else:
+        # Without a queue the clock has run since the start, also that of an attempt of a release without clocks.
+        changes = {"activeSince": rfc3339(now) if job.queued or attempt.startTime is None else attempt.startTime}
+    attempts = replaced(observed.status.attempts, attempt.model_copy(update=changes))
+    return replace(observed, status=observed.status.model_copy(update={"attempts": attempts}))
+
+
 def ended(
     observed: Observed,
     attempt: Attempt,
@@ -101,6 +136,8 @@ def ended(
     status = observed.status
     closed = attempt.model_copy(
         update={
+            "activeSeconds": active_seconds(attempt, now),
+            "activeSince": None,
             "outcome": outcome,
             "counted": counted,
             "reason": reason[:128],
@@ -111,10 +148,11 @@ def ended(
     return {
         "attempts": replaced(status.attempts, closed),
         "restarts": status.restarts + counted,
-        "activeSeconds": status.activeSeconds + duration(attempt, now),
+        "activeSeconds": status.activeSeconds + active_seconds(attempt, now),
     }
 
 
-def duration(attempt: Attempt, now: datetime) -> int:
-    """Return the whole seconds that the attempt has taken so far."""
-    return 0 if attempt.startTime is None else max(0, round(seconds_since(attempt.startTime, now)))
+def active_seconds(attempt: Attempt, now: datetime) -> int:
+    """Return the whole seconds for which the attempt has been active so far: since its start, or since its queue admitted it."""
+    since = attempt.activeSince
+    return attempt.activeSeconds + (0 if since is None else max(0, round(seconds_since(since, now))))

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Literal
 
 from qwen35_operator.api.v1alpha1 import Attempt
-from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import ClusterWrite, Delete, PostEvent
@@ -55,7 +54,7 @@ def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, .
     """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [
-        (job, _wait(closed[job.attempt], job_ended=job.deployment in attempts.FINAL_JOB_STATES, now=now))
+        (job, _wait(closed[job.attempt], job_ended=job.ended, now=now))
         for job in observed.jobs
         if job.attempt in closed and job.deleting is None
     ]

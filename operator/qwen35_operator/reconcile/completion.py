@@ -4,10 +4,14 @@ Until the status records the end and what follows, nothing else is done.
 
 report: Succeeded ──────────────────────► Succeeded
 report: Stopped, after an order ────────► the order's consequence: suspended, the next attempt, or past the deadline
+RayJob held back by its queue ──────────► nothing: the attempt continues when the queue admits it again
 report: Failed, or Stopped on its own ──┐
 RayJob ended without a final report ────┤
 head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
 RayJob deleted · no new version ────────┘
+
+A trainer that its queue evicts reports that it was stopped, or that it lost its workers. This is not a failure, and it stays
+none when the attempt runs again: such a report names the RayCluster that the eviction has ended.
 
 A lost pod of the rollout pool does not end the attempt: KubeRay replaces the pod, and the trainer replaces the replica
 that ran in the pod (`qwen35_trainer/runtime/rollout_pool.py`).
@@ -19,11 +23,14 @@ from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.failure_rules import Evidence
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.reconcile.writes import PostEvent
+from qwen35_trainer.contract import ProgressReport
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
     """Return a verdict that records how the attempt ended and what follows, or None while the attempt continues."""
-    attempt, report, order = situation.attempt, situation.report, situation.stop
+    attempt, job, order = situation.attempt, situation.job, situation.stop
+    # An eviction does not undo what the trainer had completed before.
+    report = situation.attempt_report
     if report is not None and report.state == "Succeeded":
         message = f"attempt {attempt.number}: {report.message or f'{report.update} updates'}"
         changes = attempts.ended(
@@ -32,6 +39,8 @@ def decide(situation: AttemptSituation) -> Verdict | None:
         return Verdict("Succeeded", "Succeeded", message, (PostEvent("Normal", "Succeeded", message),), changes)
     if report is not None and report.state == "Stopped" and order is not None and report.stopAcknowledged == order.id:
         return stop.stopped(situation, order, "saved and stopped as asked")
+    if job is not None and job.held and job.deleting is None:
+        return None
     evidence = _evidence_of_failure(situation)
     if not evidence:
         return None
@@ -43,12 +52,16 @@ def decide(situation: AttemptSituation) -> Verdict | None:
 def _evidence_of_failure(situation: AttemptSituation) -> list[Evidence]:
     """Return the evidence that the attempt has failed. The list is empty while the attempt has not failed."""
     report, job = situation.report, situation.job
+    if job is not None and job.ended and job.suspended and _is_retryable(report):
+        # KubeRay saw the job end before it saw the eviction, which ended the job. It does not resume such a job.
+        evicted = Evidence("Evicted", f"the queue of RayJob {job.name} evicted it")
+        return failure_rules.evidence(situation, evicted)
     if report is not None and report.state in ("Failed", "Stopped"):
         return failure_rules.evidence(situation)
     if job is None or job.deleting is not None:
         deleted = Evidence("JobDeleted", f"RayJob {situation.attempt.job} was deleted, and not by the operator")
         return failure_rules.evidence(situation, deleted)
-    if job.deployment in attempts.FINAL_JOB_STATES:
+    if job.ended:
         message = f"RayJob {job.name} is {job.deployment} {job.status}, and the trainer reported no final state"
         unreported = Evidence("NoFinalState", message)
         evidence = failure_rules.evidence(situation)
@@ -56,7 +69,11 @@ def _evidence_of_failure(situation: AttemptSituation) -> list[Evidence]:
             return [Evidence("ValidationFailed", job.message), *evidence]
         return [unreported, *evidence] if job.status == "SUCCEEDED" or not evidence else evidence
     # If the job names no cluster, the remaining pods belong to the one that its queue has evicted.
-    return [] if job.held or not job.cluster else _lost_or_stalled(situation)
+    return _lost_or_stalled(situation) if job.cluster else []
+
+
+def _is_retryable(report: ProgressReport | None) -> bool:
+    return report is None or report.reason not in failure_rules.NOT_RETRYABLE
 
 
 def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:

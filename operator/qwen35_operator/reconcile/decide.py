@@ -35,7 +35,7 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
     if observed.deleting:
         return Decision((), observed.status)  # the API server deletes the children with their owner
     recorded = observed.status.attempts
-    observed = attempts.with_adopted(observed)
+    observed = attempts.with_clock(attempts.with_adopted(observed), now)
     verdict = _verdict(observed, settings, now)
     status, copy_after = new_status(observed, verdict, now)
     if observed.unavailable:

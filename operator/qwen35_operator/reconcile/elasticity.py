@@ -3,7 +3,9 @@
     spec.rollout.nodes, or autoscaling's choice ──► target ──► ConfigMap NAME-control ──► RayCluster replicas, idlest pods deleted first
 
 A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
-change the size if something else decides it: Ray's autoscaler, or Kueue if the job is not elastic.
+change the size if Ray's autoscaler decides it. Under a queue, the operator never adds nodes to those that the queue has admitted,
+which are in the RayJob. This holds for Kueue's elastic jobs too: Kueue reads the size of a RayCluster only if Ray's
+autoscaler scales it (pkg/controller/jobs/raycluster/common.go, UpdatePodSets), so further nodes would be in no quota.
 
 The nodes of the straggler lane are a worker group of their own, which keeps its size. All sizes here include them, except
 the number of replicas of the worker group `rollout`.
@@ -14,14 +16,12 @@ from dataclasses import dataclass
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import AutoscaleStatus, TrainingStatus
 from qwen35_operator.desired.object_names import LANE_GROUP
-from qwen35_operator.kube.object_records import Pod, RayCluster
+from qwen35_operator.kube.object_records import Pod
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.reconcile.writes import ClusterWrite, PostEvent, Scale
 from qwen35_operator.status.times import rfc3339, seconds_since
 
 ROLLOUT_GROUP = "rollout"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-ELASTIC_LABEL = "kueue.x-k8s.io/elastic-job"
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
     """Return the writes that give the attempt's cluster this number of rollout nodes.
 
     There are no writes if the cluster already has this number, must keep another number (`Resize.held` says why), or does not
-    exist.
+    exist. If the queue has admitted fewer nodes, the cluster gets these.
     """
-    training, cluster, pool = situation.training, situation.cluster, situation.spec.rollout
+    cluster, pool = situation.cluster, situation.spec.rollout
     if cluster is None or cluster.deleting is not None or pool is None or nodes == 0:
         return Resize(nodes)
     groups = ((index, group) for index, group in enumerate(cluster.groups) if group.name == ROLLOUT_GROUP)
@@ -64,11 +64,16 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
     # As the cluster was created: attempts of an earlier operator have no such group.
     lane = sum(other.replicas for other in cluster.groups if other.name == LANE_GROUP)
     present = group.replicas + lane
+    limit, held = _admitted_nodes(situation), None
+    if limit is not None and nodes > limit:
+        held = f"the queue admitted {limit} rollout nodes to this attempt; the next attempt requests {nodes}"
+        nodes = limit
     if present == nodes:
         existing = {pod.name for pod in situation.observed.pods}
-        return Resize(nodes, tuple(name for name in group.leaving if name in existing))
-    if held := _held(training, cluster):
-        return Resize(nodes, held=f"{held}; it has {present} nodes, and {nodes} with the next attempt")
+        return Resize(nodes, tuple(name for name in group.leaving if name in existing), held=held)
+    if cluster.autoscaled:
+        message = f"Ray's autoscaler decides the size of this cluster; it has {present} nodes, and {nodes} with the next attempt"
+        return Resize(nodes, held=message)
     leaving = _pods_to_delete(situation, present - nodes)
     scale = Scale(
         cluster=cluster.name,
@@ -82,7 +87,7 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
         pods_to_delete=leaving,
     )
     event = PostEvent("Normal", "Scaled", f"rollout nodes {present} → {nodes}")
-    return Resize(nodes, leaving, (scale, event))
+    return Resize(nodes, leaving, (scale, event), held)
 
 
 def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
@@ -107,7 +112,8 @@ def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
         chosen, why = nodes - step, f"the rollout pool has too little to do: {shares}"
     else:
         return None
-    if not situation.spec.min_rollout_nodes <= chosen <= (pool.maxNodes or pool.nodes):
+    most, admitted = pool.maxNodes or pool.nodes, _admitted_nodes(situation)
+    if not situation.spec.min_rollout_nodes <= chosen <= (most if admitted is None else min(most, admitted)):
         return None
     return AutoscaleStatus(nodes=chosen, reason=f"{nodes} → {chosen}: {why}", time=rfc3339(situation.now))
 
@@ -124,13 +130,10 @@ def _is_settled(situation: AttemptSituation, stabilization_seconds: float) -> bo
     return len(ready) == target(situation.training, status) and unchanged >= stabilization_seconds
 
 
-def _held(training: TrainingResource, cluster: RayCluster) -> str | None:
-    """Return why the operator must not change the size of the cluster, or None if it may."""
-    if cluster.autoscaled:
-        return "Ray's autoscaler decides the size of this cluster"
-    if QUEUE_LABEL in training.labels and training.labels.get(ELASTIC_LABEL) != "true":
-        return f"the queue admitted this size; label {ELASTIC_LABEL}: true would let it change"
-    return None
+def _admitted_nodes(situation: AttemptSituation) -> int | None:
+    """Return the number of rollout nodes that the queue of the attempt has admitted; None if the attempt has no queue."""
+    job = situation.job
+    return job.rollout_nodes if job is not None and job.queued else None
 
 
 def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:

@@ -19,9 +19,10 @@ from qwen35_operator.api.v1alpha1 import (
     TrainingStatus,
 )
 from qwen35_operator.desired import object_names
+from qwen35_operator.desired.queueing import QUEUE_LABEL
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Decision, Verdict
-from qwen35_operator.reconcile.elasticity import QUEUE_LABEL, target
+from qwen35_operator.reconcile.elasticity import target
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import RefusedWrite
 from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
@@ -99,8 +100,8 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
     findings: dict[ConditionType, Finding] = {"Accepted": verdict.accepted or yes("Accepted", _advice(observed))}
     if verdict.accepted is None and reason == "Unavailable":
         findings["Accepted"] = Finding("Unknown", reason, message)
-    if observed.training is not None and QUEUE_LABEL in observed.training.labels:
-        findings["QuotaReserved"] = _quota(observed, verdict)
+    if (quota := _quota(observed, verdict)) is not None:
+        findings["QuotaReserved"] = quota
     findings |= _pool_findings(observed, pools, ended=ended)
     findings["Ready"] = (yes if ready else no)(reason, message)
     findings["Suspended"] = yes(reason, message) if state == "Suspended" else no("AsExpected")
@@ -153,11 +154,18 @@ def _enough_nodes(observed: Observed, pools: dict[PodPool, PoolStatus]) -> bool:
     return all(pool.ready >= _needed_nodes(observed.training, pool) for pool in pools.values())
 
 
-def _quota(observed: Observed, verdict: Verdict) -> Finding:
+def _quota(observed: Observed, verdict: Verdict) -> Finding | None:
+    """Return the condition QuotaReserved; None if the training has no queue.
+
+    Kueue adds the label of a default queue to the RayJob only.
+    """
     attempt = attempts.open_attempt(observed)
     job = None if attempt is None else attempts.job_of(observed, attempt.number)
     if job is None:
-        return no("NoAttempt")
+        labeled = observed.training is not None and QUEUE_LABEL in observed.training.labels
+        return no("NoAttempt") if labeled else None
+    if not job.queued:
+        return None
     return no("QuotaPending", verdict.message) if job.held else yes("QuotaReserved")
 
 

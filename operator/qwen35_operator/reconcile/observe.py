@@ -20,7 +20,6 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.reconcile.attempts import FINAL_JOB_STATES
 from qwen35_operator.reconcile.observed import ChildKey, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
@@ -165,7 +164,7 @@ async def _final_report(progress: Child | None, jobs: list[RayJob], client: Clie
     newest = max(jobs, key=lambda job: job.attempt, default=None)
     if not isinstance(progress, MessageConfigMap) or newest is None:
         return progress
-    if newest.deployment not in FINAL_JOB_STATES and newest.status not in FINAL_RAY_STATUSES:
+    if not newest.ended and newest.status not in FINAL_RAY_STATUSES:
         return progress
     cached = read_report(progress)
     if cached is not None and cached.progress is not None:

@@ -29,7 +29,8 @@ def decide(situation: AttemptSituation) -> Verdict:
         events = [PostEvent("Normal", "Autoscaled", autoscale.reason)]
     resize = elasticity.resize(situation, nodes)
     control = child_writes.control_message(training, attempt.number, resize.nodes, resize.leaving)
-    waits = [time_to_deadline(situation)]
+    held_back = situation.job is not None and situation.job.held
+    waits = [None if held_back else time_to_deadline(situation)]
     if (pace := stall.pace(situation)) is not None:
         waits.append(pace.limit - pace.age + 1)
     if situation.spec.rollout is not None and situation.spec.rollout.autoscale is not None:
@@ -49,7 +50,6 @@ def decide(situation: AttemptSituation) -> Verdict:
 def _state(situation: AttemptSituation) -> tuple[State, str, str]:
     number, job, report = situation.attempt.number, situation.job, situation.report
     if job is not None and job.held:
-        # Checked before the report, which is older than the eviction.
         return "Queued", "QuotaPending", f"RayJob {job.name} waits for its queue"
     if report is not None and report.state == "Running":
         return "Running", "Running", report.phase or f"attempt {number} runs"

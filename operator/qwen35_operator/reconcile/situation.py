@@ -39,7 +39,10 @@ class Situation:
 
     @property
     def active_seconds(self) -> int:
-        """Seconds that all attempts together have taken so far. spec.activeDeadlineSeconds limits this time."""
+        """Seconds for which all attempts together have been active so far, without the time in which a queue held them back.
+
+        spec.activeDeadlineSeconds limits this time.
+        """
         return self.status.activeSeconds
 
 
@@ -55,7 +58,9 @@ class AttemptSituation(Situation):
     pods: tuple[Pod, ...]
     """The attempt's pods, without those that are being deleted."""
     report: ProgressReport | None
-    """The trainer's latest report; None if this attempt has not reported yet or its report is unreadable."""
+    """The latest report from the attempt's present RayCluster; None if there is none, or if it is unreadable."""
+    attempt_report: ProgressReport | None
+    """The attempt's latest report, also from a RayCluster that an eviction by the queue has ended."""
     report_written: datetime | None
     """When `-progress` was last written, by the API server's clock; None if the time is unknown."""
     stop: StopOrder | None
@@ -63,7 +68,7 @@ class AttemptSituation(Situation):
 
     @property
     def active_seconds(self) -> int:
-        return self.status.activeSeconds + attempts.duration(self.attempt, self.now)
+        return self.status.activeSeconds + attempts.active_seconds(self.attempt, self.now)
 
 
 def situation_of(
@@ -83,7 +88,8 @@ def situation_of(
         job=attempts.job_of(observed, attempt.number),
         cluster=attempts.cluster_of(observed, attempt.number),
         pods=attempts.pods_of(observed, attempt.number),
-        report=attempts.report_of(observed, attempt),
+        report=attempts.present_report_of(observed, attempt),
+        attempt_report=attempts.report_of(observed, attempt),
         report_written=None if observed.report is None else observed.report.written,
         stop=control.stop if control is not None and control.attempt == attempt.number else None,
     )

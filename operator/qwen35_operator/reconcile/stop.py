@@ -32,6 +32,9 @@ def decide(situation: AttemptSituation) -> Verdict | None:
     if situation.stop is None:
         reason = _reason_to_stop(situation)
         return None if reason is None else _order(situation, reason)
+    job = situation.job
+    if job is not None and job.held and situation.cluster is None and not situation.pods:
+        return stopped(situation, situation.stop, "its queue has evicted it, so no trainer runs")
     grace = situation.spec.checkpoint.graceSeconds
     remaining = situation.stop.time + grace - situation.now.timestamp()
     if remaining <= 0:
@@ -46,7 +49,7 @@ def stay_stopped(situation: Situation) -> Verdict | None:
     """
     observed = situation.observed
     if situation.spec.suspend:
-        running = any(job.deployment not in attempts.FINAL_JOB_STATES for job in observed.jobs)
+        running = any(not job.ended for job in observed.jobs)
         if observed.clusters or observed.pods or running:
             return Verdict("Suspending", "Cleaning", "the pods of the last attempt are being deleted")
         message = "set spec.suspend: false to continue from the last checkpoint"

@@ -128,19 +128,6 @@ def test_the_nodes_of_one_replica_go_together(monkeypatch):
     assert world.observe().control.leaving in mates
 
 
-def test_under_kueue_the_size_waits_for_the_next_attempt():
-    world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
-    world.settle(2)
-    world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False)
-    world.settle(3)
-    world.report(update=1)
-    world.edit(rollout={"nodes": 4})
-    world.reconcile()
-    assert replicas(world) == 2
-    assert world.condition("Degraded").reason == "NodesFixedByQueue"
-    assert "elastic-job" in world.condition("Degraded").message
-
-
 def test_rays_own_autoscaler_is_not_fought(world):
     (name,) = world.clusters
     world.clusters[name] = replace(world.clusters[name], autoscaled=True)
@@ -201,9 +188,9 @@ def test_the_head_of_an_evicted_attempt_may_take_long_to_go():
         (replace(evicted, deployment="Suspended", cluster=""), [leaving], "Queued"),
         (replace(running, deployment="Suspending"), [old], "Queued"),
         (replace(let_in, deployment="Suspended"), [old], "Queued"),
-        (let_in, [leaving], "Running"),
-        (let_in, [], "Running"),
-        (replace(let_in, cluster="new"), [replace(old, name="new", uid="new", created=world.now), leaving], "Running"),
+        (let_in, [leaving], "Starting"),
+        (let_in, [], "Starting"),
+        (replace(let_in, cluster="new"), [replace(old, name="new", uid="new", created=world.now), leaving], "Starting"),
     ):
         world.jobs["demo-1"] = job
         world.clusters = {cluster.name: cluster for cluster in clusters}
@@ -213,7 +200,7 @@ def test_the_head_of_an_evicted_attempt_may_take_long_to_go():
             world.reconcile()
             assert world.status.attempts[-1].outcome == "Running", f"{reason} of {job} in {clusters}"
             assert world.status.state == state
-            assert world.is_true("QuotaReserved") == (state == "Running")
+            assert world.is_true("QuotaReserved") == (state == "Starting")
 
 
 @pytest.fixture

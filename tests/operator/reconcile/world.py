@@ -189,6 +189,12 @@ class World:
             reason="",
             message="",
             cluster="",
+            queued="kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"],
+            rollout_nodes=sum(
+                group["replicas"]
+                for group in manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+                if group["groupName"] in ("rollout", "lane")
+            ),
         )
 
     def _scale(self, scale: Scale) -> None:
@@ -233,7 +239,7 @@ class World:
                 self._provision(job)
 
     def _provision(self, job: RayJob) -> None:
-        name = job.cluster or f"{job.name}-cluster"
+        name = job.cluster or f"{job.name}-cluster-{self._uid()}"
         if not job.cluster:
             self.jobs[job.name] = replace(job, cluster=name, deployment="Initializing")
         if name not in self.clusters:
@@ -313,6 +319,28 @@ class World:
         self.pods[name] = replace(self.pods[name], ready=False, reason=reason, exit_code=exit_code, message="seen")
         return name
 
+    # The queue.
+
+    def admit(self) -> None:
+        """Kueue admits the newest RayJob, and KubeRay resumes it."""
+        name = max(self.jobs, key=lambda name: self.jobs[name].attempt)
+        self.jobs[name] = replace(self.jobs[name], suspended=False, deployment="", cluster="")
+        self.settle(4)
+
+    def evict(self, *, report: dict | None = None) -> None:
+        """Kueue evicts the newest RayJob, whose trainer reports this before its cluster is gone."""
+        name = max(self.jobs, key=lambda name: self.jobs[name].attempt)
+        self.jobs[name] = replace(self.jobs[name], suspended=True)
+        self.reconcile()
+        self.jobs[name] = replace(self.jobs[name], deployment="Suspending")
+        self.reconcile()
+        if report is not None:
+            self.report(**report)
+            self.reconcile()
+        self._forget(self.jobs[name])
+        self.jobs[name] = replace(self.jobs[name], deployment="Suspended", status="", cluster="")
+        self.reconcile()
+
     # The trainer.
 
     def report(self, state="Running", *, attempt: int | None = None, **fields) -> None:
@@ -321,7 +349,10 @@ class World:
             {} if self.progress is None else self.progress.model_dump(exclude={"state", "stopAcknowledged", "reason"})
         )
         heads = [name for name, pod in self.pods.items() if (pod.attempt, pod.pool) == (number, "head")]
+        clusters = [name for name, cluster in self.clusters.items() if cluster.attempt == number]
         report = {"attempt": number, "state": state, "time": self.now.timestamp(), "head": heads[0] if heads else None}
+        if clusters:  # a trainer that outlives its cluster still knows its name
+            report["cluster"] = clusters[-1]
         self.progress = ProgressReport.model_validate(before | report | fields)
         self.written = self.now
 
@@ -368,7 +399,8 @@ class World:
         for item in status.get("conditions", []):
             item.pop("lastTransitionTime")
         for attempt in status.get("attempts", []):
-            attempt.pop("startTime", None), attempt.pop("endTime", None)
+            for name in ("startTime", "endTime", "activeSince", "activeSeconds"):
+                attempt.pop(name, None)
         status.pop("activeSeconds", None), status.get("progress", {}).pop("time", None)
         return {
             "status": status,

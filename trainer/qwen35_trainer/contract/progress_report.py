@@ -53,6 +53,9 @@ class ProgressReport(ContractMessage):
     """Explanation, for people, of how the attempt ended; empty while it runs."""
     head: Annotated[str, Field(max_length=253)] | None = None
     """The driver's pod; None outside a pod. When another head pod replaces it, the driver has ended."""
+    cluster: Annotated[str, Field(max_length=253)] | None = None
+    """The RayCluster in which the driver runs; None outside a RayCluster. An attempt gets another RayCluster each time its
+    queue admits it again, and reports from an earlier one describe what an eviction has ended."""
     phase: Annotated[str, Field(max_length=256)] = ""
     """Activity of the driver, such as "loading the model" or "training"."""
     update: ReportedCount = 0

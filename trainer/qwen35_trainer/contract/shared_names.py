@@ -38,6 +38,8 @@ ATTEMPT_VARIABLE = "QWEN35_ATTEMPT"
 POOL_VARIABLE = "QWEN35_POOL"
 POD_VARIABLE = "POD_NAME"
 """Environment variable with the name of the pod in which a process runs."""
+CLUSTER_VARIABLE = "RAY_CLUSTER_NAME"
+"""Environment variable with the name of the RayCluster of a pod. KubeRay sets it in every pod."""
 
 
 def config_name(training: str) -> str:

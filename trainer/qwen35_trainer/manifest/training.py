@@ -108,7 +108,8 @@ class TrainingSpec(Section):
         None,
         ge=1,
         le=2**31 - 1,
-        description="Maximum time that the training may be active, in seconds over all attempts; then it fails. "
+        description="Maximum time that the training may be active, in seconds over all attempts; then it fails. Time in "
+        "which a queue holds an attempt back does not count. "
         "Default: no limit. verl: none.",
     )
 

@@ -16,7 +16,7 @@ from qwen35_operator.desired.pod_overrides import shape
 from qwen35_operator.desired.pod_templates import CONTAINER, size_of
 from qwen35_operator.desired.pools import all_pools
 from qwen35_operator.device_profiles import PROFILES, DeviceProfile
-from qwen35_trainer.contract.shared_names import POD_VARIABLE
+from qwen35_trainer.contract.shared_names import CLUSTER_VARIABLE, POD_VARIABLE
 from qwen35_trainer.manifest import Problem
 
 POOLS: Final[tuple[PodPool, ...]] = ("head", "rollout", "train")
@@ -28,7 +28,7 @@ ANNOTATION_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/")
 VARIABLES: Final = frozenset(
     {
         POD_VARIABLE,
-        *("FQ_RAY_IP", "RAY_IP", "RAY_PORT", "RAY_ADDRESS", "RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE"),
+        *("FQ_RAY_IP", "RAY_IP", "RAY_PORT", "RAY_ADDRESS", CLUSTER_VARIABLE, "RAY_CLUSTER_NAMESPACE"),
         *("RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME", "KUBERAY_GEN_RAY_START_CMD"),
         # KubeRay refuses a cluster with these variables unless its own options set them.
         *("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "REDIS_PASSWORD", "RAY_enable_autoscaler_v2"),

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwen35_trainer.contract import Control, ProgressReport
-from qwen35_trainer.contract.shared_names import POD_VARIABLE
+from qwen35_trainer.contract.shared_names import CLUSTER_VARIABLE, POD_VARIABLE
 from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import Manifest, dump_manifest
@@ -71,7 +71,7 @@ class Reporter:
     """A metrics sink that reports to the operator and receives its orders. Without a link it does nothing."""
 
     def __init__(self, link: Link | None = None, attempt: int = 1, final_seconds: float = FINAL_REPORT_SECONDS) -> None:
-        self._standing = Standing(attempt, head=os.environ.get(POD_VARIABLE))
+        self._standing = Standing(attempt, head=os.environ.get(POD_VARIABLE), cluster=os.environ.get(CLUSTER_VARIABLE))
         self._lock = threading.Lock()  # orders arrive on the courier's thread
         self._courier = None if link is None else Courier(link, self._report, self._receive, self._packed)
         self._final_seconds = final_seconds

@@ -51,6 +51,8 @@ class Standing:
     clock: TrainingClock = field(default_factory=lambda: TrainingClock(0.0))
     head: str | None = None
     """Name of the pod in which the driver runs. None: it does not run in a pod."""
+    cluster: str | None = None
+    """Name of the RayCluster in which the driver runs. None: it does not run in a RayCluster."""
     phase: str = "starting"
     updates: int | None = None
     update: int = 0
@@ -156,6 +158,7 @@ class Standing:
             reason=end.reason[:128] or None,
             message=end.message[:4096],
             head=self.head,
+            cluster=self.cluster,
             phase=self.phase[:256],
             update=self.update,
             updates=self.updates,
