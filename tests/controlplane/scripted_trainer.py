@@ -7,6 +7,7 @@ last, and no script is the step "hold". Steps, done in order:
 
     {"publish": 3}                  report 3 versions, one update each
     {"report": {"rolloutIdle": 1}}  report these fields, and keep them
+    {"train": 60}                   train until 60 prompts are done, one update each, from where the checkpoint is
     {"clock": -3600}                seconds that this machine's clock is off from now on
     {"write": "garbage"}            write a text as it is
     {"write": 1000000}              write 1,000,000 letters
@@ -92,6 +93,10 @@ class Trainer:
     """Path of the namespace's ConfigMaps."""
     training: str
     attempt: int
+    cluster: str | None = None
+    """Name of the RayCluster, which every report contains; None where KubeRay has not started the process."""
+    volume: dict[str, Any] = field(default_factory=dict)
+    """What all trainers of the training share, as they share a claim: the checkpoint, and a log of trained prompts."""
     skew: float = 0.0
     reported: dict[str, Any] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
@@ -113,6 +118,14 @@ class Trainer:
             yield PAUSE
             update = self.reported.get("update", 0) + 1
             self.report("Running", update=update, version=update, versionTime=self.now(), phase="training")
+
+    def do_train(self, prompts: int) -> Iterator[float]:
+        self.reported |= self.volume.get("checkpoint", {})
+        while (done := self.reported.get("prompts", 0)) < prompts:
+            yield PAUSE
+            self.volume.setdefault("log", []).append(done)
+            update = self.reported.get("update", 0) + 1
+            self.report("Running", update=update, version=update, prompts=done + 1, versionTime=self.now())
 
     def do_report(self, fields: dict[str, Any]) -> None:
         self.report("Running", **fields)
@@ -171,10 +184,14 @@ class Trainer:
     def save(self) -> None:
         update = self.reported.get("update", 0)
         self.reported["checkpoint"] = {"uri": f"/checkpoints/update-{update:06}", "update": update, "time": self.now()}
+        kept = ("update", "version", "prompts", "checkpoint")
+        self.volume["checkpoint"] = {name: self.reported[name] for name in kept if name in self.reported}
 
     def report(self, state: str, **fields: Any) -> None:
         self.reported |= fields
-        self.write(json.dumps({"attempt": self.attempt, "state": state, "time": self.now()} | self.reported))
+        own = {"attempt": self.attempt, "state": state, "time": self.now()}
+        own |= {} if self.cluster is None else {"cluster": self.cluster}
+        self.write(json.dumps(own | self.reported))
 
     def write(self, text: str) -> None:
         self.client.request("PATCH", f"{self.maps}/{self.training}-progress", {"data": {"progress.json": text}})

@@ -3,6 +3,7 @@
     story (a test) ──► VirtualApi ──┐                     ┌─► garbage collector, quotas, taints
                                     ├─► ApiServer ─ events ─► nodes: scheduler and kubelets
     main.operate ─ RestClient ──────┘                     ├─► KubeRay ─► the scripted trainer
+                                                          ├─► Kueue, in stories that start it
                    over a transport without sockets       └─► watches of the operator
 
 Everything runs in one event loop whose clock jumps to the next timer. A story takes milliseconds, whatever its back-offs,

@@ -1,6 +1,6 @@
 """An API server in memory: its answers to requests, by the rules of the real one (k8s.io/apiserver 0.35, registry/rest).
 
-    request ─► kind served? ─► permitted? ─► verb ─► admission: defaults, quotas ─► stored, with a new version ─► watches
+    request ─► kind served? ─► permitted? ─► verb ─► admission: webhooks, defaults, quotas ─► stored, with a new version ─► watches
 
 Not served: validation by schemas and CEL, apply patches, tables, `in` selectors. Stories that need them run on the real one.
 """
@@ -64,6 +64,8 @@ class ApiServer:
     objects: Objects = field(default_factory=Objects)
     undefined: set[str] = field(default_factory=set)
     """Kinds that are not served, such as rayjobs.ray.io: their definitions have been deleted."""
+    admission: list[Callable[[Resource, dict[str, Any]], None]] = field(default_factory=list)
+    """Mutating webhooks for new objects."""
     _uids: int = 0
 
     # Requests.
@@ -187,6 +189,8 @@ class ApiServer:
             body.pop("status", None)
         if resource.plural == "pods":
             body["status"] = {"phase": "Pending"}
+        for mutate in self.admission:
+            mutate(resource, body)
         body = defaulted(resource, body)
         quotas.admit(self.objects, resource, namespace, body)
         if not dry:

@@ -29,11 +29,11 @@ class JobInfo(NamedTuple):
 class Dashboards(Protocol):
     """The dashboards of all Ray clusters."""
 
-    def find(self, job_id: str) -> JobInfo | None: ...
+    def find(self, cluster: str, job_id: str) -> JobInfo | None: ...
 
-    def submit(self, job_id: str) -> None: ...
+    def submit(self, cluster: str, job_id: str) -> None: ...
 
-    def stop(self, job_id: str) -> None: ...
+    def stop(self, cluster: str, job_id: str) -> None: ...
 
 
 class RayJobs(Controller):
@@ -54,7 +54,7 @@ class RayJobs(Controller):
     def _finalize(self, job: Stored) -> None:
         status = job.body.get("status") or {}
         if self.dashboards is not None and status.get("jobStatus") not in FINAL and status.get("jobId"):
-            self.dashboards.stop(status["jobId"])
+            self.dashboards.stop(status["rayClusterName"], status["jobId"])
         body = job.copy()
         body["metadata"]["finalizers"] = [name for name in body["metadata"].get("finalizers", []) if name != FINALIZER]
         self.server.replace(job, body, manager="kuberay-operator")
@@ -114,8 +114,9 @@ class RayJobs(Controller):
         cluster = self._cluster(job)
         if cluster is None or self.dashboards is None:
             return
-        if (info := self.dashboards.find(status["jobId"])) is None:
-            self.dashboards.submit(status["jobId"])
+        name = status["rayClusterName"]
+        if (info := self.dashboards.find(name, status["jobId"])) is None:
+            self.dashboards.submit(name, status["jobId"])
             return
         changed = {"jobStatus": info.status, "message": info.message, "rayClusterStatus": cluster.body.get("status")}
         if info.status in FINAL:

@@ -10,6 +10,7 @@ from tests.virtual.api_server import ApiServer, Request
 from tests.virtual.controllers import resource
 from tests.virtual.kuberay import JobInfo
 from tests.virtual.rights import Rights
+from tests.virtual.stored_objects import Change
 
 STOPPED = 143
 """Exit code of a trainer that a SIGTERM has ended."""
@@ -33,14 +34,20 @@ class AccountRequests:
 
 
 class ScriptedJobs:
-    """All jobs that KubeRay has submitted. Implements kuberay.Dashboards."""
+    """All jobs that KubeRay has submitted, by cluster and id. Implements kuberay.Dashboards.
+
+    When a cluster is deleted, its pods are, and the kubelet sends its trainer a SIGTERM.
+    """
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
-        self._tasks: dict[str, asyncio.Task[int]] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[int]] = {}
+        self.volumes: dict[str, dict[str, Any]] = {}
+        """What trainers have left on their storage, by the id of their training."""
+        server.objects.listen(self._heard)
 
-    def find(self, job_id: str) -> JobInfo | None:
-        task = self._tasks.get(job_id)
+    def find(self, cluster: str, job_id: str) -> JobInfo | None:
+        task = self._tasks.get((cluster, job_id))
         if task is None:
             return None
         if not task.done():
@@ -50,21 +57,28 @@ class ScriptedJobs:
             return JobInfo("SUCCEEDED", "Job finished successfully.")
         return JobInfo("FAILED", f"Job entrypoint command failed with exit code {code}, last available logs:")
 
-    def submit(self, job_id: str) -> None:
+    def submit(self, cluster: str, job_id: str) -> None:
         name, attempt, uid = name_of(job_id)
         trainings = self._server.objects.of(resource("qwen35trainings"))
         training = next(item.copy() for item in trainings if item.metadata["uid"].startswith(uid))
         namespace = training["metadata"]["namespace"]
         requests = AccountRequests(self._server, namespace, f"{name}-trainer")
         maps = f"/api/v1/namespaces/{namespace}/configmaps"
-        trainer = Trainer(requests, maps, name, attempt, clock=self._server.clock)
+        volume = self.volumes.setdefault(uid, {})
+        trainer = Trainer(requests, maps, name, attempt, cluster=cluster, volume=volume, clock=self._server.clock)
         trainer.terminate = trainer.interrupted
         steps = trainer.play(scripts_of(training["metadata"]))
-        self._tasks[job_id] = asyncio.ensure_future(_ended(trainer, steps))
+        self._tasks[cluster, job_id] = asyncio.ensure_future(_ended(trainer, steps))
 
-    def stop(self, job_id: str) -> None:
-        if job_id in self._tasks:
-            self._tasks[job_id].cancel()
+    def stop(self, cluster: str, job_id: str) -> None:
+        if (cluster, job_id) in self._tasks:
+            self._tasks[cluster, job_id].cancel()
+
+    def _heard(self, change: Change) -> None:
+        if change.after.resource.plural == "rayclusters" and change.kind == "DELETED":
+            for cluster, job_id in self._tasks:
+                if cluster == change.after.metadata["name"]:
+                    self.stop(cluster, job_id)
 
 
 async def _ended(trainer: Trainer, steps: Iterator[float]) -> int:

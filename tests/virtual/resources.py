@@ -38,7 +38,7 @@ class Resource:
     @property
     def custom(self) -> bool:
         """Whether a CustomResourceDefinition defines it."""
-        return self.group.endswith(("ray.io", "qwen35.io"))
+        return self.group.endswith(("ray.io", "qwen35.io", "x-k8s.io"))
 
 
 RBAC = "rbac.authorization.k8s.io"
@@ -56,6 +56,7 @@ RESOURCES = (
     Resource("coordination.k8s.io", "v1", "leases", "Lease"),
     Resource("ray.io", "v1", "rayjobs", "RayJob", status=True, counted=True),
     Resource("ray.io", "v1", "rayclusters", "RayCluster", status=True, counted=True),
+    Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload", status=True, counted=True),
     Resource("rl.qwen35.io", "v1alpha1", "qwen35trainings", "Qwen35Training", status=True, scale=True, counted=True),
 )
 
