@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from qwen35_operator.kube.store import TrainingKey
+from qwen35_operator.status.printable import printable
 
 type LogFormat = Literal["text", "json"]
 
@@ -42,14 +43,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)  # ASCII only: readers disagree about which other characters end a line
 
 
+class TextLines(logging.Formatter):
+    """Formats records for people. Messages contain texts of tenants, so control characters are replaced."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def begin(form: LogFormat, *, verbose: bool) -> None:
     """Start to write the log of this process to stderr.
 
     form: "text" for people, "json" for log collectors. verbose: also log single steps.
     """
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLines() if form == "json" else text)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     logging.getLogger("qwen35_operator").setLevel(logging.DEBUG if verbose else logging.INFO)
     # kopf warns that it handles no signals; this process handles them itself.

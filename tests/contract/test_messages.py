@@ -18,7 +18,7 @@ from qwen35_trainer.contract import (
     parse_control,
     parse_progress,
 )
-from qwen35_trainer.contract.message import MAX_MESSAGE_CHARACTERS
+from qwen35_trainer.contract.message import MAX_MESSAGE_BYTES
 
 counts = st.integers(0, 2**63 - 1)
 numbers = st.floats(0, 1e12, allow_nan=False)
@@ -98,9 +98,9 @@ def test_a_refusal_names_key_and_place(text, expected):
 def test_a_message_of_absurd_length_is_not_even_parsed():
     with pytest.raises(
         ContractError,
-        match=rf"progress.json has {MAX_MESSAGE_CHARACTERS + 1} characters; at most {MAX_MESSAGE_CHARACTERS} are read",
+        match=rf"progress.json has more than {MAX_MESSAGE_BYTES} bytes, which is the maximum",
     ):
-        parse_progress(" " * (MAX_MESSAGE_CHARACTERS + 1))
+        parse_progress(" " * (MAX_MESSAGE_BYTES + 1))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

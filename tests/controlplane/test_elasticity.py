@@ -101,12 +101,6 @@ def test_a_queues_size_is_not_touched(live_training: LiveTraining):
     assert len(live_training.pods("rollout")) == 2
 
 
-def test_an_elastic_job_of_a_queue_is_scaled(live_training: LiveTraining):
-    running(live_training, QUEUE | {"kueue.x-k8s.io/elastic-job": "true"})
-    live_training.edit(rollout={"nodes": 4})
-    live_training.until_pods("rollout", 4)
-
-
 @pytest.mark.worlds("memory", "real")
 def test_an_evicted_job_waits_for_its_queue_and_continues(live_training: LiveTraining):
     running(live_training, QUEUE)

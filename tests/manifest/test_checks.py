@@ -376,6 +376,16 @@ CASES = {
         "spec.failurePolicy.rules[0].onMessagePattern",
         {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": ".*"}]},
     ),
+    "rule pattern that RE2 does not know": (
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "(?P<a>x)\\1"}]},
+        "spec.failurePolicy.rules[0].onMessagePattern",
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "(?P<a>x)x"}]},
+    ),
+    "rule pattern that needs too much memory": (
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "((\\pL{1,1000}){1,1000})"}]},
+        "spec.failurePolicy.rules[0].onMessagePattern",
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "\\pL{1,10}"}]},
+    ),
 }
 
 
@@ -442,6 +452,9 @@ def test_a_training_that_has_begun_is_not_refused_for_what_an_earlier_release_ac
         "a lane of replicas like the others",
         "a lane for responses that are over",
         "a lane of Torch replicas on accelerators",
+        "rule pattern",
+        "rule pattern that RE2 does not know",
+        "rule pattern that needs too much memory",
     ]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_operator import logs
-from qwen35_operator.logs import JsonLines
+from qwen35_operator.logs import JsonLines, TextLines
 
 
 def record(message: str, *arguments: object, **fields: object) -> logging.LogRecord:
@@ -30,6 +30,11 @@ def test_whatever_is_logged_is_one_line_that_can_be_read(message, argument) -> N
     line = JsonLines().format(record(message.replace("%", "") + "%s", argument))
     assert len(line.splitlines()) == 1
     assert json.loads(line)["message"].endswith(argument)
+
+
+def test_no_text_of_a_tenant_controls_the_terminal_that_shows_the_log() -> None:
+    line = TextLines().format(record("%s", "\x1b[2J\x9b31m\x07 a\tb\nc"))
+    assert line.endswith("\ufffd[2J\ufffd31m\ufffd a\tb\nc")
 
 
 def test_a_traceback_is_part_of_its_line() -> None:

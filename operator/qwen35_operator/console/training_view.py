@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from qwen35_operator.api.v1alpha1 import Condition, PoolStatus, TrainingStatus
 from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.status.printable import printable, printable_object
 from qwen35_operator.status.times import parse as parse_time
 
 
@@ -49,7 +50,7 @@ class TrainingView:
         """
         metadata, spec = raw["metadata"], raw.get("spec") or {}
         try:
-            status = TrainingStatus.model_validate(raw.get("status") or {})
+            status = TrainingStatus.model_validate(printable_object(raw.get("status") or {}))
         except ValidationError as error:
             faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:3])
             raise StatusUnreadable(
@@ -62,8 +63,8 @@ class TrainingView:
             uid=metadata["uid"],
             created=parse_time(metadata["creationTimestamp"]),
             generation=metadata["generation"],
-            mode=spec.get("mode", "FullyAsync"),
-            profile=(spec.get("accelerator") or {}).get("profile", ""),
+            mode=printable(spec.get("mode", "FullyAsync")),
+            profile=printable((spec.get("accelerator") or {}).get("profile", "")),
             max_restarts=(spec.get("failurePolicy") or {}).get("maxRestarts"),
             status=status,
             warnings=warnings,
@@ -100,7 +101,7 @@ def latest_warnings(events: Sequence[KubeObject], uid: str, count: int) -> tuple
     The uid excludes events of an earlier training that had the same name.
     """
     warnings = [
-        WarningEvent(_time(event), event.get("reason", ""), event.get("message", ""))
+        WarningEvent(_time(event), printable(event.get("reason", "")), printable(event.get("message", "")))
         for event in events
         if event.get("involvedObject", {}).get("uid") == uid
     ]

@@ -22,6 +22,7 @@ from qwen35_operator.kube.object_records import (
     WorkerGroup,
 )
 from qwen35_operator.status.times import parse as parse_time
+from qwen35_trainer.contract.message import MAX_MESSAGE_BYTES
 from qwen35_trainer.contract.shared_names import CONTROL_KEY, PROGRESS_KEY
 
 RAY_CONTAINER: Final = "ray"
@@ -86,8 +87,12 @@ def _config_map(raw: KubeObject) -> Child:
         if name.endswith(suffix):
             times = [entry.get("time") for entry in raw["metadata"].get("managedFields", ()) if _owns(entry, key)]
             written = max((parse_time(text) for text in times if text), default=None)
-            return MessageConfigMap(**_child(CONFIG_MAP.name, raw), text=data.get(key), written=written)
+            return MessageConfigMap(**_child(CONFIG_MAP.name, raw), text=_bounded(data.get(key)), written=written)
     return Child(**_child(CONFIG_MAP.name, raw))
+
+
+def _bounded(text: str | None) -> bytes | None:
+    return None if text is None else text[: MAX_MESSAGE_BYTES + 1].encode()[: MAX_MESSAGE_BYTES + 1]
 
 
 def _owns(entry: Mapping[str, Any], key: str) -> bool:

@@ -31,8 +31,9 @@ class Child:
 class MessageConfigMap(Child):
     """The ConfigMap `-progress` or `-control` of a training, with its message as text."""
 
-    text: str | None
-    """The message as JSON; None if the ConfigMap does not contain one."""
+    text: bytes | None
+    """The message as JSON in UTF-8; None if the ConfigMap does not contain one. A message that is too long is cut, so that
+    it is still recognized as too long: anybody with the rights of a trainer can write one."""
     written: datetime | None
     """When the text was last written, by the API server's clock; None if the ConfigMap does not say it."""
 

@@ -15,6 +15,8 @@ from qwen35_trainer.contract.retry import backoff_seconds
 
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
+MIN_SUPERSEDED = 64
+"""Number of superseded delays that are kept at least, so that short queues are not cleared all the time."""
 
 
 class WorkQueue:
@@ -53,6 +55,8 @@ class WorkQueue:
             return
         self._due[key] = due
         heapq.heappush(self._later, (due, next(self._number), key))
+        if len(self._later) > 2 * len(self._due) + MIN_SUPERSEDED:
+            self._forget_superseded()
         self._changed.set()
 
     def add_failed(self, key: TrainingKey) -> float:
@@ -87,6 +91,11 @@ class WorkQueue:
         if key in self._requeue:
             self._requeue.discard(key)
             self.add(key)
+
+    def _forget_superseded(self) -> None:
+        """Remove the entries of _later that no longer count, which would stay until they are due."""
+        self._later = [entry for entry in self._later if self._due.get(entry[2]) == entry[0]]
+        heapq.heapify(self._later)
 
     def _move_due(self) -> float | None:
         """Enqueue the delayed keys that are due.

@@ -12,17 +12,26 @@ from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.watch import not_listed
 from qwen35_trainer.manifest import Problem
 
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+MAX_SPEC_BYTES = 256 * 1024
+"""Maximum size of a spec as JSON. A larger training is not accepted. The examples have at most 4 KiB."""
+OVERSIZED = "oversizedSpecBytes"
+"""Field of a stored training whose spec was left out: the spec's size in bytes."""
+
 
 class _Body(NamedTuple):
     version: int
     uid: str
     state: str
     text: bytes
-    """The object without managedFields, as JSON."""
+    """The object as JSON, without what decisions do not read."""
 
 
 class Trainings:
-    """The newest known object of each training. managedFields are left out."""
+    """The newest known object of each training, without managedFields and without kubectl's copy of the manifest.
+
+    A spec that is too large is left out too: one user's objects must not fill the memory of the operator.
+    """
 
     def __init__(self) -> None:
         self.problem: Problem | None = not_listed(TRAINING)
@@ -42,7 +51,7 @@ class Trainings:
         stored = self._bodies.get(key)
         if stored is not None and version <= stored.version:
             return False
-        slim = {**raw, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
+        slim = _slim(raw)
         state = sys.intern((raw.get("status") or {}).get("state", "Pending"))
         text = json.dumps(slim, separators=(",", ":")).encode()
         self._bodies[key] = _Body(version, metadata["uid"], state, text)
@@ -69,3 +78,14 @@ class Trainings:
     def states(self) -> Counter[str]:
         """Return the number of trainings in each state. Trainings without a status count as Pending."""
         return Counter(body.state for body in self._bodies.values())
+
+
+def _slim(raw: KubeObject) -> dict[str, Any]:
+    metadata = {name: value for name, value in raw["metadata"].items() if name != "managedFields"}
+    annotations = metadata.get("annotations")
+    if annotations and LAST_APPLIED in annotations:
+        metadata["annotations"] = {name: value for name, value in annotations.items() if name != LAST_APPLIED}
+    size = len(json.dumps(raw.get("spec") or {}, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
+    if size > MAX_SPEC_BYTES:
+        return {**raw, "metadata": metadata, "spec": {}, OVERSIZED: size}
+    return {**raw, "metadata": metadata}

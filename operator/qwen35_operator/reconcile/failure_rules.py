@@ -3,7 +3,6 @@
 evidence (report, pods, RayJob) ──► first rule that matches a piece of it ──► Restart | RestartAndIgnoreMaxRestarts | Fail
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,11 +14,14 @@ from qwen35_operator.status.times import seconds_since
 from qwen35_trainer.contract import FailureReason
 from qwen35_trainer.contract.retry import backoff_seconds
 from qwen35_trainer.manifest.failure import FailureAction, FailureRuleSpec
+from qwen35_trainer.manifest.rule_pattern import PatternRefused, rule_pattern
 
 RECENT_FAULT_SECONDS = 600.0
 """Maximum age of a pod's fault that counts as evidence. KubeRay fails a RayJob up to 300 s after its head is gone; an attempt
 that fails much later has survived the fault."""
 MAX_BACKOFF_SECONDS = 3600.0
+MAX_SEARCHED_CHARACTERS = 4096
+"""Maximum length of the part of a message that a rule's expression searches. The trainer's messages are not longer."""
 
 FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
 """Values of `Pod.reason` for pods that have ended. The status records such a fault, because KubeRay soon replaces the
@@ -146,8 +148,19 @@ def _matches(rule: FailureRuleSpec, piece: Evidence) -> bool:
         (rule.onPool is None or rule.onPool == piece.pool)
         and (not rule.onExitCodes or piece.exit_code in rule.onExitCodes)
         and (not rule.onReasons or piece.reason in rule.onReasons)
-        and (rule.onMessagePattern is None or re.search(rule.onMessagePattern, piece.message) is not None)
+        and (rule.onMessagePattern is None or _is_found(rule.onMessagePattern, piece.message))
     )
+
+
+def _is_found(pattern: str, message: str) -> bool:
+    """Whether the expression is found in the message. An expression that RE2 refuses is found nowhere.
+
+    Only trainings of a release that used another library have such expressions: new ones are refused.
+    """
+    try:
+        return rule_pattern(pattern)(message[:MAX_SEARCHED_CHARACTERS])
+    except PatternRefused:
+        return False
 
 
 def _matches_built_in(rule: BuiltInRule, piece: Evidence) -> bool:

@@ -20,6 +20,7 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
+from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, OVERSIZED
 from qwen35_operator.reconcile.observed import ChildKey, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
@@ -51,7 +52,10 @@ class TrainingParser:
         version = [metadata["generation"], labels, annotations]
         parsed = self._parsed.pop(metadata["uid"], None)
         if parsed is None or parsed[0] != version:
-            spec, problems = parse_spec(raw.get("spec", {}), new=False)
+            if OVERSIZED in raw:
+                spec, problems = None, [_oversized(raw)]
+            else:
+                spec, problems = parse_spec(raw.get("spec", {}), new=False)
             training = None
             if spec is not None and not problems:
                 training = TrainingResource(
@@ -68,6 +72,11 @@ class TrainingParser:
         while len(self._parsed) > self._size:
             del self._parsed[next(iter(self._parsed))]
         return parsed[1:]
+
+
+def _oversized(raw: KubeObject) -> Problem:
+    message = f"has {raw[OVERSIZED]} bytes as JSON, but the operator reads at most {MAX_SPEC_BYTES}."
+    return Problem("spec", message, "Move data and code out of the manifest, into files, claims or ConfigMaps.")
 
 
 async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, client: Client) -> Observed:

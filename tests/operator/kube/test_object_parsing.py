@@ -1,6 +1,7 @@
 """What is read out of raw objects, above all why a pod does not work."""
 
 import json
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -8,8 +9,11 @@ import pytest
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube import object_parsing
 from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ROLE
+from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import MessageConfigMap, WorkerGroup
 from qwen35_operator.reconcile import observe
+from qwen35_operator.reconcile.observe import read_report
+from qwen35_trainer.contract.message import MAX_MESSAGE_BYTES
 from tests.operator.kube import raw_objects
 
 OOM = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:05:00Z"}
@@ -255,7 +259,7 @@ def test_a_report_was_written_when_the_newest_owner_of_its_key_wrote() -> None:
     message = object_parsing.record(
         CONFIG_MAP, raw_objects.config_map(data={"progress.json": "x"}, managedFields=fields)
     )
-    assert (message.text, message.written) == ("x", at(2))
+    assert (message.text, message.written) == (b"x", at(2))
 
 
 @pytest.mark.parametrize("data", [None, {}, {"other": "x"}, {"progress.json": ""}])
@@ -309,3 +313,14 @@ def test_other_config_maps_are_not_kept_as_text() -> None:
 
 def test_what_bears_no_label_is_nobodys() -> None:
     assert object_parsing.training_of({"metadata": {"name": "a"}}) == ""
+
+
+@pytest.mark.parametrize("letter", ["x", "\u8bad", "\U0001f600"])
+def test_a_report_that_is_far_too_long_takes_no_memory_and_is_recognized(letter) -> None:
+    """A ConfigMap of 1 MiB with one emoji took 4 MiB, and 128 of them took what the operator may have."""
+    raw = raw_objects.config_map(data={"progress.json": "a" * (1024 * 1024 - 8) + letter})
+    message = record(CONFIG_MAP, raw)
+    assert sys.getsizeof(message.text) <= MAX_MESSAGE_BYTES + 100
+    assert read_report(message).problem == "progress.json has more than 262144 bytes, which is the maximum"
+    message = record(CONFIG_MAP, raw_objects.config_map(data={"progress.json": letter * MAX_MESSAGE_BYTES}))
+    assert sys.getsizeof(message.text) <= MAX_MESSAGE_BYTES + 100

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from qwen35_operator.kube.queue import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, WorkQueue
+from qwen35_operator.kube.queue import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, MIN_SUPERSEDED, WorkQueue
 from tests.operator.kube import virtual
 from tests.profiles import examples
 
@@ -167,3 +167,39 @@ def test_waits_double_up_to_a_minute_and_begin_again_after_a_success() -> None:
     assert queue.add_failed(("team", "b")) == FIRST_BACKOFF_SECONDS
     queue.succeeded(key)
     assert queue.add_failed(key) == FIRST_BACKOFF_SECONDS
+
+
+def test_delays_that_later_events_supersede_take_no_memory() -> None:
+    """As of trainings that report every few seconds, and whose deadline is two days away."""
+
+    async def scenario() -> int:
+        loop = asyncio.get_running_loop()
+        queue = WorkQueue(loop.time)
+        keys = [("team", str(number)) for number in range(50)]
+        for round_number in range(40):
+            for key in keys:
+                queue.add(key)
+                await queue.take()
+                queue.done(key)
+                queue.add_later(key, 5.0 if round_number % 2 else 172_800.0)
+        assert len(queue._due) == len(keys)
+        return len(queue._later)
+
+    assert virtual.run(scenario()) <= 2 * 50 + MIN_SUPERSEDED
+
+
+def test_a_delay_that_counts_outlasts_those_that_do_not() -> None:
+    async def scenario() -> float:
+        loop = asyncio.get_running_loop()
+        queue, kept = WorkQueue(loop.time), ("team", "kept")
+        queue.add_later(kept, 100.0)
+        for number in range(1000):
+            key = ("team", str(number % 7))
+            queue.add_later(key, 1000.0)
+            queue.add(key)
+            await queue.take()
+            queue.done(key)
+        assert await queue.take() == kept
+        return round(loop.time(), 6)
+
+    assert virtual.run(scenario()) == 100.0

@@ -1,6 +1,9 @@
 """The bodies of trainings, the newest of each."""
 
+import json
+
 from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.reconcile.observe import TrainingParser
 
 KEY = ("team", "demo")
 
@@ -66,3 +69,25 @@ def test_they_are_counted_by_state() -> None:
     trainings.put(body(2, name="demo-0") | {"status": {"state": "Succeeded"}})
     trainings.remove(("team", "demo-1"), "u1")
     assert trainings.states() == {"Running": 1, "Succeeded": 1, "Pending": 1}
+
+
+def test_the_copy_of_the_manifest_that_kubectl_leaves_is_not_kept() -> None:
+    trainings = Trainings()
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 10_000, "a": "b"}
+    trainings.put(body(1, annotations=annotations))
+    assert trainings.get(KEY)["metadata"]["annotations"] == {"a": "b"}
+    assert len(annotations) == 2, "the object of the caller stays as it was"
+
+
+def test_a_spec_that_is_too_large_is_not_kept_and_the_user_learns_why() -> None:
+    trainings = Trainings()
+    raw = body(1, generation=1)
+    trainings.put({**raw, "spec": {"pods": {"head": {"metadata": {"annotations": {"a": "\u8bad" * 500_000}}}}}})
+    stored = trainings.get(KEY)
+    assert len(json.dumps(stored)) < 1000
+    training, (problem,) = TrainingParser().parse(stored)
+    assert training is None
+    assert problem.path == "spec"
+    assert "at most 262144" in problem.message
+    trainings.put(body(2))
+    assert version(trainings) == 2

@@ -158,3 +158,21 @@ def test_a_lost_head_ends_the_attempt_whatever_kuberay_does_about_it():
     world.settle(3)
     assert "demo-1" not in world.jobs
     assert "demo-2" in world.jobs
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(.*)*x$", "(a?){500}a{500}$"])
+def test_no_expression_of_a_user_holds_up_the_operator(pattern):
+    """With Python's `re`, the first of these takes a day for 40 characters."""
+    own = rule(onMessagePattern=pattern)
+    assert apply_rules([own], [Evidence("Error", "a" * 4000 + "!")]).rule == "anything-else"
+
+
+def test_a_rule_searches_what_a_trainer_can_say_and_no_more():
+    own = rule(onMessagePattern="needle")
+    assert apply_rules([own], [Evidence("Error", " " * 4090 + "needle")]).rule == "mine"
+    assert apply_rules([own], [Evidence("Error", " " * 4091 + "needle")]).rule == "anything-else"
+
+
+def test_an_expression_that_only_an_earlier_release_accepted_matches_nothing():
+    own = rule(onMessagePattern="(?=look)ahead")
+    assert apply_rules([own], [Evidence("Error", "lookahead")]).rule == "anything-else"

@@ -41,7 +41,7 @@ class Control(ContractMessage):
     live: LiveSettings | None = None
 
 
-def parse_control(text: str) -> Control:
+def parse_control(text: str | bytes) -> Control:
     """Parse the operator's orders from the JSON text in the `-control` ConfigMap.
 
     Raises ContractError if the text is not valid.

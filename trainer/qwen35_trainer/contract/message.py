@@ -2,8 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-MAX_MESSAGE_CHARACTERS = 256 * 1024
-"""Maximum length of a message; a longer one is refused. Operator and trainer write far shorter messages."""
+MAX_MESSAGE_BYTES = 256 * 1024
+"""Maximum length of a message in UTF-8; a longer one is refused. Operator and trainer write far shorter messages."""
 
 
 class ContractError(ValueError):
@@ -23,13 +23,14 @@ class ContractMessage(BaseModel):
         return self.model_dump_json(exclude_none=True)
 
 
-def parse[M: ContractMessage](kind: type[M], text: str, key: str) -> M:
+def parse[M: ContractMessage](kind: type[M], text: str | bytes, key: str) -> M:
     """Parse a message of class `kind` from JSON text.
 
-    key: the ConfigMap's key, for errors. Raises ContractError if the text is not valid.
+    text: as text, or in UTF-8. key: the ConfigMap's key, for errors. Raises ContractError if the text is not valid.
     """
-    if len(text) > MAX_MESSAGE_CHARACTERS:
-        raise ContractError(f"{key} has {len(text)} characters; at most {MAX_MESSAGE_CHARACTERS} are read")
+    encoded = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    if len(encoded) > MAX_MESSAGE_BYTES:
+        raise ContractError(f"{key} has more than {MAX_MESSAGE_BYTES} bytes, which is the maximum")
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:

@@ -90,7 +90,7 @@ class ProgressReport(ContractMessage):
     replicas: Annotated[tuple[ReplicaReport, ...], Field(strict=False, max_length=1024)] = ()
 
 
-def parse_progress(text: str) -> ProgressReport:
+def parse_progress(text: str | bytes) -> ProgressReport:
     """Parse the trainer's report from the JSON text in the `-progress` ConfigMap.
 
     Raises ContractError if the text is not valid.

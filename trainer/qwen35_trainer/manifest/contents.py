@@ -1,12 +1,12 @@
 """Checks within sections: exactly one of several fields, unique names, and values that exclude each other."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 from qwen35_trainer.manifest.base import Section
 from qwen35_trainer.manifest.problems import Problem, either
 from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
+from qwen35_trainer.manifest.rule_pattern import PatternRefused, rule_pattern
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.manifest.vllm import EXPERT_PARALLEL, RESERVED_ARGUMENTS, truth_of
 
@@ -262,9 +262,16 @@ def rule_names(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def rule_patterns(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the regular expression of each rule compiles."""
+    """Check that RE2, which the operator matches messages with, accepts the expression of each rule."""
     for index, rule in enumerate(spec.failurePolicy.rules):
-        yield from _compiles(f"spec.failurePolicy.rules[{index}].onMessagePattern", rule.onMessagePattern)
+        if rule.onMessagePattern is None:
+            continue
+        try:
+            rule_pattern(rule.onMessagePattern)
+        except PatternRefused as refused:
+            fix = "Correct it; a literal sign needs \\. RE2 has no look-around and no back-references."
+            message = f"{rule.onMessagePattern} is not an RE2 expression: {refused}."
+            yield Problem(f"spec.failurePolicy.rules[{index}].onMessagePattern", message, fix)
 
 
 def _exactly_one(path: str, section: Section, options: tuple[str, ...] = ()) -> Iterator[Problem]:
@@ -284,18 +291,6 @@ def _unique(noun: str, names: list[tuple[str, str]]) -> Iterator[Problem]:
             free = next(other for number in range(2, len(names) + 2) if (other := f"{name}-{number}") not in taken)
             yield Problem(f"{path}.name", f'"{name}" is already the {noun} {first[name]}.', f"Name it {free}.")
         first.setdefault(name, path)
-
-
-def _compiles(path: str, pattern: str | None) -> Iterator[Problem]:
-    if pattern is None:
-        return
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        place = f" at character {error.pos + 1}" if error.pos is not None else ""
-        yield Problem(
-            path, f"{pattern} is not a regular expression: {error.msg}{place}.", "Correct it; a literal sign needs \\."
-        )
 
 
 def _refused_by_re2(pattern: str) -> str:

@@ -43,8 +43,8 @@ class FailureRuleSpec(Section):
         None,
         min_length=1,
         max_length=512,
-        description="Matches failures in whose message this regular expression is found. Default: any message. verl: "
-        "none.",
+        description="Matches failures in whose message this regular expression is found, an RE2 expression without "
+        "look-around and back-references. Default: any message. verl: none.",
     )
 
 
