@@ -76,6 +76,7 @@ from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
+from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
 from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
 
@@ -137,6 +138,13 @@ class CountingEngine:
 
     def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
         """Compute nothing: publications here have no probe."""
+
+    def sleep(self) -> MemoryChange:
+        """Give back nothing: the engine has no weights."""
+        return MemoryChange(0, 0)
+
+    def wake(self) -> None:
+        """Take nothing."""
 
     def checksums(self) -> dict[str, tuple[int, ...]]:
         return {}
