@@ -1,6 +1,7 @@
 import pytest
 
 from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.manifest.release import cannot_run
 from qwen35_trainer.runtime.preflight import unsupported
 
 CLUSTER = {
@@ -55,3 +56,19 @@ def test_every_mode_runs_here(write, tmp_path, removed, mode):
     if mode == "SFT":
         changes |= {"rollout": removed, "rewards": removed, "train.batch.microBatchSequences": 4}
     assert unsupported(load_manifest(write(tmp_path, changes))) == []
+
+
+@pytest.mark.parametrize(("devices", "divides"), [(4, True), (6, False)])
+def test_replicas_that_share_devices_divide_those_of_a_node(write, tmp_path, devices, divides):
+    accelerator = {"profile": "NVIDIA", "devicesPerNode": devices}
+    spec = load_manifest(write(tmp_path)).spec
+    shared = spec.model_copy(
+        update={
+            "mode": "Colocated",
+            "accelerator": spec.accelerator.model_copy(update=accelerator),
+            "rollout": spec.rollout.model_copy(update={"engine": "VLLM", "tensorParallel": 4}),
+        }
+    )
+    message = f"in mode Colocated, replicas of 4 devices do not divide the {devices} of a node."
+    paths = [problem.path for problem in cannot_run(shared) if problem.message == message]
+    assert paths == ([] if divides else ["spec.rollout.tensorParallel"])
