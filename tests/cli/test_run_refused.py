@@ -166,7 +166,7 @@ def test_too_few_devices_are_reported_with_their_number(run, with_spec, monkeypa
     refused = run()
     assert refused.code == 2
     assert "spec.accelerator: FullyAsync needs 1 + 1 Ascend devices, and this machine has 1." in refused.text
-    assert "which FullyAsync cannot yet." in refused.text
+    assert "Set mode to Colocated, in which both pools share the device." in refused.text
 
 
 def test_an_output_that_is_a_file_is_left_alone(run, tmp_path):
