@@ -39,7 +39,16 @@ TOUCHED = "test.qwen35.io/touched"
 # Fields that differ between two runs of the same scenario: times, and values that the cluster generates.
 MADE_UP = frozenset(
     {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "lastTransitionTime"}
-    | {"startTime", "endTime", "time", "activeSeconds", "rl.qwen35.io/hash", "namespace", "observedGeneration"}
+    | {
+        "startTime",
+        "endTime",
+        "activeSince",
+        "time",
+        "activeSeconds",
+        "rl.qwen35.io/hash",
+        "namespace",
+        "observedGeneration",
+    }
 )
 
 
