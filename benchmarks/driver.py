@@ -144,7 +144,7 @@ class CountingEngine:
         return MemoryChange(0, 0)
 
     def wake(self) -> None:
-        """Take nothing."""
+        """Do nothing: the engine has given nothing back."""
 
     def checksums(self) -> dict[str, tuple[int, ...]]:
         return {}
