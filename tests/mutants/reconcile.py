@@ -31,8 +31,8 @@ RECONCILE = (
     mutant(
         name="Every attempt that ends counts as a restart, preempted and suspended ones too.",
         file="operator/qwen35_operator/reconcile/attempts.py",
-        old='"restarts": status.restarts + counted,',
-        new='"restarts": status.restarts + 1,',
+        old='"restarts": restarts + counted,',
+        new='"restarts": restarts + 1,',
         killer="tests/operator/reconcile/test_failure_rules.py::test_a_preemption_does_not_use_up_restarts",
     ),
     mutant(
@@ -45,8 +45,8 @@ RECONCILE = (
     mutant(
         name="The backoff is doubled once too often.",
         file="operator/qwen35_operator/reconcile/failure_rules.py",
-        old="backoff_seconds(restarts, first=seconds",
-        new="backoff_seconds(restarts + 1, first=seconds",
+        old="backoff_seconds(failures, first=seconds",
+        new="backoff_seconds(failures + 1, first=seconds",
         killer="tests/operator/reconcile/test_failure_rules.py::test_the_backoff_doubles_up_to_an_hour",
     ),
     mutant(

@@ -156,6 +156,7 @@ class Attempt(Section):
         0,
         description="Seconds for which the attempt was active before activeSince. Time in which a queue holds it back does not count.",
     )
+    update: StatusCount | None = Field(None, description="Optimizer steps that were done when the attempt ended.")
     evictions: StatusCount = Field(
         0, description="How often its queue has evicted the attempt, which continues when it is admitted again."
     )
@@ -190,7 +191,17 @@ class TrainingStatus(Section):
         json_schema_extra={"x-kubernetes-list-map-keys": ["number"]},
         description="RayJobs so far, oldest first; the oldest are dropped beyond 64.",
     )
-    restarts: StatusCount = Field(0, description="Attempts that used up one of failurePolicy.maxRestarts.")
+    restarts: StatusCount = Field(
+        0,
+        description="Attempts that used up one of failurePolicy.maxRestarts, since the last attempt that was active for an "
+        "hour and got further than those before it.",
+    )
+    retry: str | None = Field(
+        None, max_length=253, description="Value of the annotation rl.qwen35.io/retry that the operator has seen."
+    )
+    retriedAttempt: StatusCount = Field(
+        0, description="Number of the last attempt before a changed annotation had the failed training tried again."
+    )
     activeSeconds: StatusCount = Field(
         0,
         description="Seconds for which ended attempts were active, for activeDeadlineSeconds. Time in which a queue holds "

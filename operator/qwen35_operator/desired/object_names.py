@@ -20,6 +20,8 @@ LANE_GROUP = "lane"
 COMPONENT = "app.kubernetes.io/component"
 HASH = f"{DOMAIN}/hash"
 """Annotation: hash of the object as the operator last wrote it."""
+RETRY = f"{DOMAIN}/retry"
+"""Annotation of a training: a failed training is tried again whenever the value changes."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
 """Annotation of a RayJob: the result of `spec_hash` for the spec with which the attempt was started."""
 

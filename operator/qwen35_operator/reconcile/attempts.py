@@ -15,6 +15,9 @@ from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.status.times import rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
+RESET_SECONDS = 3600
+"""Minimum time for which an attempt has to be active, and to get further than those before it, so that earlier restarts no
+longer count."""
 MAX_ATTEMPTS = 64
 """Maximum number of attempts that the status keeps; the oldest are dropped."""
 
@@ -133,9 +136,11 @@ def ended(
     reason: one word for programs. message: for people. counted: whether the attempt uses up one of
     failurePolicy.maxRestarts.
     """
-    status = observed.status
+    status, report = observed.status, report_of(observed, attempt)
+    restarts = counted_restarts(observed, attempt, now) if outcome == "Failed" else status.restarts
     closed = attempt.model_copy(
         update={
+            "update": None if report is None else report.update,
             "activeSeconds": active_seconds(attempt, now),
             "activeSince": None,
             "outcome": outcome,
@@ -147,9 +152,42 @@ def ended(
     )
     return {
         "attempts": replaced(status.attempts, closed),
-        "restarts": status.restarts + counted,
+        "restarts": restarts + counted,
         "activeSeconds": status.activeSeconds + active_seconds(attempt, now),
     }
+
+
+def failures_in_a_row(status_attempts: Sequence[Attempt], retried: int) -> list[Attempt]:
+    """Return the latest attempts that have failed one after the other without progress, the newest first.
+
+    The last of them may have made progress: it was the first to fail after that. retried: number of the last attempt before a
+    user had the training tried again; it and those before it do not count.
+    """
+    failed: list[Attempt] = []
+    for index in reversed(range(len(status_attempts))):
+        attempt = status_attempts[index]
+        if attempt.outcome != "Failed" or attempt.number <= retried:
+            break
+        failed.append(attempt)
+        if _furthest(attempt) > max(map(_furthest, status_attempts[:index]), default=0):
+            break
+    return failed
+
+
+def counted_restarts(observed: Observed, attempt: Attempt, now: datetime) -> int:
+    """Return how many restarts count towards failurePolicy.maxRestarts when this attempt ends.
+
+    None do if the attempt was active for RESET_SECONDS and got further than all attempts before it: faults that are rare do not
+    add up over the weeks of a training.
+    """
+    report = report_of(observed, attempt)
+    earlier = [_furthest(other) for other in observed.status.attempts if other.number < attempt.number]
+    progress = report is not None and report.update > max(earlier, default=0)
+    return 0 if progress and active_seconds(attempt, now) >= RESET_SECONDS else observed.status.restarts
+
+
+def _furthest(attempt: Attempt) -> int:
+    return attempt.update or 0
 
 
 def active_seconds(attempt: Attempt, now: datetime) -> int:

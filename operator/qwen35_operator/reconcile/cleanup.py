@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Literal
 
 from qwen35_operator.api.v1alpha1 import Attempt
+from qwen35_operator.desired import object_names
+from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import ClusterWrite, Delete, PostEvent
@@ -19,6 +21,8 @@ type FinalCondition = Literal["Succeeded", "Failed"]
 JOB_SHUTDOWN_SECONDS = 60.0
 """Time that a RayJob has to end after its attempt has succeeded or failed. A RayJob that ends in this time is kept as a
 record of the attempt. Any other is deleted."""
+MAX_ENDED_JOBS = 3
+"""Maximum number of RayJobs that are kept as records, the newest ones."""
 
 
 def decide(observed: Observed, now: datetime) -> Verdict | None:
@@ -32,6 +36,8 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
     final, ending = next(((kind, held) for kind, held in conditions if held is not None), (None, None))
     if final is None or ending is None:
         return None
+    if final == "Failed" and observed.retry not in ("", observed.status.retry):
+        return _retried(observed)
     ttl = None if observed.training is None else observed.training.spec.cleanupSecondsAfterFinished
     if ttl is None:
         return Verdict(final, ending.reason, ending.message)
@@ -46,10 +52,19 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
     return Verdict(final, ending.reason, ending.message, (*events, *deletions))
 
 
+def _retried(observed: Observed) -> Verdict:
+    """Return the verdict on a failed training whose annotation RETRY has changed: the next attempt starts, with all restarts."""
+    last = attempts.last_attempt(observed.status.attempts)
+    changes = {"restarts": 0, "retriedAttempt": 0 if last is None else last.number}
+    message = f"annotation {object_names.RETRY} has the new value {observed.retry}: the training is tried again"
+    return Verdict("Restarting", "Retried", message, (PostEvent("Normal", "Retried", message),), changes, after=0.0)
+
+
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
     """Return the due deletions of RayJobs whose attempts have ended, and the seconds until the next deletion is due.
 
-    The seconds are None if no further deletion will be due. A RayJob that has ended is kept as a record of its attempt.
+    The seconds are None if no further deletion will be due. The newest RayJobs that have ended are kept as records of their
+    attempts.
     The RayJob of a suspended attempt is deleted, because a suspended training must have no pods.
     """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
@@ -58,7 +73,9 @@ def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, .
         for job in observed.jobs
         if job.attempt in closed and job.deleting is None
     ]
-    deletions = tuple(Delete("RayJob", job.name, job.uid) for job, wait in waits if wait is not None and wait <= 0)
+    records = sorted((job for job, wait in waits if wait is None), key=lambda job: job.attempt)
+    due = [job for job, wait in waits if wait is not None and wait <= 0] + records[:-MAX_ENDED_JOBS]
+    deletions = tuple(Delete("RayJob", job.name, job.uid) for job in due)
     return deletions, min((wait for _, wait in waits if wait is not None and wait > 0), default=None)
 
 

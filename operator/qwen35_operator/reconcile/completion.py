@@ -25,6 +25,10 @@ from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.reconcile.writes import PostEvent
 from qwen35_trainer.contract import ProgressReport
 
+MAX_UNCOUNTED_IN_A_ROW = 24
+"""Maximum number of restarts in a row that use up no maxRestarts and bring no progress. With waits that double up to an hour,
+this takes most of a day: a cluster that evicts an attempt for so long does so for a reason that waiting does not remove."""
+
 
 def decide(situation: AttemptSituation) -> Verdict | None:
     """Return a verdict that records how the attempt ended and what follows, or None while the attempt continues."""
@@ -64,10 +68,10 @@ def _evidence_of_failure(situation: AttemptSituation) -> list[Evidence]:
     if job.ended:
         message = f"RayJob {job.name} is {job.deployment} {job.status}, and the trainer reported no final state"
         unreported = Evidence("NoFinalState", message)
-        evidence = failure_rules.evidence(situation)
+        evidence = failure_rules.evidence(situation, unreported if job.status == "SUCCEEDED" else None)
         if job.deployment == "ValidationFailed":
             return [Evidence("ValidationFailed", job.message), *evidence]
-        return [unreported, *evidence] if job.status == "SUCCEEDED" or not evidence else evidence
+        return evidence or [unreported]
     # If the job names no cluster, the remaining pods belong to the one that its queue has evicted.
     return _lost_or_stalled(situation) if job.cluster else []
 
@@ -110,7 +114,7 @@ def _replacement_head(situation: AttemptSituation) -> Pod | None:
 
 def _failed(situation: AttemptSituation, evidence: list[Evidence]) -> Verdict:
     attempt, observed, now = situation.attempt, situation.observed, situation.now
-    policy, restarts = situation.spec.failurePolicy, situation.status.restarts
+    policy, restarts = situation.spec.failurePolicy, attempts.counted_restarts(observed, attempt, now)
     decision = failure_rules.apply_rules(policy.rules, evidence)
     counted = decision.action == "Restart"
     cause = decision.evidence
@@ -118,6 +122,7 @@ def _failed(situation: AttemptSituation, evidence: list[Evidence]) -> Verdict:
     changes = attempts.ended(
         observed, attempt, now, outcome="Failed", reason=cause.reason, message=cause.message, counted=counted
     )
+    in_a_row = attempts.failures_in_a_row(changes["attempts"], situation.status.retriedAttempt)
     event = PostEvent("Warning", "AttemptFailed", message)
     if decision.action == "Fail":
         return Verdict("Failed", "FailedByRule", message, (event,), changes)
@@ -126,5 +131,8 @@ def _failed(situation: AttemptSituation, evidence: list[Evidence]) -> Verdict:
         # No restart follows the last failure, so none is counted.
         changes = attempts.ended(observed, attempt, now, outcome="Failed", reason=cause.reason, message=cause.message)
         return Verdict("Failed", "RestartsExhausted", message, (event,), changes)
-    wait = failure_rules.backoff(policy.backoffSeconds, restarts + counted)
+    if not counted and sum(not failed.counted for failed in in_a_row) > MAX_UNCOUNTED_IN_A_ROW:
+        message = f"{message}; {len(in_a_row)} attempts in a row got no further than those before them"
+        return Verdict("Failed", "RestartsExhausted", message, (event,), changes)
+    wait = failure_rules.backoff(policy.backoffSeconds, len(in_a_row))
     return Verdict("Restarting", "Backoff", f"{message}; next attempt in {wait:g} s", (event,), changes, after=wait)

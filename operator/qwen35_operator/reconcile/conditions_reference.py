@@ -15,8 +15,9 @@ progress, everything else is current. A training that runs for days is `Ready`, 
 """
 RULES = """## Built-in failure rules
 
-These rules apply in this order, after `spec.failurePolicy.rules`. The first rule that matches a piece of evidence (the
-trainer's report, the pods, the RayJob) decides.
+These rules apply in this order, after `spec.failurePolicy.rules`. A rule of yours may match any piece of evidence: the trainer's
+report, the pods, the RayJob. The built-in rules judge the cause: what the trainer reports, unless that follows from the loss of
+a pod, such as WorkerLost; then the pods that were lost; then everything else.
 """
 
 

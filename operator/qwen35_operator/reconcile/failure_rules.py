@@ -28,6 +28,10 @@ FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
 pod. With any other reason, for example ImagePullBackOff or Unschedulable, a pod may still start. The attempt is then
 Degraded and waits, at most until activeDeadlineSeconds."""
 PREEMPTIONS: Final = ("Preempted", "Evicted")
+LOSSES: Final = (*PREEMPTIONS, "OOMKilled", "NodeLost")
+"""Faults by which the cluster ends a pod, whatever the trainer does. They explain a symptom."""
+SYMPTOMS: Final = ("Interrupted", "Stalled", "DriverLost", "WorkerLost", "UnexpectedError", "TrainerFailed")
+"""Reasons in the trainer's report that the loss of a pod has too. Any other reason is a cause of its own."""
 NOT_RETRYABLE: Final = tuple(reason for reason in FailureReason if not reason.retryable)
 """Reasons in the trainer's report that would also end the next attempt."""
 OUT_OF_MEMORY: Final = ("OOMKilled", FailureReason.OUT_OF_MEMORY)
@@ -88,41 +92,45 @@ class RuleDecision:
 def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) -> RuleDecision:
     """Return the decision of the first rule that matches any piece of evidence. `evidence` must not be empty.
 
-    If several pieces match the same rule, the decision names the first of them in the list, because it explains most.
-    The order of the rules counts before the order of the evidence: a preempted pod restarts the attempt although the
-    trainer, which lost that pod, reported another reason.
+    The user's rules are tried on every piece, and the order of the rules counts before the order of the pieces. The built-in
+    rules judge the first piece, which is the cause.
     """
     for rule in rules:
         if (match := next((piece for piece in evidence if _matches(rule, piece)), None)) is not None:
             return RuleDecision(rule.action, rule.name, match)
-    for built_in in BUILT_IN:
-        if (match := next((piece for piece in evidence if _matches_built_in(built_in, piece)), None)) is not None:
-            return RuleDecision(built_in.action, built_in.name, match)
-    raise AssertionError("the last built-in rule matches everything")
+    cause = evidence[0]
+    built_in = next(rule for rule in BUILT_IN if _matches_built_in(rule, cause))  # the last one matches everything
+    return RuleDecision(built_in.action, built_in.name, cause)
 
 
 def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list[Evidence]:
-    """Return everything that is known about a failed attempt, as a list.
+    """Return everything that is known about a failed attempt, in the order of causality.
 
-    The list begins with `first`, if given, followed by evidence from the trainer's report, the pods and the RayJob.
+    A reason that the trainer reports and that is more than a symptom comes first: a pod that was evicted some minutes before
+    does not explain bad data. Then come pods that the cluster has ended, those of the head and of the pool train first, because
+    an attempt can outlive pods of the pool rollout; then `first`, if given, the symptom in the report, other pods, and the RayJob.
     """
     report, progress, job = situation.report, situation.status.progress, situation.job
     trained = bool(report and report.update) or bool(progress and progress.update)
-    pieces = [] if first is None else [first]
+    reported = [] if first is None else [first]
     if report is not None and report.state in ("Failed", "Stopped"):
         reason = report.reason or ("Interrupted" if report.state == "Stopped" else "TrainerFailed")
-        pieces.append(Evidence(reason, report.message, "head", trained=trained))
-    pieces += [
+        reported.append(Evidence(reason, report.message, "head", trained=trained))
+    pods = [
         Evidence(pod.reason, f"pod {pod.name}: {pod.message}", pod.pool, pod.exit_code, trained)
         for pod in failing_pods(situation)
     ]
     fault = situation.attempt.fault
     if fault is not None and seconds_since(fault.time, situation.now) < RECENT_FAULT_SECONDS:
         message = f"pod {fault.pod}: {fault.message}"
-        pieces.append(Evidence(fault.reason, message, fault.pool, fault.exitCode, trained))
+        pods.append(Evidence(fault.reason, message, fault.pool, fault.exitCode, trained))
+    jobs = []
     if job is not None and (job.reason or job.message):
-        pieces.append(Evidence(job.reason or job.status or job.deployment, job.message, trained=trained))
-    return pieces
+        jobs.append(Evidence(job.reason or job.status or job.deployment, job.message, trained=trained))
+    if report is not None and report.state == "Failed" and report.reason is not None and report.reason not in SYMPTOMS:
+        return [*reported, *pods, *jobs]
+    lost = sorted((pod for pod in pods if pod.reason in LOSSES), key=lambda pod: pod.pool == "rollout")
+    return [*lost, *reported, *(pod for pod in pods if pod not in lost), *jobs]
 
 
 def failing_pods(situation: AttemptSituation) -> list[Pod]:
@@ -135,12 +143,12 @@ def failing_pods(situation: AttemptSituation) -> list[Pod]:
     return pods if cluster is None else [pod for pod in pods if pod.created >= cluster.created]
 
 
-def backoff(seconds: float, restarts: int) -> float:
-    """Return the seconds to wait before the next attempt: `seconds`, doubled with each counted restart after the first.
+def backoff(seconds: float, failures: int) -> float:
+    """Return the seconds to wait before the next attempt: `seconds`, doubled with each failure in a row after the first.
 
-    The result is at most an hour, or `seconds` if that is longer. restarts: number of counted restarts so far.
+    The result is at most an hour, or `seconds` if that is longer. failures: result of `attempts.failures_in_a_row`.
     """
-    return backoff_seconds(restarts, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
+    return backoff_seconds(failures, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
 
 
 def _matches(rule: FailureRuleSpec, piece: Evidence) -> bool:

@@ -43,6 +43,8 @@ class Observed:
     created: datetime
     deleting: bool
     status: TrainingStatus
+    retry: str = ""
+    """Value of the training's annotation RETRY; empty if it has none."""
     problems: tuple[Problem, ...] = ()
     unavailable: tuple[Problem, ...] = ()
     """A problem for each kind that cannot be watched, for example because KubeRay is missing. If there are any, the

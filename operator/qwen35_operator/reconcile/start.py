@@ -69,7 +69,8 @@ def _backoff(situation: Situation, last: Attempt) -> float:
 
     last: the last attempt.
     """
-    if last.outcome != "Failed" or last.endTime is None:
+    in_a_row = attempts.failures_in_a_row(situation.status.attempts, situation.status.retriedAttempt)
+    if not in_a_row or last.endTime is None:
         return 0.0
-    wait = failure_rules.backoff(situation.spec.failurePolicy.backoffSeconds, situation.status.restarts)
+    wait = failure_rules.backoff(situation.spec.failurePolicy.backoffSeconds, len(in_a_row))
     return wait - seconds_since(last.endTime, situation.now)

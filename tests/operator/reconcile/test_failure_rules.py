@@ -1,7 +1,11 @@
 """The rules of the failure policy, the user's and the built-in ones."""
 
+from dataclasses import replace
+
 import pytest
 
+from qwen35_operator.reconcile.cleanup import MAX_ENDED_JOBS
+from qwen35_operator.reconcile.completion import MAX_UNCOUNTED_IN_A_ROW
 from qwen35_operator.reconcile.failure_rules import BUILT_IN, Evidence, apply_rules, backoff
 from qwen35_trainer.contract import FailureReason
 from qwen35_trainer.manifest.failure import FailureRuleSpec
@@ -93,7 +97,7 @@ def test_a_preemption_does_not_use_up_restarts():
         world.fault("train", "Preempted")
         world.finish_job(ok=False)
         world.reconcile()
-        world.wait(60)
+        world.wait(600)  # longer than the waits, which double
         world.settle()
         world.report(update=1)
     assert world.status.restarts == 0
@@ -176,3 +180,94 @@ def test_a_rule_searches_what_a_trainer_can_say_and_no_more():
 def test_an_expression_that_only_an_earlier_release_accepted_matches_nothing():
     own = rule(onMessagePattern="(?=look)ahead")
     assert apply_rules([own], [Evidence("Error", "lookahead")]).rule == "anything-else"
+
+
+def test_an_eviction_that_was_survived_does_not_hide_the_trainers_own_word():
+    world = World()
+    world.until_running()
+    name = world.fault("rollout", "Evicted")
+    world.reconcile()
+    world.pods[name] = replace(world.pods[name], reason="", ready=True)
+    world.wait(300)
+    world.report(update=6, version=6)
+    world.reconcile()
+    world.report("Failed", reason="DataError", message="prompts.jsonl line 7 is not JSON")
+    world.reconcile()
+    (attempt,) = world.status.attempts
+    assert (world.status.state, attempt.reason) == ("Failed", "DataError")
+
+
+@pytest.mark.parametrize("reported", ["WorkerLost", "Stalled", "UnexpectedError"])
+def test_a_preempted_pod_explains_what_its_loss_did_to_the_trainer(reported):
+    world = World()
+    world.until_running()
+    world.fault("train", "Preempted")
+    world.report("Failed", reason=reported)
+    world.reconcile()
+    (attempt,) = world.status.attempts
+    assert (attempt.reason, attempt.counted) == ("Preempted", False)
+
+
+def test_the_pool_that_an_attempt_cannot_live_without_explains_more_than_the_other():
+    world = World()
+    world.until_running()
+    world.fault("rollout", "Preempted")
+    world.fault("train", "OOMKilled", 137)
+    world.report("Failed", reason="WorkerLost")
+    world.reconcile()
+    assert (world.status.attempts[0].reason, world.status.restarts) == ("OOMKilled", 1)
+
+
+def failing(world: World, *, update: int, **fault) -> float:
+    """Let the newest attempt reach an update and fail. Returns the wait for the next one."""
+    world.report(state="Running", reason=None, update=update)
+    world.reconcile()
+    if fault:
+        world.fault(**fault)
+    world.finish_job(ok=False)
+    world.reconcile()
+    wait = world.wanted_after
+    world.wait(wait or 0)
+    world.settle(4)
+    return wait
+
+
+def test_restarts_that_do_not_count_wait_longer_and_longer_and_end():
+    world = World()
+    world.until_running()
+    waits = []
+    while world.status.state != "Failed" and len(waits) < 100:
+        waits.append(failing(world, update=1, pool="train", reason="Evicted"))
+    assert waits[:5] == [10, 20, 40, 80, 160]
+    assert max(wait for wait in waits if wait) == 3600
+    assert (len(world.status.attempts), world.status.restarts) == (MAX_UNCOUNTED_IN_A_ROW + 1, 0)
+    assert world.condition("Failed").reason == "RestartsExhausted"
+    assert "got no further" in world.condition("Failed").message
+
+
+def test_evictions_of_a_training_that_gets_on_are_never_too_many():
+    world = World()
+    world.until_running()
+    for update in range(2, 60):
+        assert failing(world, update=update, pool="train", reason="Evicted") == 10
+    assert world.status.state in ("Starting", "Running")
+    assert len(world.jobs) <= MAX_ENDED_JOBS + 1, "old RayJobs do not pile up"
+
+
+def test_rare_faults_of_a_long_training_do_not_add_up():
+    world = World()  # with maxRestarts 2
+    world.until_running()
+    for week in range(1, 8):
+        world.wait(7 * 86_400)
+        failing(world, update=1000 * week)
+        assert world.status.restarts == 1
+    assert world.status.state in ("Starting", "Running")
+
+
+def test_a_training_that_runs_for_hours_but_gets_no_further_uses_up_its_restarts():
+    world = World()
+    world.until_running()
+    for _ in range(3):
+        world.wait(7200)
+        failing(world, update=500)
+    assert world.condition("Failed").reason == "RestartsExhausted"

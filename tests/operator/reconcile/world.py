@@ -44,6 +44,7 @@ class World:
 
     spec: dict = field(default_factory=lambda: deepcopy(SPEC))
     labels: dict = field(default_factory=dict)
+    retry: str = ""
     now: datetime = START
     status: TrainingStatus = field(default_factory=TrainingStatus)
     generation: int = 1
@@ -95,6 +96,7 @@ class World:
             created=START,
             deleting=self.deleting,
             status=self.status,
+            retry=self.retry,
             problems=tuple(problems),
             unavailable=self.unavailable,
             children={key: child for key, (child, _) in self.children.items()},

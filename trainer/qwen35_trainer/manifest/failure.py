@@ -55,15 +55,16 @@ class FailurePolicySpec(Section):
         5,
         ge=0,
         le=1000,
-        description="Maximum number of restarts; those by RestartAndIgnoreMaxRestarts do not count. Default 5, enough for "
-        "transient faults. verl: none.",
+        description="Maximum number of restarts; those by RestartAndIgnoreMaxRestarts do not count, and none before an "
+        "attempt that was active for an hour and got further than the attempts before it. Default 5, enough for transient "
+        "faults. verl: none.",
     )
     backoffSeconds: float = Field(
         10.0,
         ge=0,
         le=86_400,
-        description="Wait before the next attempt, in seconds. Each further restart that counts towards maxRestarts doubles "
-        "it, up to an hour if it is shorter. Default 10, which gives a lost node time to disappear. verl: none.",
+        description="Wait before the next attempt, in seconds. Each further failure in a row without progress doubles it, "
+        "up to an hour if it is shorter. Default 10, which gives a lost node time to disappear. verl: none.",
     )
     stallFactor: float = Field(
         20.0,
