@@ -106,6 +106,15 @@ async def test_a_running_training_continues_undisturbed_under_this_operator(reco
 
 
 @of("running")
+async def test_fields_of_a_later_version_in_its_status_change_nothing(recording: Recording) -> None:
+    """A release that is taken back leaves its definition, whose defaults the API server fills in, and its status."""
+    later = deepcopy(recording)
+    for place in (later.training["status"], *later.training["status"]["attempts"]):
+        place["fieldOfALaterVersion"] = {"count": 0}
+    assert await decision(later, MemoryApi()) == await decision(recording, MemoryApi())
+
+
+@of("running")
 async def test_a_running_training_with_a_lane_that_only_that_version_accepts_continues(recording: Recording) -> None:
     """The recorded training, with a straggler lane that this version refuses in a new training for each of its reasons."""
     recording = deepcopy(recording)

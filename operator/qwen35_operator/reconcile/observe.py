@@ -104,7 +104,8 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
         version=metadata["resourceVersion"],
         created=created,
         deleting="deletionTimestamp" in metadata,
-        status=TrainingStatus.model_validate(raw.get("status") or {}),
+        # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
+        status=TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore"),
         retry=metadata.get("annotations", {}).get(RETRY, "")[:MAX_RETRY_CHARACTERS],
         problems=problems,
         unavailable=cache.problems(namespace),
