@@ -14,6 +14,9 @@ READY_LAPTOP := $(VENV)/.ready-laptop
 # A second environment, for the site generator alone: its packages and those of the product do not constrain each other.
 DOCS_VENV := .venv-docs
 READY_DOCS := $(DOCS_VENV)/.ready
+# A third one, with the oldest vLLM that replicas run with, for `make soak`.
+OLDEST_VENV := .venv-oldest-vllm
+READY_OLDEST := $(OLDEST_VENV)/.ready
 # The last line lists files of this machine that the images contain and that a slim Debian may lack.
 SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2 \
     containerd runc containernetworking-plugins iptables nftables conntrack mount \
@@ -70,6 +73,12 @@ $(READY_DOCS): requirements/docs.txt
 	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
 
+$(READY_OLDEST): requirements/oldest-vllm.txt pyproject.toml | setup
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	uv pip sync --quiet --python $(OLDEST_VENV)/bin/python $<
+	uv pip install --quiet --no-deps --python $(OLDEST_VENV)/bin/python --editable .
+	@touch $@
+
 system:
 	@missing=(); for package in $(SYSTEM_PACKAGES); do \
 	    dpkg-query --show --showformat='$${Status}' $$package 2>/dev/null | grep -q "ok installed" || missing+=($$package); done; \
@@ -99,7 +108,7 @@ check: setup
 	TORCH=$(TORCH) tools/check.sh
 
 SOAK_MINUTES ?= 60
-soak: setup system testbed
+soak: setup system testbed $(READY_OLDEST)
 	QWEN35_TESTBED_KUBERAY=oldest $(PYTHON) -m tests.testbed.binaries
 	python -m tests.soak --minutes $(SOAK_MINUTES)
 
@@ -164,4 +173,4 @@ benchmark-operator: setup testbed
 	python -m benchmarks.operator_scale
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DOCS_VENV) $(OLDEST_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -90,9 +90,10 @@ class OfflineVLLM:
         from vllm import LLM
 
         from qwen35_trainer.rollout.vllm_core import core_arguments, replace_weights, write_configuration
+        from qwen35_trainer.rollout.vllm_versions import builds_text_models
 
         config, weights, settings = _model(_spec())
-        write_configuration(config, folder)
+        write_configuration(config, folder, text_models=builds_text_models())
         self._llm = LLM(**core_arguments(folder, config, settings))
         self.core = self._llm.llm_engine
         block = self.core.vllm_config.cache_config.block_size

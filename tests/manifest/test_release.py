@@ -48,7 +48,16 @@ BEYOND = {
         },
         ["spec.train.lora"],
     ),
-    "vLLM on Ascend": (VLLM | {"accelerator.profile": "Ascend"}, ["spec.rollout.engine"]),
+    "vLLM on Ascend with a random model": (VLLM | {"accelerator.profile": "Ascend"}, ["spec.model.source.random"]),
+    "vLLM on Ascend with a rounded cache": (
+        {
+            "accelerator.profile": "Ascend",
+            "model.source": {"path": "folder"},
+            "rollout.engine": "VLLM",
+            "rollout.vllm": {"kvCachePrecision": "FP8"},
+        },
+        ["spec.rollout.vllm.kvCachePrecision"],
+    ),
     "vLLM with a rounded cache on the CPU": (
         VLLM | {"rollout.vllm": {"kvCachePrecision": "FP8"}},
         ["spec.rollout.vllm.kvCachePrecision"],

@@ -113,6 +113,11 @@ class Replica:
         return [finished[name] for name in names]
 
 
+def text_model_name(name: str) -> str:
+    """The name of a parameter or layer of vLLM as part of the text model. vLLM 0.23 has it inside a vision-language model."""
+    return name.removeprefix("language_model.")
+
+
 def library_model(seed: int, shape: Mapping[str, Any]) -> Any:
     spec = ModelSpec.model_validate({"name": "tiny", "source": {"random": shape}})
     config = configuration(spec, vocabulary=VOCABULARY, max_length=MAX_LENGTH, base=Path())
@@ -694,7 +699,7 @@ def test_a_wrong_parameter_fails_the_probe_and_is_named(replica: Replica, monkey
     before = replica.engine.checksums()
     replica.load(0)
     after = replica.engine.checksums()
-    assert [name for name in before if before[name] != after[name]] == [own]
+    assert [text_model_name(name) for name in before if before[name] != after[name]] == [own]
 
 
 def test_a_commit_that_fails_midway_leaves_no_mixture_in_service(replica: Replica, monkeypatch) -> None:

@@ -8,7 +8,14 @@ import pytest
 
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import configuration
+from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig, read_config, without_weights
 from qwen35_trainer.rollout.vllm_core import write_configuration
+from qwen35_trainer.rollout.vllm_versions import weight_name
+
+
+def configuration_of(shape: dict[str, object]) -> HFConfig:
+    spec = ModelSpec.model_validate({"name": "tiny", "source": {"random": shape}})
+    return configuration(spec, vocabulary=20, max_length=64, base=Path())
 
 
 @pytest.mark.parametrize("vision", [True, False], ids=["vision", "text"])
@@ -18,14 +25,52 @@ def test_vllm_ties_the_output_layer_if_the_trainer_does(
     tmp_path: Path, *, tied: bool, of_the_text: bool, vision: bool
 ) -> None:
     """Published files have the field twice. The trainer reads the outer one, and vLLM that of the text model."""
-    shape = {"vision": {}} if vision else {}
-    spec = ModelSpec.model_validate({"name": "tiny", "source": {"random": shape}})
-    config = configuration(spec, vocabulary=20, max_length=64, base=Path())
+    config = configuration_of({"vision": {}} if vision else {})
     config.get_text_config().tie_word_embeddings = of_the_text
     config.tie_word_embeddings = tied
     before = copy.deepcopy(config)
-    write_configuration(config, tmp_path)
+    write_configuration(config, tmp_path, text_models=True)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["tie_word_embeddings"] is tied
     assert written.get("text_config", written)["tie_word_embeddings"] is tied
     assert config == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [({"tieEmbeddings": True}, "qwen3_5"), ({"experts": 4, "expertsPerToken": 2}, "qwen3_5_moe")],
+    ids=["dense", "experts"],
+)
+def test_a_vllm_without_text_models_gets_the_same_text_model_inside_a_vision_language_model(
+    tmp_path: Path, shape: dict[str, object], kind: str
+) -> None:
+    config = configuration_of(shape)
+    write_configuration(config, tmp_path, text_models=False)
+    written = read_config(tmp_path)
+    assert (written.model_type, written.architectures) == (kind, [CLASSES[kind]])
+    assert written.tie_word_embeddings == written.text_config.tie_word_embeddings == config.tie_word_embeddings
+    expected, text = config.to_dict(), written.text_config.to_dict()
+    file_only = {"architectures", "dtype", "transformers_version", "_name_or_path"}
+    assert {name: text[name] for name in expected.keys() - file_only} == {
+        name: expected[name] for name in expected.keys() - file_only
+    }
+
+
+@pytest.mark.parametrize("shape", [{}, {"experts": 4, "expertsPerToken": 2}], ids=["dense", "experts"])
+def test_the_tensors_of_a_text_model_get_their_names_in_that_vision_language_model(
+    tmp_path: Path, shape: dict[str, object]
+) -> None:
+    config = configuration_of(shape)
+    write_configuration(config, tmp_path, text_models=False)
+    around = {name for name, _ in without_weights(read_config(tmp_path)).named_parameters()}
+    names = {weight_name(name) for name, _ in without_weights(config).named_parameters()}
+    assert names == {name for name in around if not name.startswith("model.visual.")}
+    assert {weight_name(name) for name in around} == around
+
+
+def test_a_vision_language_model_is_written_as_it_is(tmp_path: Path) -> None:
+    config = configuration_of({"vision": {}})
+    for text_models in (True, False):
+        write_configuration(config, tmp_path / str(text_models), text_models=text_models)
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("True", "False"))
+    assert first == second

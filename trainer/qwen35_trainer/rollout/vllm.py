@@ -75,7 +75,7 @@ NO_VERSION = -1
 MIN_CPU_PREFILL = 2
 """Minimum length of a prompt on the CPU, in tokens.
 
-vLLM 0.32 raises an error on the CPU in a step that prefills one token.
+vLLM raises an error on the CPU in a step that prefills one token.
 """
 _REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
 """vLLM's reason of a complete sequence → reason of this project.

