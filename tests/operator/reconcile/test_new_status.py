@@ -70,7 +70,6 @@ def test_a_spec_that_cannot_run_lists_every_reason(world):
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"accelerator": {"profile": "Ascend"}, "rollout": {"engine": "VLLM"}}, "spec.rollout.engine"),
         ({"train": {"engine": "Megatron", "lora": {}}}, "spec.train.lora"),
         ({"algorithm": {"advantage": "GAE"}}, "spec.algorithm.advantage"),
         (
