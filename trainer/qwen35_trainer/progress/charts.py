@@ -5,20 +5,18 @@ rollout pool and the train pool have the same colours in every chart. Each line 
 legend is needed.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from qwen35_trainer.formatting import number
 from qwen35_trainer.page import Figure
+from qwen35_trainer.progress.curves import Chart, Series, axis_title, curve_figure, layout_of, rounded, value_range
 from qwen35_trainer.progress.held_out import measures
 from qwen35_trainer.progress.records import TIME_PARTS, EvaluationRecord, UpdateRecord
 
 type Value = Callable[[UpdateRecord], float | None]
-
-_MIN_LABEL_GAP: Final = 0.085  # share of the axis: names at line ends must not touch
 
 _COLOURS: Final = ("@rollout", "@train", "@publish", "@accuracy", "@bad", "@checkpoint", "@warn", "@none")
 """Colours of the curves of a chart with one curve per name, in order of use."""
@@ -27,31 +25,6 @@ _TIME_COLOURS: Final = dict(
     zip(TIME_PARTS, ("@train", "@none", "@rollout", "@publish", "@checkpoint", "@accuracy", "@warn"), strict=True)
 )
 _MIN_LABELLED_SHARE: Final = 0.06  # a smaller part of the bar has no room for its number
-
-_MAX_MARKED_POINTS: Final = 40  # more markers would hide their line
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A figure with its caption. Size "wide" takes two thirds of the page's width, and "full" takes all of it."""
-
-    name: str
-    title: str
-    note: str
-    figure: Figure
-    size: str = "small"
-    key: tuple[tuple[str, str], ...] = ()
-    """Legend for curves that cannot have their names at their ends: (colour, name) of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    name: str
-    colour: str
-    x: list[int]
-    y: list[float | None]
-    markers: bool = False
-    thin: bool = False
 
 
 def charts(
@@ -156,12 +129,12 @@ def _named(
         return None
     colours = dict(zip(names, _COLOURS, strict=False))
     series = [
-        _Series(
-            "", colour, [update.update for update in updates], [_finite(values(update).get(name)) for update in updates]
+        Series(
+            "", colour, [update.update for update in updates], [rounded(values(update).get(name)) for update in updates]
         )
         for name, colour in colours.items()
     ]
-    figure = _figure(series, _range([value for line in series for value in line.y], zero=False), "")
+    figure = curve_figure(series, value_range([value for line in series for value in line.y], zero=False), "")
     note += "" if len(names) == len(colours) else f"; the first {len(colours)} of {len(names)}"
     return Chart(title.lower(), title, note, figure, key=tuple((colour, name) for name, colour in colours.items()))
 
@@ -189,7 +162,9 @@ def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRec
             drawn.append(_share("reward", title, note, together))
         else:
             single = together if len(together) > 1 else [replace(together[0], name="")]
-            drawn.append(Chart("reward", title, note, _figure(single, _range(values, zero=False), ""), "wide"))
+            drawn.append(
+                Chart("reward", title, note, curve_figure(single, value_range(values, zero=False), ""), "wide")
+            )
     if accuracy and accuracy not in together:
         drawn.append(_share("accuracy", "Held-out accuracy", "on prompts that are never trained", [accuracy]))
     return drawn
@@ -200,23 +175,23 @@ def _held_out(
     colour: str,
     evaluations: Sequence[EvaluationRecord],
     value: Callable[[EvaluationRecord], float | None],
-) -> _Series:
-    points = [_finite(value(evaluation)) for evaluation in evaluations]
-    return _Series(name, colour, [evaluation.update for evaluation in evaluations], points, markers=True)
+) -> Series:
+    points = [rounded(value(evaluation)) for evaluation in evaluations]
+    return Series(name, colour, [evaluation.update for evaluation in evaluations], points, markers=True)
 
 
 def _held_out_loss(evaluations: Sequence[EvaluationRecord]) -> Chart | None:
     measured = [evaluation for evaluation in evaluations if evaluation.loss is not None]
     if not measured:
         return None
-    points = [_finite(evaluation.loss) for evaluation in measured]
-    series = _Series("", "@accuracy", [evaluation.update for evaluation in measured], points, markers=True)
-    figure = _figure([series], _range(points, zero=False), "")
+    points = [rounded(evaluation.loss) for evaluation in measured]
+    series = Series("", "@accuracy", [evaluation.update for evaluation in measured], points, markers=True)
+    figure = curve_figure([series], value_range(points, zero=False), "")
     return Chart("held-out-loss", "Held-out loss", "nats per token, on examples that are never trained", figure)
 
 
-def _share(name: str, title: str, note: str, series: Sequence[_Series]) -> Chart:
-    figure = _figure(series if len(series) > 1 else [replace(series[0], name="")], (0.0, 1.02), "")
+def _share(name: str, title: str, note: str, series: Sequence[Series]) -> Chart:
+    figure = curve_figure(series if len(series) > 1 else [replace(series[0], name="")], (0.0, 1.02), "")
     figure["layout"]["yaxis"]["dtick"] = 0.25
     return Chart(name, title, note, figure, "wide" if name == "reward" else "small")
 
@@ -244,8 +219,12 @@ def _staleness(tokens: Mapping[int, int], bound: int | None) -> Chart | None:
             "hovertemplate": "lag %{x}: %{customdata:,} tokens<extra></extra>",
         }
     ]
-    layout = _layout((0.0, top), ".0%", right=16)
-    layout["xaxis"] |= {"title": _title("lag in versions"), "range": [-0.6, last + 0.85], "dtick": max(1, last // 8)}
+    layout = layout_of((0.0, top), ".0%", right=16)
+    layout["xaxis"] |= {
+        "title": axis_title("lag in versions"),
+        "range": [-0.6, last + 0.85],
+        "dtick": max(1, last // 8),
+    }
     layout["xaxis"] |= {"showgrid": False}
     if bound is not None:
         layout["shapes"] = [_vertical(bound + 0.5)]
@@ -290,7 +269,7 @@ def _train_time(shares: Mapping[str, float]) -> Chart | None:
         }
         for part, colour in ((part, _TIME_COLOURS[part]) for part in order)
     ]
-    layout = _layout((-0.5, 0.5), "", right=16)
+    layout = layout_of((-0.5, 0.5), "", right=16)
     layout["barmode"] = "stack"
     layout["xaxis"] |= {"range": [0, max(1.0, sum(shares.values()))], "tickformat": ".0%"}
     layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "fixedrange": True}
@@ -326,115 +305,12 @@ def _lines(
         return None
     if len(series) == 1 and len(lines) == 1:
         series = [replace(series[0], name="")]
-    limits = _range([value for line in series for value in line.y], zero=zero)
-    return Chart(title.lower().replace(" ", "-"), title, note, _figure(series, limits, form))
+    limits = value_range([value for line in series for value in line.y], zero=zero)
+    return Chart(title.lower().replace(" ", "-"), title, note, curve_figure(series, limits, form))
 
 
-def _series(name: str, colour: str, updates: Sequence[UpdateRecord], value: Value) -> _Series | None:
-    points = [_finite(value(update)) for update in updates]
+def _series(name: str, colour: str, updates: Sequence[UpdateRecord], value: Value) -> Series | None:
+    points = [rounded(value(update)) for update in updates]
     if all(point is None for point in points):
         return None
-    return _Series(name, colour, [update.update for update in updates], points)
-
-
-def _finite(value: float | None) -> float | None:
-    """Round a value to the six digits that a chart can show.
-
-    A value that is not finite becomes None, a gap in the curve.
-    """
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
-
-
-def _range(values: Sequence[float | None], *, zero: bool) -> tuple[float, float]:
-    numbers = [value for value in values if value is not None] or [0.0]
-    low, high = min(numbers), max(numbers)
-    if zero and low >= 0:
-        return 0.0, high * 1.08 or 1.0
-    pad = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
-    return low - pad, high + pad
-
-
-def _figure(series: Sequence[_Series], limits: tuple[float, float], form: str) -> Figure:
-    named = any(line.name for line in series)
-    layout = _layout(limits, form, right=68 if named else 16)
-    updates = [update for line in series for update in line.x]
-    first, last = min(updates), max(updates)
-    layout["xaxis"] |= {
-        "title": _title("update"),
-        "range": [first - 0.5, last + 0.5] if first == last else [first, last],
-    }
-    layout["xaxis"] |= {"tickformat": ",d"} | ({"dtick": 1} if last - first < 6 else {"nticks": 8})
-    layout["annotations"] = _end_labels(series, limits)
-    return {"data": [_trace(line) for line in series], "layout": layout}
-
-
-def _trace(line: _Series) -> Figure:
-    alone = len(line.x) < 2
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if alone or (line.markers and len(line.x) <= _MAX_MARKED_POINTS) else "lines",
-        "x": line.x,
-        "y": line.y,
-        "name": line.name,
-        "opacity": 0.4 if line.thin else 1,
-        "line": {"color": line.colour, "width": 1.25 if line.thin else 2},
-        "marker": {"color": line.colour, "size": 8, "line": {"color": "@card", "width": 1.5}},
-        "cliponaxis": False,
-        "hovertemplate": f"update %{{x}}: %{{y:.4~g}}<extra>{line.name}</extra>",
-    }
-
-
-def _end_labels(series: Sequence[_Series], limits: tuple[float, float]) -> list[Figure]:
-    """Return a label with the name of each line at the line's end. Labels that would overlap are moved apart."""
-    low, high = limits
-    ends = [(line, next((y for y in reversed(line.y) if y is not None), None)) for line in series if line.name]
-    placed: list[Figure] = []
-    floor = -math.inf
-    for line, end in sorted(((line, end) for line, end in ends if end is not None), key=lambda pair: pair[1]):
-        place = max((end - low) / (high - low), floor + _MIN_LABEL_GAP)
-        floor = place
-        placed.append(
-            {
-                "x": 1,
-                "xref": "paper",
-                "y": place,
-                "yref": "paper",
-                "text": line.name,
-                "showarrow": False,
-                "xanchor": "left",
-                "xshift": 9,
-                "opacity": 0.65 if line.thin else 1,
-                "font": {"color": line.colour, "size": 12.5},
-            }
-        )
-    return placed
-
-
-def _layout(limits: tuple[float, float], form: str, *, right: int) -> Figure:
-    return {
-        "margin": {"l": 52, "r": right, "t": 10, "b": 40},
-        "xaxis": {"color": "@muted", "showgrid": False, "zeroline": False, "ticks": "outside", "tickcolor": "@grid"}
-        | {"showline": True, "linecolor": "@axis", "ticklen": 4, "fixedrange": False},
-        "yaxis": _axis(limits) | {"tickformat": form or "~g"},
-        "hovermode": "closest",
-        "showlegend": False,
-    }
-
-
-def _axis(limits: tuple[float, float]) -> Figure:
-    return {
-        "color": "@muted",
-        "range": list(limits),
-        "gridcolor": "@grid",
-        "zerolinecolor": "@axis",
-        "zeroline": limits[0] < 0 < limits[1],
-        "nticks": 5,
-        "showline": False,
-        "ticks": "outside",
-        "tickcolor": "rgba(0,0,0,0)",
-        "ticklen": 6,
-    }
-
-
-def _title(text: str) -> Figure:
-    return {"text": text, "font": {"size": 12, "color": "@muted"}, "standoff": 6}
+    return Series(name, colour, [update.update for update in updates], points)

@@ -11,7 +11,8 @@ import yaml
 
 from qwen35_trainer import formatting
 from qwen35_trainer.page import figure_card, render_page, write_page
-from qwen35_trainer.progress.charts import Chart, charts
+from qwen35_trainer.progress.charts import charts
+from qwen35_trainer.progress.curves import Chart
 from qwen35_trainer.progress.held_out import summary_measures
 from qwen35_trainer.progress.records import FinishRecord
 from qwen35_trainer.progress.run_fold import RunFold

@@ -8,7 +8,7 @@ from typing import Final
 
 from qwen35_trainer.formatting import duration
 from qwen35_trainer.page import Figure
-from qwen35_trainer.progress.charts import Chart
+from qwen35_trainer.progress.curves import Chart
 from qwen35_trainer.progress.records import SpanKind, SpanRecord
 from qwen35_trainer.progress.span_budget import joined
 
