@@ -53,6 +53,7 @@ PIPELINE = PipelineMeasures(
     tokens_per_second=100.0,
     untrained={"filtered": 3, "failed": 2},
     failures=Failures(Counter(a=7), Counter(a=1, b=2), "reward a, prompt easy/0: ill \ud800"),
+    replicas_lost=2,
 )
 
 
@@ -147,6 +148,7 @@ def test_sums_over_the_updates_of_a_batch_count_its_time_and_tokens_once():
         "prompts",
         "samples",
         "reward_errors",
+        "replicas_lost",
     ):
         assert sum(getattr(record, name) for record in twice) == getattr(once[0], name), name
     assert [record.lag_histogram for record in twice] == [once[0].lag_histogram, {}]

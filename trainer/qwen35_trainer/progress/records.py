@@ -144,6 +144,9 @@ class UpdateRecord:
     `seconds_waiting` over `seconds`. Assembling, copying, saving and evaluating do not count as idle."""
     tokens_per_second: float | None = None
     """Tokens that the whole rollout pool generated per second since the previous update."""
+    replicas_lost: int | None = None
+    """Number of replicas that were lost since the previous update, including those of nodes that a smaller pool gave up. None: the
+    run has no replicas (SFT), or an earlier release recorded it."""
     score_by_reward: dict[str, float] = field(default_factory=dict)
     """Name of a reward → mean of its unweighted scores. A failed call counts as 0 with `onError: Zero`, and is left out
     with `onError: Skip`."""

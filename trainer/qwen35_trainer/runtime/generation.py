@@ -108,6 +108,8 @@ class Generation:
         """Results of the probes that replicas have passed, since the previous record of an update."""
         self.probes_dropped = 0
         """Number of probes that replicas have dropped, since the previous record of an update."""
+        self.replicas_lost = 0
+        """Number of replicas that were lost, since the previous record of an update."""
         self._groups: dict[int, _PendingGroup] = {}
         self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
@@ -238,6 +240,7 @@ class Generation:
         continue at their target, with the tokens that the replica had reported.
         """
         gone = replica.number
+        self.replicas_lost += 1
         held = [name for name, holder in self._holders.items() if self._targets.get(name, holder) == gone]
         moving_away = [name for name, to in self._targets.items() if to != gone and self._given_back(name, gone)]
         self._taking = {take: at for take, at in self._taking.items() if take[1] != gone}

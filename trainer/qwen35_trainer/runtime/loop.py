@@ -332,7 +332,8 @@ class TrainingLoop:
         dropped, generation.probes_dropped = generation.probes_dropped, 0
         skipped = 0 if self.probes is None else self.probes.take_skipped()
         probes = ProbeMeasures(probe_results, skipped, dropped)
-        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures, probes)
+        lost, generation.replicas_lost = generation.replicas_lost, 0
+        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures, probes, lost)
 
     # Publications and evaluations.
 

@@ -156,6 +156,7 @@ class PipelineMeasures:
     """Failed reward calls in the groups that were scored for training since the previous batch, including groups that do
     not train. Groups of an evaluation are counted in its own record."""
     probes: ProbeMeasures = ProbeMeasures()
+    replicas_lost: int = 0
 
 
 def update_record(
@@ -245,6 +246,7 @@ def update_record(
         window_dispatched=None if pipeline is None else pipeline.counted,
         window_limit=None if pipeline is None else pipeline.limit,
         rollout_idle=None if pipeline is None else pipeline.idle,
+        replicas_lost=None if pipeline is None else pipeline.replicas_lost if first else 0,
         tokens_per_second=None if pipeline is None else pipeline.tokens_per_second,
         score_by_reward=_score_by_reward(groups),
         reward_by_source=_reward_by_source(groups),

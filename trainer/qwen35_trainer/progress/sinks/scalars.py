@@ -29,6 +29,7 @@ _UPDATE: Final = {
     "rollout/truncated_share": "truncated_share",
     "rollout/tokens_per_second": "tokens_per_second",
     "rollout/idle": "rollout_idle",
+    "rollout/replicas_lost": "replicas_lost",
     "staleness/lag_mean": "lag_mean",
     "staleness/lag_max": "lag_max",
     "staleness/behaviour_kl": "behaviour_kl",
