@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 PROCESSES = (
     *("cluster", "controlplane", "distributed", "forks", "gpu", "helm", "recipes", "rewards"),
     *("data/test_imports.py", "mutants/test_runner.py", "progress/test_html_report.py", "progress/sinks"),
+    "comparison/test_comparison_page.py",
     *("simulate_cli/test_plot.py", "runtime/link/test_config_maps.py", "runtime/link/test_reporter.py"),
     *("runtime/test_faults.py", "runtime/test_folder.py", "runtime/test_imports.py", "runtime/test_in_cluster.py"),
     *("runtime/test_journal_file.py", "runtime/test_memory.py", "runtime/test_modes.py", "runtime/test_signals.py"),

@@ -334,6 +334,24 @@ def _redraw(run: Path, output: Path | None) -> None:
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN…", help="The folders of two to eight runs.")],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Also write a page of tables and charts to this file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare runs: settings, learning, times, failures."""
+    from qwen35_trainer.comparison.compare_command import print_comparison
+    from qwen35_trainer.comparison.comparison import ComparisonRefused
+
+    try:
+        print_comparison(runs, output, as_json=as_json)
+    except ComparisonRefused as refused:
+        fail(str(refused), REFUSED)
+
+
+@app.command()
 def crd() -> None:
     """Print the CustomResourceDefinition, for kubectl apply."""
     from qwen35_operator.api import crd as definition

@@ -36,7 +36,7 @@ class Difference:
     now: object
 
     def __str__(self) -> str:
-        return f"{self.field}: {_shown(self.earlier)} there, {_shown(self.now)} here"
+        return f"{self.field}: {shown(self.earlier)} there, {shown(self.now)} here"
 
 
 def differences(earlier: Mapping[str, Any], now: TrainingSpec) -> list[Difference]:
@@ -72,7 +72,8 @@ def _is_fixed(field: str) -> bool:
     return any(field == f"spec.{path}" or field.startswith((f"spec.{path}.", f"spec.{path}[")) for path in FIXED)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the value of a field as text for a message, shortened if it is long."""
     if value is None:
         return "not set"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

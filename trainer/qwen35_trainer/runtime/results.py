@@ -103,6 +103,13 @@ def is_run(folder: Path) -> bool:
     return RunFolder(folder).manifest.is_file()
 
 
+def why_no_run(folder: Path) -> str | None:
+    """Return why a folder is not that of a run, as text; None if it is."""
+    if is_run(folder):
+        return None
+    return f"{folder} is not the folder of a run: it {'has no run.yaml' if folder.is_dir() else 'does not exist'}"
+
+
 def redraw(root: Path, output: Path | None) -> Drawn:
     """Write the report of a run.
 
@@ -111,14 +118,13 @@ def redraw(root: Path, output: Path | None) -> Drawn:
     report cannot be written, or if a package is missing.
     """
     folder = RunFolder(root)
-    if not is_run(root):
-        missing = "has no run.yaml" if root.is_dir() else "does not exist"
-        raise NotDrawn(f"{root} is not the folder of a run: it {missing}. Name one, or a training of the cluster")
+    if (problem := why_no_run(root)) is not None:
+        raise NotDrawn(f"{problem}. Name one, or a training of the cluster")
     spec = load_manifest(folder.manifest, new=False).spec
     bound = None if spec.mode == "SFT" else spec.effective_async.maxVersionLag
     try:
         run = RunFold.of(read_records(folder.metrics))
-        summary = summary_of(run.totals, max_version_lag=bound, peak_rss_mib=_peak_rss_mib(folder))
+        summary = summary_of(run.totals, max_version_lag=bound, peak_rss_mib=peak_rss_mib(folder))
         return Drawn(write_report(root, run, folder.manifest.read_text(), summary, output), summary)
     except (OSError, ValueError) as error:
         raise NotDrawn(str(error)) from error
@@ -126,7 +132,7 @@ def redraw(root: Path, output: Path | None) -> Drawn:
         raise NotDrawn(f"a report needs {error.name}. Install it: pip install 'qwen35[trainer]'") from error
 
 
-def _peak_rss_mib(folder: RunFolder) -> float | None:
+def peak_rss_mib(folder: RunFolder) -> float | None:
     """Return the peak memory of a run in MiB, from its summary.json, because the records do not contain it.
 
     None: the run has no summary, because it continues or was killed, or the summary does not contain the peak.

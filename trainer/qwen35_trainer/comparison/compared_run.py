@@ -1,0 +1,88 @@
+"""Reads a run's folder for a comparison, in bounded memory: records of any number, of this release or an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen35_trainer.comparison.run_events import RunEvents
+from qwen35_trainer.manifest import ManifestError, load_manifest
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateRecord
+from qwen35_trainer.progress.repeats import marked
+from qwen35_trainer.progress.run_fold import MAX_POINTS, RunFold
+from qwen35_trainer.progress.summary import Summary, summary_of
+from qwen35_trainer.progress.thinned import Thinned
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.results import peak_rss_mib, why_no_run
+
+
+class RunUnreadable(Exception):
+    """A folder is not a run, or its manifest or its records cannot be read. The message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run: what it was to do, and what its records say."""
+
+    name: str
+    """A name that no other run of the comparison has."""
+    folder: RunFolder
+    spec: TrainingSpec
+    fold: RunFold
+    events: RunEvents
+    summary: Summary
+
+    @property
+    def updates(self) -> list[UpdateRecord]:
+        """The updates that led to the final weights, at most MAX_POINTS."""
+        return self.fold.updates.values
+
+    @property
+    def evaluations(self) -> list[EvaluationRecord]:
+        """The evaluations of these updates, at most MAX_POINTS."""
+        return self.fold.evaluations.values
+
+    def within(self, update: int, seconds: float) -> tuple[list[UpdateRecord], list[EvaluationRecord]]:
+        """Return the updates and evaluations up to an update or a time, whichever is later, at most MAX_POINTS of each.
+
+        Of a run that is much longer, `updates` has only a few of them, so its file is read again.
+        """
+        updates, evaluations = Thinned[UpdateRecord](MAX_POINTS), Thinned[EvaluationRecord](MAX_POINTS)
+        if self.fold.updates.stride == self.fold.evaluations.stride == 1:
+            counted: Iterable[RunRecord] = (*self.updates, *self.evaluations)
+        else:
+            counted = (record for record, repeated in marked(read_records(self.folder.metrics)) if not repeated)
+        for record in counted:
+            match record:
+                case UpdateRecord() if record.update <= update or record.time <= seconds:
+                    updates.add(record)
+                case EvaluationRecord() if record.update <= update or record.time <= seconds:
+                    evaluations.add(record)
+        return updates.values, evaluations.values
+
+
+def read_run(root: Path, name: str) -> ComparedRun:
+    """Read the run in a folder. Raises RunUnreadable if that is impossible."""
+    if (problem := why_no_run(root)) is not None:
+        raise RunUnreadable(f"{problem}. Name the folder of a run")
+    folder = RunFolder(root)
+    fold, events = RunFold(), RunEvents()
+    try:
+        spec = load_manifest(folder.manifest, new=False).spec
+        for record, repeated in marked(read_records(folder.metrics)):
+            fold.add(record, repeated=repeated)
+            events.add(record, repeated=repeated)
+    except (ManifestError, OSError, ValueError) as error:
+        raise RunUnreadable(str(error)) from error
+    bound = None if spec.mode == "SFT" else spec.effective_async.maxVersionLag
+    summary = summary_of(fold.totals, max_version_lag=bound, peak_rss_mib=peak_rss_mib(folder))
+    return ComparedRun(name, folder, spec, fold, events, summary)
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """Return a name for each folder: the last part of its path, or the whole path where two have the same last part."""
+    last = [folder.resolve().name for folder in folders]
+    return [name if last.count(name) == 1 else str(folder) for name, folder in zip(last, folders, strict=True)]

@@ -1,0 +1,88 @@
+"""Compares runs: the settings that differ, how they learn, and their figures. Pure, apart from the runs' files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from qwen35_trainer.comparison.compared_run import ComparedRun, RunUnreadable, names, read_run
+from qwen35_trainer.comparison.figures import figure_sections
+from qwen35_trainer.comparison.learning import learning_sections, reach
+from qwen35_trainer.comparison.row import ComparedRow, RowSection
+from qwen35_trainer.comparison.settings import differing_settings
+from qwen35_trainer.formatting import count
+
+MAX_RUNS: Final = 8
+"""Maximum number of runs: a chart can show no more colours that differ."""
+
+
+class ComparisonRefused(Exception):
+    """The runs cannot be compared. The message has every problem, one a line."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side. Rows have the values of the runs in their order."""
+
+    runs: tuple[ComparedRun, ...]
+    settings: tuple[ComparedRow, ...]
+    sections: tuple[RowSection, ...]
+    notes: tuple[str, ...]
+    """Why something cannot be compared."""
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Compare the runs in folders. Raises ComparisonRefused with every problem of every folder."""
+    problems, runs = list(_problems(folders)), list[ComparedRun]()
+    if len(folders) <= MAX_RUNS:
+        for folder, name in zip(folders, names(folders), strict=True):
+            try:
+                runs.append(read_run(folder, name))
+            except RunUnreadable as error:
+                problems.append(str(error))
+    if problems:
+        raise ComparisonRefused("\n".join(dict.fromkeys(problems)))
+    return Comparison(
+        tuple(runs),
+        differing_settings([run.spec for run in runs]),
+        (*learning_sections(runs), *figure_sections(runs)),
+        tuple(_notes(runs)),
+    )
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the data that `qwen35 compare --json` prints. Lists have a value for each run, None if a run does not have it."""
+    return {
+        "runs": [run.name for run in comparison.runs],
+        "settings": {row.name: list(row.values) for row in comparison.settings},
+        "figures": {
+            section.key: {row.name: list(row.values) for row in section.rows} for section in comparison.sections
+        },
+        "notes": list(comparison.notes),
+    }
+
+
+def _problems(folders: Sequence[Path]) -> Iterator[str]:
+    if len(folders) < 2:
+        yield "RUN: there is one run; name at least one more to compare it with"
+    if len(folders) > MAX_RUNS:
+        yield f"RUN: there are {len(folders)} runs; compare at most {MAX_RUNS} at a time"
+    places = [folder.resolve() for folder in folders]
+    for place in sorted({place for place in places if places.count(place) > 1}):
+        yield f"RUN {place}: is named {places.count(place)} times; name each run once"
+
+
+def _notes(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    for run in runs:
+        if not run.updates:
+            yield f"{run.name} has trained no update, so learning is not compared. Compare again when it has."
+        elif (shown := len(run.updates)) < run.summary["updates"]:
+            yield f"Charts show {count(shown)} of the {count(run.summary['updates'])} updates of {run.name}."
+    if all(run.updates for run in runs) and not reach(runs).updates:
+        ranges = ", ".join(f"{run.name} {run.updates[0].update}–{run.updates[-1].update}" for run in runs)
+        yield f"The runs have no common updates ({ranges}), so they are compared by time only."
+    supervised = [run.name for run in runs if run.spec.mode == "SFT"]
+    if supervised and len(supervised) < len(runs):
+        yield f"Only {', '.join(supervised)} trained on examples (mode SFT): losses of different modes do not compare."
