@@ -421,6 +421,7 @@ async def test_a_sequence_whose_source_is_lost_on_the_way_continues_from_what_it
         room.report(POOL, {NAME: tokens(5, 6), (0, 1): tokens(5, 6)})
         room.move()
         room.lose(POOL)
+        assert room.generation.replicas_lost == 1
         assert room.sent(LANE) == [[5, 6]]
         room.finish(LANE, NAME, tokens=tokens(7))
     # The coordinator has it in the lane already.
