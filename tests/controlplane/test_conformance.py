@@ -132,6 +132,10 @@ def keeping_a_status(talk: Exchange) -> None:
     talk.ask("PATCH", f"{path}/scale", {"spec": {"replicas": 1}}, content=MERGE)
     stale = [{"op": "replace", "path": "/metadata/resourceVersion", "value": first["metadata"]["resourceVersion"]}]
     talk.ask("PATCH", f"{path}/status", [*stale, {"op": "add", "path": "/status", "value": {}}], content=JSON_PATCH)
+    versioned = {"metadata": {"resourceVersion": first["metadata"]["resourceVersion"]}}
+    talk.ask("PATCH", f"{path}/status", {**versioned, "status": {"state": "Pending"}}, content=MERGE)
+    now = {"metadata": {"resourceVersion": talk.plane.api.get(path)["metadata"]["resourceVersion"]}}
+    talk.ask("PATCH", f"{path}/status", {**now, "status": {"state": "Pending", "rolloutNodes": None}}, content=MERGE)
     talk.ask("PUT", path, first)
     talk.ask("PUT", path, training())
 

@@ -17,8 +17,8 @@ RECONCILE = (
     mutant(
         name="The status is written over one that has changed since it was read.",
         file="operator/qwen35_operator/reconcile/reconciler.py",
-        old='            {"op": "replace", "path": "/metadata/resourceVersion", "value": observed.version},\n',
-        new="",
+        old='"metadata": {"resourceVersion": observed.version}, "status"',
+        new='"status"',
         killer="tests/operator/reconcile/test_reconciler.py::test_the_status_is_written_only_over_the_one_that_was_read",
     ),
     mutant(

@@ -145,7 +145,11 @@ class Attempt(Section):
     outcome: AttemptOutcome = Field(description="How the attempt ended, or Running.")
     counted: bool = Field(False, description="Whether it used up one of failurePolicy.maxRestarts.")
     reason: str | None = Field(None, max_length=128, description="Why the attempt ended, as one word.")
-    message: str | None = Field(None, max_length=4096, description="Why the attempt ended, for people.")
+    message: str | None = Field(
+        None,
+        max_length=4096,
+        description="Why the attempt ended, for people. In full only for the ten newest attempts, at most 4096 bytes.",
+    )
     startTime: Time | None = Field(None, description="When the RayJob was created, in RFC 3339.")
     activeSince: Time | None = Field(
         None,

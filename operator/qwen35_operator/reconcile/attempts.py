@@ -12,6 +12,7 @@ from typing import Any
 from qwen35_operator.api.v1alpha1 import Attempt, AttemptOutcome
 from qwen35_operator.kube.object_records import Pod, RayCluster, RayJob
 from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.status.text_limits import cut
 from qwen35_operator.status.times import rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
@@ -20,6 +21,13 @@ RESET_SECONDS = 3600
 longer count."""
 MAX_ATTEMPTS = 64
 """Maximum number of attempts that the status keeps; the oldest are dropped."""
+FULL_MESSAGES = 10
+"""Number of attempts, the newest ones, that keep their messages in full."""
+MAX_MESSAGE_BYTES = 4096
+MAX_FAULT_BYTES = 1024
+MAX_OLD_MESSAGE_BYTES = 256
+"""Maximum length of the messages of all other attempts. All messages of 64 attempts then have at most 80 KB, and the
+status fits into a request whatever language they are in."""
 
 
 def with_adopted(observed: Observed) -> Observed:
@@ -102,6 +110,25 @@ def replaced(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[Attempt, ..
     return tuple(attempt if recorded.number == attempt.number else recorded for recorded in attempts)
 
 
+def bounded(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+    """Return the history of attempts with messages of bounded length, in full only those of the newest attempts."""
+    older, newest = attempts[:-FULL_MESSAGES], attempts[-FULL_MESSAGES:]
+    return (
+        *(_with_messages(attempt, MAX_OLD_MESSAGE_BYTES, MAX_OLD_MESSAGE_BYTES) for attempt in older),
+        *(_with_messages(attempt, MAX_MESSAGE_BYTES, MAX_FAULT_BYTES) for attempt in newest),
+    )
+
+
+def _with_messages(attempt: Attempt, message_bytes: int, fault_bytes: int) -> Attempt:
+    """Return the attempt, with its message and that of its fault cut to these lengths."""
+    message, fault = attempt.message, attempt.fault
+    if message is not None:
+        message = cut(message, message_bytes)
+    if fault is not None:
+        fault = fault.model_copy(update={"message": cut(fault.message, fault_bytes)})
+    return attempt.model_copy(update={"message": message, "fault": fault})
+
+
 def with_clock(observed: Observed, now: datetime) -> Observed:
     """Return the observation in which the clock of the open attempt runs, or stands if a queue holds the attempt back.
 
@@ -145,8 +172,8 @@ def ended(
             "activeSince": None,
             "outcome": outcome,
             "counted": counted,
-            "reason": reason[:128],
-            "message": message[:4096],
+            "reason": cut(reason, 128),
+            "message": message,
             "endTime": rfc3339(now),
         }
     )

@@ -53,6 +53,7 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
             "observedGeneration": observed.generation,
             "state": verdict.state,
             "retry": observed.status.retry if verdict.state == "Failed" else observed.retry or None,
+            "attempts": attempts.bounded(changed.attempts),
             "conditions": conditions(_findings(observed, verdict, by_name), observed.status, observed.generation, now),
             "pools": pools,
             "progress": progress,

@@ -14,8 +14,9 @@ from typing import Any
 
 from qwen35_operator.api.v1alpha1 import TrainingStatus
 from qwen35_operator.kube.api_errors import NotFound
-from qwen35_operator.kube.client import JSON_PATCH, METADATA, Client
+from qwen35_operator.kube.client import MERGE_PATCH, METADATA, Client
 from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.merge_patch import merge_patch
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings
@@ -94,20 +95,17 @@ class Reconciler:
         self._trainings.remove((observed.namespace, observed.name), observed.uid)
 
     async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
-        """Write the status if it changed. Raises Conflict if the training has changed since it was observed.
+        """Write what changed in the status. Raises Conflict if the training has changed since it was observed.
 
         raw: the object of the training, with the old status.
         """
-        written = status.model_dump(mode="json", exclude_none=True)
-        if written == raw.get("status") or observed.deleting:
+        changes = merge_patch(raw.get("status") or {}, status.model_dump(mode="json", exclude_none=True))
+        if not changes or observed.deleting:
             return
-        patch = [
-            {"op": "replace", "path": "/metadata/resourceVersion", "value": observed.version},
-            {"op": "add", "path": "/status", "value": written},
-        ]
+        patch = {"metadata": {"resourceVersion": observed.version}, "status": changes}
         path = TRAINING.path(observed.namespace, observed.name, "status")
         try:
-            body = await self._client.patch(path, patch, JSON_PATCH)
+            body = await self._client.patch(path, patch, MERGE_PATCH)
         except NotFound:
             self._forget(observed)
             return

@@ -29,12 +29,13 @@ from qwen35_operator.reconcile.writes import (
     Scale,
     Update,
 )
+from qwen35_operator.status.text_limits import cut
 
 logger = logging.getLogger(__name__)
 
 EVENT_REPEAT_TIME = timedelta(minutes=10)
 """Minimum time between two equal events of one training. An event that is repeated earlier is not posted."""
-MAX_EVENT_CHARACTERS = 1024
+MAX_EVENT_BYTES = 1024
 MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
@@ -203,7 +204,7 @@ class ClusterWriter:
             "involvedObject": {**subject, "namespace": observed.namespace, "uid": observed.uid},
             "type": event.type,
             "reason": event.reason,
-            "message": event.message[:MAX_EVENT_CHARACTERS],
+            "message": cut(event.message, MAX_EVENT_BYTES),
             "source": {"component": self._component},
             "firstTimestamp": time,
             "lastTimestamp": time,

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from qwen35_operator.api.v1alpha1 import Condition, ConditionStatus, TrainingStatus
+from qwen35_operator.status.text_limits import cut
 from qwen35_operator.status.times import rfc3339
 
 type ConditionType = Literal[
@@ -77,9 +78,9 @@ REASONS: Final[Mapping[str, str]] = {
     "AsExpected": "The condition does not apply, and that is normal.",
 }
 
-MAX_MESSAGE_CHARACTERS = 4096
-"""Maximum length of a condition's message; longer messages are cut. The schema allows eight times as many characters,
-but people have to read the message."""
+MAX_MESSAGE_BYTES = 4096
+"""Maximum length of a condition's message in UTF-8; longer messages are cut. The schema allows eight times as many
+characters, but people have to read the message, and a status has a dozen of them."""
 
 
 @dataclass(frozen=True)
@@ -127,5 +128,5 @@ def _condition(
         observedGeneration=generation,
         lastTransitionTime=before.lastTransitionTime if unchanged and before is not None else rfc3339(now),
         reason=finding.reason,
-        message=finding.message[:MAX_MESSAGE_CHARACTERS],
+        message=cut(finding.message, MAX_MESSAGE_BYTES),
     )

@@ -90,6 +90,20 @@ async def test_the_status_is_written_only_over_the_one_that_was_read(setup) -> N
     assert setup.status == {}
 
 
+async def test_only_what_changed_in_the_status_is_sent(setup) -> None:
+    await setup.reconcile()
+    await setup.reconcile()
+    body = setup.api.objects[PATH]
+    setup.api.place(PATH, {**body, "metadata": {**body["metadata"], "generation": 2}})
+    setup.watched()
+    await setup.reconcile()
+    writes = zip(setup.api.requests, setup.api.bodies, strict=True)
+    *_, last = [body for request, body in writes if request == ("PATCH", STATUS)]
+    assert set(last["status"]) == {"observedGeneration", "conditions"}
+    assert setup.status["observedGeneration"] == 2
+    assert setup.status["attempts"][0]["job"] == "demo-1"
+
+
 async def test_the_next_reconcile_sees_the_status_that_the_last_one_wrote(setup) -> None:
     await setup.reconcile()
     assert setup.trainings.get(KEY)["status"] == setup.status

@@ -340,7 +340,7 @@ async def test_an_event_is_about_the_training(setup) -> None:
         "name": "demo",
         "uid": raw_objects.UID,
     }
-    assert (event["type"], event["reason"], len(event["message"])) == ("Warning", "AttemptFailed", 1024)
+    assert (event["type"], event["reason"], len(event["message"].encode())) == ("Warning", "AttemptFailed", 1024)
     assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-01T00:00:00Z"
     assert event["source"] == {"component": "tests"}
     assert setup.progress == []
