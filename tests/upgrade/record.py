@@ -2,6 +2,7 @@
 
     a real node ─► two trainings in pods ─┬─► one that has ended  ─┬─► objects.json     children, pods, ConfigMaps, status
                                           └─► one that trains on  ─┴─► claim/           journals, metrics, checkpoints, exports
+    this version's function ─► spec_hashes.json              hashes by which it starts attempts
 
     python -m tests.upgrade.record 0.1.0     as root on Linux, about 7 minutes; writes tests/upgrade/recordings/0.1.0/
 
@@ -22,6 +23,7 @@ from tests.cluster.cluster import Cluster, cluster
 from tests.cluster.release import ENFORCE, Release
 from tests.cluster.training import PodTraining
 from tests.testbed import binaries
+from tests.upgrade import spec_hashes
 from tests.upgrade.recording import CLAIM_FOLDER, DEFINITION, OBJECTS, RECORDINGS, TIME
 
 IMAGES = ("operator", "trainer-cpu")
@@ -49,6 +51,7 @@ def main() -> None:
             Release(running).install()
             made.mkdir()
             (made / DEFINITION).write_text(crd.text())
+            spec_hashes.write(made)
             _record_finished(running, made)
             _record_running(running, made)
         shutil.copytree(made, folder)

@@ -11,7 +11,8 @@ import yaml
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired.object_names import SPEC_HASH, spec_hash
+from qwen35_operator.desired.object_names import SPEC_HASH
+from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.kube.kinds import WATCHED, WRITTEN, watched_as
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record, training_of

@@ -17,19 +17,25 @@ def defaulted(resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
     """Return the object with the defaults of its kind. Kinds other than ours have none in memory."""
     if resource.plural != "qwen35trainings":
         return body
-    return dict(_defaulted(_schema(), body))
+    return dict(with_defaults(_schema(), body))
 
 
 @cache
 def _schema() -> Mapping[str, Any]:
-    definition = yaml.load(DEFINITION.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return schema_of(DEFINITION)
+
+
+def schema_of(definition_file: Path) -> Mapping[str, Any]:
+    """Return the schema of the only version in a file with a CustomResourceDefinition."""
+    definition = yaml.load(definition_file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     (version,) = definition["spec"]["versions"]
     return dict(version["schema"]["openAPIV3Schema"])
 
 
-def _defaulted(schema: Mapping[str, Any], value: Any) -> Any:
+def with_defaults(schema: Mapping[str, Any], value: Any) -> Any:
+    """Return a value with the defaults of its structural schema."""
     if isinstance(value, list):
-        return [_defaulted(schema.get("items", {}), item) for item in value]
+        return [with_defaults(schema.get("items", {}), item) for item in value]
     if not isinstance(value, dict):
         return value
     result = dict(value)
@@ -37,5 +43,5 @@ def _defaulted(schema: Mapping[str, Any], value: Any) -> Any:
         if name not in result and "default" in below:
             result[name] = deepcopy(below["default"])
         if name in result:
-            result[name] = _defaulted(below, result[name])
+            result[name] = with_defaults(below, result[name])
     return result

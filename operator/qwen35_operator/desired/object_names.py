@@ -3,8 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
@@ -23,7 +22,7 @@ HASH = f"{DOMAIN}/hash"
 RETRY = f"{DOMAIN}/retry"
 """Annotation of a training: a failed training is tried again whenever the value changes."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
-"""Annotation of a RayJob: the result of `spec_hash` for the spec with which the attempt was started."""
+"""Annotation of a RayJob: the result of `spec_hash.spec_hash` for the spec with which the attempt was started."""
 
 HEAD, ROLLOUT, TRAIN = "head", "rollout", "train"
 HISTORY = "history"
@@ -32,18 +31,6 @@ HISTORY = "history"
 MAX_NAME_LENGTH = 40
 """Maximum length of a training's name, in characters. KubeRay allows 47 characters in the name of a RayJob, which
 consists of the training's name, a dash, and the number of the attempt with at most six digits."""
-
-LIVE_FIELDS: Final[Mapping[str, set[str] | bool]] = {
-    "suspend": True,
-    "evaluation": True,
-    "failurePolicy": True,
-    "cleanupSecondsAfterFinished": True,
-    "activeDeadlineSeconds": True,
-    "rollout": {"nodes", "minNodes", "maxNodes", "autoscale"},
-    "checkpoint": {"everyUpdates", "keep", "export", "graceSeconds"},
-}
-"""Fields of the spec that may change while an attempt runs, because the attempt takes over the new value or does not
-use the field. True: all fields of the section. A set: only these fields."""
 
 
 def labels(training: str, component: str) -> dict[str, str]:
@@ -79,16 +66,6 @@ def selector(training: str) -> str:
 def rollout_selector(training: str) -> str:
     """Return the label selector of the rollout pool's pods, for the scale subresource."""
     return f"{selector(training)},{POOL}={ROLLOUT}"
-
-
-def spec_hash(training: TrainingResource) -> str:
-    """Return a hash of all fields whose change a running attempt cannot take over, so that it needs a new attempt.
-
-    Fields with their default value do not count. An upgrade to a release with additional fields therefore ends no
-    running attempt.
-    """
-    spec = training.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=LIVE_FIELDS)
-    return digest({section: value for section, value in spec.items() if value != {}})
 
 
 def digest(document: object) -> str:

@@ -14,6 +14,7 @@ from qwen35_operator.desired import object_names, pod_templates
 from qwen35_operator.desired.objects import KubeObject, metadata, sealed
 from qwen35_operator.desired.pools import WorkerPool, worker_pools
 from qwen35_operator.desired.queueing import copied_to_job
+from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.device_profiles import PROFILES
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.contract.shared_names import CONFIG_FOLDER, CONFIG_KEY, RUN_FOLDER
@@ -51,8 +52,7 @@ def build(training: TrainingResource, settings: OperatorSettings, *, attempt: in
                 name,
                 "job",
                 labels=copied_to_job(training.labels) | identity,
-                annotations=copied_to_job(training.annotations)
-                | {object_names.SPEC_HASH: object_names.spec_hash(training)},
+                annotations=copied_to_job(training.annotations) | {object_names.SPEC_HASH: spec_hash(training)},
             ),
             "spec": {
                 "submissionMode": "HTTPMode",

@@ -45,7 +45,7 @@ class RayJob(Child):
     training: str
     attempt: int
     spec_hash: str
-    """Result of `object_names.spec_hash` for the spec with which the attempt was started; empty if the annotation is
+    """Result of `spec_hash.spec_hash` for the spec with which the attempt was started; empty if the annotation is
     missing."""
     created: datetime
     suspended: bool

@@ -12,7 +12,7 @@ The order in `-control` records when and why the attempt was ordered to stop. An
 stops even if the reason for the order disappears meanwhile. The next attempt then starts immediately.
 """
 
-from qwen35_operator.desired import object_names
+from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.reconcile import attempts, child_writes
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation
@@ -91,7 +91,7 @@ def _reason_to_stop(situation: AttemptSituation) -> str | None:
     if remaining is not None and remaining <= 0:
         return DEADLINE
     job = situation.job
-    changed = job is not None and job.spec_hash and job.spec_hash != object_names.spec_hash(situation.training)
+    changed = job is not None and job.spec_hash and job.spec_hash != spec_hash(situation.training)
     return CHANGED if changed else None
 
 

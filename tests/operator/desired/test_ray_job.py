@@ -5,6 +5,7 @@ import re
 import pytest
 
 from qwen35_operator.desired import object_names, ray_job
+from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.device_profiles import PROFILES
 from qwen35_operator.operator_settings import OperatorSettings
 
@@ -132,7 +133,7 @@ def test_no_label_of_the_training_passes_for_one_of_ours(label, build):
 
 
 def test_the_hash_of_the_spec_is_on_the_job(build, make_training):
-    assert build()["metadata"]["annotations"][object_names.SPEC_HASH] == object_names.spec_hash(make_training())
+    assert build()["metadata"]["annotations"][object_names.SPEC_HASH] == spec_hash(make_training())
 
 
 def test_rays_container_is_the_first(build):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired.object_names import spec_hash
+from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.status.conditions import CONDITIONS, REASONS
 from qwen35_trainer.manifest import Problem
 from tests.operator.reconcile.world import World
