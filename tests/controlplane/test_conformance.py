@@ -26,6 +26,7 @@ from tests.virtual.operators import virtual_plane
 
 JSON_PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
 HASH = "rl.qwen35.io/hash"
 """Of a RayJob, which contains its namespace."""
 MADE_UP = frozenset({"uid", "resourceVersion", "creationTimestamp", "lastTransitionTime", "managedFields", HASH})
@@ -57,6 +58,13 @@ class Exchange:
             return {}
         self.note(method, path, answer)
         return answer
+
+    def note_refusal(self, method: str, path: str, body: Any, *, content: str) -> None:
+        """Send a request and note with which status it is refused; the message differs in what every cluster makes up."""
+        try:
+            self.plane.api.request(method, path, body, content=content)
+        except Refused as refused:
+            self.note(refused.status)
 
     def note(self, *values: Any) -> None:
         self.answers.append(self.plain(values))
@@ -114,6 +122,69 @@ def writing_fields(talk: Exchange) -> None:
         entries = body["metadata"]["managedFields"]
         fields = {entry["manager"]: set(entry["fieldsV1"].get("f:data", ())) - {"."} for entry in entries}
         talk.note({manager: sorted(names) for manager, names in fields.items() if names})
+
+
+def applying(talk: Exchange) -> None:
+    """Server-side applies: of fields that others own, of fewer fields than before, and after taking over an earlier write."""
+    path, api = talk.path("configmaps", "a"), talk.plane.api
+    metadata = {"name": "a", "labels": {"x": "1"}}
+    api.post(f"{talk.path('configmaps', None)}?fieldManager=one", {"metadata": metadata, "data": {"k": "1", "l": "1"}})
+
+    def apply(where: str, manager: str, body: dict[str, Any], *, force: bool = True) -> dict[str, Any]:
+        query = f"fieldManager={manager}" + ("&force=true" if force else "")
+        intent = {"apiVersion": "v1", "kind": "ConfigMap"} | body
+        try:
+            answer = api.request("PATCH", f"{where}?{query}", intent, content=APPLY)
+        except Refused as refused:
+            talk.note(refused.status)
+            return {}
+        note_owners(talk, answer)
+        return dict(answer)
+
+    wanted: dict[str, Any] = {"metadata": {"name": "a", "labels": {"x": "2"}}, "data": {"k": "1", "m": "1"}}
+    apply(path, "two", wanted, force=False)
+    first = apply(path, "two", wanted)
+    again = apply(path, "two", wanted)
+    talk.note(first["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"])
+    apply(path, "two", {"metadata": {"name": "a"}, "data": {"m": "2"}})
+    metadata = api.get(path)["metadata"]
+    entries = [
+        entry | {"operation": "Apply"} if entry["manager"] == "one" else entry for entry in metadata["managedFields"]
+    ]
+    values = {"/metadata/resourceVersion": metadata["resourceVersion"], "/metadata/managedFields": entries}
+    steps = [{"op": "replace", "path": place, "value": value} for place, value in values.items()]
+    note_owners(talk, api.request("PATCH", path, steps, content=JSON_PATCH))
+    talk.note_refusal("PATCH", path, steps, content=JSON_PATCH)
+    apply(path, "one", {"metadata": {"name": "a"}, "data": {"k": "1"}})
+    uid = "00000000-0000-0000-0000-000000000000"
+    apply(path, "two", {"metadata": {"name": "a", "uid": uid}})
+    apply(talk.path("configmaps", "b"), "two", {"metadata": {"name": "b", "uid": uid}})
+    api.request("PATCH", path, {"immutable": True}, content=MERGE)
+    apply(path, "two", {"metadata": {"name": "a"}, "data": {"m": "3"}})
+
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "p"}}
+    selector = {"podSelector": {"matchLabels": {"a": "1"}}, "policyTypes": ["Ingress"]}
+    api.post(f"{talk.path('networkpolicies', None)}?fieldManager=two", policy | {"spec": selector})
+    where = talk.path("networkpolicies", "p")
+    api.request("PATCH", where, {"spec": {"podSelector": {"matchLabels": {"b": "1"}}, "ingress": [{}]}}, content=MERGE)
+    apply(where, "two", policy | {"spec": selector})
+
+
+def note_owners(talk: Exchange, body: dict[str, Any]) -> None:
+    """What an object contains, and which manager owns which of its fields, the one that only tests have left out."""
+    talk.note({name: value for name, value in body.items() if name != "metadata"}, body["metadata"].get("labels"))
+    talk.note(body["metadata"].get("generation"))
+    for entry in sorted(body["metadata"]["managedFields"], key=lambda entry: (entry["manager"], entry["operation"])):
+        if entry["manager"] in ("one", "two"):
+            talk.note(entry["manager"], entry["operation"], sorted(leaves(entry["fieldsV1"])))
+
+
+def leaves(nested: dict[str, Any], way: str = "") -> Iterator[str]:
+    for name, below in nested.items():
+        if below:
+            yield from leaves(below, f"{way}/{name}")
+        elif name != ".":
+            yield f"{way}/{name}"
 
 
 def training(**spec: Any) -> dict[str, Any]:
@@ -352,6 +423,7 @@ EXCHANGES: tuple[Script, ...] = (
         creating,
         changing,
         writing_fields,
+        applying,
         keeping_a_status,
         deleting,
         listing,

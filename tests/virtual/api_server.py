@@ -2,7 +2,7 @@
 
     request ─► kind served? ─► permitted? ─► verb ─► admission: webhooks, defaults, quotas ─► stored, with a new version ─► watches
 
-Not served: validation by schemas and CEL, apply patches, tables, `in` selectors. Stories that need them run on the real one.
+Not served: validation by schemas and CEL, tables, `in` selectors, creation by apply. Stories that need them run on the real one.
 """
 
 import json
@@ -15,8 +15,8 @@ from typing import Any
 from tests.virtual import quotas
 from tests.virtual.defaults import defaulted
 from tests.virtual.failures import Failure
-from tests.virtual.managed_fields import managed
-from tests.virtual.patches import patched
+from tests.virtual.managed_fields import KEPT_FOR, applied, managed
+from tests.virtual.patches import APPLY_PATCH, patched
 from tests.virtual.resources import RESOURCES, Place, Resource, place
 from tests.virtual.rights import Rights
 from tests.virtual.selectors import selector
@@ -216,6 +216,8 @@ class ApiServer:
     # Changing.
 
     def _change(self, resource: Resource, where: Place, request: Request) -> dict[str, Any]:
+        if request.content == APPLY_PATCH:
+            return self._apply(resource, where, request)
         old = self.stored(resource, where.namespace, where.name or "")
         if request.method == "PATCH":
             new = patched(old.copy(), request.body, request.content)
@@ -236,7 +238,13 @@ class ApiServer:
         _refuse_other_identity(old, metadata)
         body = _with_status(old, new) if part == "status" else _without_status(old, new)
         body = defaulted(resource, body)
-        for name in (*SERVER_SET, "resourceVersion", "managedFields"):
+        if not body["metadata"].get("managedFields"):
+            body["metadata"].pop("managedFields", None)
+        for name in (
+            *SERVER_SET,
+            "resourceVersion",
+            *(() if "managedFields" in body["metadata"] else ("managedFields",)),
+        ):
             body["metadata"].pop(name, None)
             if name in old.metadata:
                 body["metadata"][name] = old.metadata[name]
@@ -250,6 +258,32 @@ class ApiServer:
             return dict(json.loads(json.dumps(body)))
         return self._store(resource, old, body, manager)
 
+    def _apply(self, resource: Resource, where: Place, request: Request) -> dict[str, Any]:
+        """Carry out a server-side apply of an existing object."""
+        old = self.objects.find(resource, where.namespace, where.name or "")
+        uid = request.body["metadata"].get("uid")
+        if old is None and uid is not None:
+            text = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            message = f'Operation cannot be fulfilled on {resource.qualified} "{where.name}": {text}'
+            raise Failure(409, message, name=where.name, group=resource.group, kind=resource.plural)
+        if old is None or resource.plural not in KEPT_FOR:
+            raise Failure(405, "this apply is not served in memory", reason="MethodNotAllowed")
+        if not request.query.get("fieldManager"):
+            raise Failure(
+                400, "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch"
+            )
+        _refuse_other_identity(old, request.body["metadata"])
+        force = request.query.get("force") == "true"
+        new = applied(old.copy(), request.body, request.manager, self.now, force=force)
+        new["metadata"] = _without_empty(new["metadata"])
+        if _without_managers(new) == _without_managers(old.body) and _owned(new) == _owned(old.body):
+            return old.copy()
+        if old.body.get("immutable") and _content(new) != _content(old.body):
+            raise _immutable(old)
+        if resource.counted and _content(new) != _content(old.body):
+            new["metadata"]["generation"] += 1
+        return self._put(resource, new)
+
     def _scale(self, resource: Resource, where: Place, request: Request) -> dict[str, Any]:
         old = self.stored(resource, where.namespace, where.name or "")
         if not resource.scale:
@@ -262,11 +296,15 @@ class ApiServer:
 
     def _store(self, resource: Resource, old: Stored | None, body: dict[str, Any], manager: str) -> dict[str, Any]:
         body["metadata"] = _without_empty(body["metadata"])
-        if resource.plural == "configmaps":
-            entries = managed(None if old is None else old.body, body, manager, self.now)
+        if resource.plural in KEPT_FOR:
+            entries = body["metadata"].get("managedFields", [])
+            entries = managed(None if old is None else old.body, entries, body, manager, self.now)
             body["metadata"]["managedFields"] = entries
         if resource.plural == "resourcequotas":
             body = quotas.counted(self.objects, body)
+        return self._put(resource, body)
+
+    def _put(self, resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
         body["metadata"]["resourceVersion"] = self.objects.next_version()
         stored = Stored(resource, body)
         self.objects.put(stored)
@@ -342,6 +380,25 @@ def partial(stored: Stored) -> dict[str, Any]:
 def _without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata as it is stored: without empty lists and maps."""
     return {name: value for name, value in metadata.items() if value not in ([], {}, None)}
+
+
+def _without_managers(body: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    return {**body, "metadata": metadata}
+
+
+def _owned(body: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """The fields of each manager: the times alone are no change."""
+    entries = body["metadata"].get("managedFields", [])
+    return {(entry["manager"], entry["operation"]): entry["fieldsV1"] for entry in entries}
+
+
+def _immutable(old: Stored) -> Failure:
+    message = "Forbidden: field is immutable when `immutable` is set"
+    cause = {"reason": "FieldValueForbidden", "message": message, "field": "data"}
+    name = old.metadata["name"]
+    details = {"name": name, "group": old.resource.group, "kind": old.resource.kind, "causes": [cause]}
+    return Failure(422, f'{old.resource.qualified_kind} "{name}" is invalid: data: {message}', **details)
 
 
 def _content(body: Mapping[str, Any]) -> dict[str, Any]:

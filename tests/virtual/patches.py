@@ -8,6 +8,8 @@ from tests.virtual.failures import Failure
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""`managed_fields.applied` carries these out."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 REFUSED = "the server rejected our request due to an error in our request"
 """The message for a JSON patch that does not fit."""

@@ -45,6 +45,8 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Value of the header Accept that requests only the metadata of objects."""
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""Media type of a server-side apply. JSON is valid YAML."""
 
 type JsonObject = dict[str, Any]
 type Query = Mapping[str, str | int]
@@ -61,7 +63,13 @@ class Client(Protocol):
 
     async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject: ...
 
-    async def patch(self, path: str, body: Any, kind: str) -> JsonObject: ...  # noqa: ANN401  # a mapping or a list
+    async def patch(
+        self,
+        path: str,
+        body: Any,  # noqa: ANN401  # a mapping or a list
+        kind: str,
+        query: Query | None = None,
+    ) -> JsonObject: ...
 
     async def put(self, path: str, body: Mapping[str, Any]) -> JsonObject: ...
 
@@ -108,8 +116,14 @@ class RestClient:
     async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject:
         return await self._json(_Request("POST", path, body, query))
 
-    async def patch(self, path: str, body: Any, kind: str) -> JsonObject:  # noqa: ANN401  # a mapping or a list
-        return await self._json(_Request("PATCH", path, body, content=kind))
+    async def patch(
+        self,
+        path: str,
+        body: Any,  # noqa: ANN401  # a mapping or a list
+        kind: str,
+        query: Query | None = None,
+    ) -> JsonObject:
+        return await self._json(_Request("PATCH", path, body, query, content=kind))
 
     async def put(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         return await self._json(_Request("PUT", path, body))

@@ -1,12 +1,21 @@
 """Records: small frozen copies of a training's objects, with only the fields that decisions read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from qwen35_operator.api.v1alpha1 import PodPool
 
 FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
 """Values of status.jobDeploymentStatus that a RayJob never leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWrite:
+    """The operator's last write to an object by this process, or its last read that made a write unnecessary."""
+
+    version: str
+    """resourceVersion of the object in the answer."""
+    time: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,8 @@ class Child:
     """Hash of the object as the operator last wrote it, from an annotation; None if the object has no such annotation."""
     deleting: datetime | None
     """deletionTimestamp of the object; None if it is not being deleted."""
+    own_write: OwnWrite | None = field(default=None, kw_only=True)
+    """When the object last was as the operator wants it; None if this process has neither written nor read it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ because no later event would remove the record.
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
-from qwen35_operator.kube.object_records import ObjectRecord
+from qwen35_operator.kube.object_records import Child, ObjectRecord
 
 type TrainingKey = tuple[str, str]
 """Namespace and name of a training."""
@@ -34,13 +35,16 @@ class Store:
     def put(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
         """Store a record, unless a newer record of the same name is stored. Returns the affected trainings.
 
-        training: name of the training to which the object belongs.
+        The operator's last write to the object stays known. training: name of the training to which the object belongs.
         """
         stored = self._stored(record.namespace, record.name)
         if stored is not None and stored.uid == record.uid and int(record.version) <= int(stored.version):
             return set()
         if stored is not None and int(record.version) < int(stored.version):
             return set()  # of an object that has been deleted and created again since
+        if isinstance(stored, Child) and isinstance(record, Child) and stored.uid == record.uid:
+            own_write = record.own_write or stored.own_write
+            record = record if own_write is record.own_write else replace(record, own_write=own_write)
         key = record.namespace, training
         changed = {key} | self._drop(record.namespace, record.name)
         self._records[key][record.name] = record
@@ -53,6 +57,9 @@ class Store:
         deletions_known = max(self._deletions_known.get(record.namespace, 0), self._deletions_known.get(None, 0))
         if (stored is None or stored.uid != record.uid) and int(record.version) <= deletions_known:
             return set()  # the watch has already reported its deletion
+        if stored is not None and (stored.uid, stored.version) == (record.uid, record.version):
+            self._records[record.namespace, training][record.name] = record  # the watch's event was faster
+            return set()
         return self.put(training, record)
 
     def remove(self, namespace: str, name: str, uid: str, version: str) -> set[TrainingKey]:

@@ -1,4 +1,8 @@
-"""Returns the writes that create missing children of a training and update changed ones, except RayJobs."""
+"""Returns the writes that create missing children of a training, and apply changed ones again, except RayJobs.
+
+A child is applied if the desired object has changed since the operator wrote it, or if somebody may have changed the
+child (`drift`).
+"""
 
 from weakref import WeakKeyDictionary
 
@@ -6,7 +10,7 @@ from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import all_objects, config, message_config_maps, object_names
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.writes import ClusterWrite, Create, Update
+from qwen35_operator.reconcile.writes import Apply, ClusterWrite, Create
 from qwen35_trainer.contract import Control, LiveSettings, StopOrder
 
 _config_maps: WeakKeyDictionary[TrainingResource, KubeObject] = WeakKeyDictionary()
@@ -21,7 +25,7 @@ def config_map(training: TrainingResource) -> KubeObject:
 
 
 def ensure(observed: Observed, training: TrainingResource, control: Control) -> tuple[ClusterWrite, ...]:
-    """Return the writes that create missing children, and update those that differ from the desired ones.
+    """Return the writes that create missing children, and apply those that differ from the desired ones.
 
     RayJobs are left out. The writes are in the order of creation. control: the message that `-control` should contain.
     """
@@ -34,6 +38,22 @@ def ensure(observed: Observed, training: TrainingResource, control: Control) -> 
     ]
     writes.append(_ensure(observed, message_config_maps.control(training, control)))
     return tuple(write for write in writes if write is not None)
+
+
+def repairs(observed: Observed, training: TrainingResource) -> tuple[ClusterWrite, ...]:
+    """Return the writes that repair the children that somebody may have changed, the NetworkPolicy first.
+
+    -control is left out, because its content depends on the attempt: `ensure` repairs it.
+    """
+    if not observed.drifted:
+        return ()
+    drifted = [
+        manifest
+        for manifest in all_objects.always(training, config_map(training))
+        if (manifest["kind"], manifest["metadata"]["name"]) in observed.drifted
+    ]
+    drifted.sort(key=lambda manifest: manifest["kind"] != "NetworkPolicy")
+    return tuple(_apply(observed, manifest) for manifest in drifted)
 
 
 def order_to_stop(
@@ -68,9 +88,15 @@ def control_message(
 
 
 def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:
-    child = observed.children.get((manifest["kind"], manifest["metadata"]["name"]))
+    key = manifest["kind"], manifest["metadata"]["name"]
+    child = observed.children.get(key)
     if child is None:
         return Create(manifest)
-    if child.hash == manifest["metadata"]["annotations"][object_names.HASH]:
+    if child.hash == manifest["metadata"]["annotations"][object_names.HASH] and key not in observed.drifted:
         return None
-    return Update(manifest, child.uid)
+    return _apply(observed, manifest)
+
+
+def _apply(observed: Observed, manifest: KubeObject) -> Apply:
+    child = observed.children[manifest["kind"], manifest["metadata"]["name"]]
+    return Apply(manifest, child.uid)

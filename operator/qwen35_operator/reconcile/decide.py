@@ -16,14 +16,15 @@ how it ended and what follows before anything else is done. After a crash in bet
 either the evidence of the end or the record of it.
 """
 
+from dataclasses import replace
 from datetime import datetime
 
 from qwen35_operator.operator_settings import OperatorSettings
-from qwen35_operator.reconcile import acceptance, attempts, cleanup, completion, running, start, stop
+from qwen35_operator.reconcile import acceptance, attempts, child_writes, cleanup, completion, running, start, stop
 from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.new_status import new_status
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.situation import AttemptSituation, situation_of
+from qwen35_operator.reconcile.situation import AttemptSituation, Situation, situation_of
 
 
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
@@ -41,7 +42,8 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
     if observed.unavailable:
         return Decision((), status, verdict.after)
     deletions, delete_after = cleanup.ended_jobs(observed, now)
-    waits = [seconds for seconds in (verdict.after, copy_after, delete_after) if seconds is not None]
+    times = verdict.after, copy_after, delete_after, observed.repair_after
+    waits = [seconds for seconds in times if seconds is not None]
     if status.attempts != recorded:
         waits.append(0.0)  # the next decision, made from the new record, follows immediately
     return Decision((*deletions, *verdict.writes), status, min(waits, default=None))
@@ -55,5 +57,13 @@ def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> V
         return accepted
     situation = situation_of(observed, accepted, settings, now)
     if isinstance(situation, AttemptSituation):
-        return completion.decide(situation) or stop.decide(situation) or running.decide(situation)
-    return stop.stay_stopped(situation) or start.decide(situation)
+        verdict = completion.decide(situation) or stop.decide(situation) or running.decide(situation)
+        return _with_repairs(verdict, situation)
+    verdict = stop.stay_stopped(situation) or start.decide(situation)
+    return _with_repairs(verdict, situation) if observed.pods else verdict
+
+
+def _with_repairs(verdict: Verdict, situation: Situation) -> Verdict:
+    """Return the verdict with the repairs of children before its own writes: they protect pods that exist."""
+    repairs = child_writes.repairs(situation.observed, situation.training)
+    return replace(verdict, writes=(*repairs, *(write for write in verdict.writes if write not in repairs)))

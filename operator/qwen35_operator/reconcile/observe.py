@@ -22,6 +22,7 @@ from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, OVERSIZED
+from qwen35_operator.reconcile.drift import drifted
 from qwen35_operator.reconcile.observed import ChildKey, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
@@ -93,6 +94,7 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
     training, problems = parser.parse(raw)
     jobs = [job for job in cache.stores[RAY_JOB].of(key) if isinstance(job, RayJob) and job.owner == uid]
     children = _children(cache, key, uid)
+    changed, repair_after = drifted(children.values(), client.now())
     progress = await _final_report(children.get(("ConfigMap", progress_name(name))), jobs, client)
     control = children.get(("ConfigMap", control_name(name)))
     return Observed(
@@ -110,6 +112,8 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
         problems=problems,
         unavailable=cache.problems(namespace),
         children=children,
+        drifted=changed,
+        repair_after=repair_after,
         jobs=tuple(jobs),
         clusters=_clusters(cache, key, {job.uid for job in jobs}),
         pods=_pods(cache, key, created),

@@ -51,6 +51,10 @@ class Observed:
     operator changes nothing but the status."""
     children: Mapping[ChildKey, Child] = field(default_factory=dict)
     """All children of the training except RayJobs, by kind and name."""
+    drifted: frozenset[ChildKey] = frozenset()
+    """Children that somebody may have changed since the operator last wrote them."""
+    repair_after: float | None = None
+    """Seconds until further children have to be repaired; None if none have."""
     jobs: tuple[RayJob, ...] = ()
     clusters: tuple[RayCluster, ...] = ()
     pods: tuple[Pod, ...] = ()

@@ -8,26 +8,30 @@ The answers of the API server are stored in the cache immediately.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound
-from qwen35_operator.kube.client import JSON_PATCH, MERGE_PATCH, Client, JsonObject
+from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, Client, JsonObject
+from qwen35_operator.kube.field_ownership import FIELD_MANAGER, taken_over
 from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, WRITTEN, ObjectKind, watched_as
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record, training_of
+from qwen35_operator.kube.object_records import Child, OwnWrite
 from qwen35_operator.kube.store import TrainingKey
+from qwen35_operator.reconcile.drift import is_as_desired
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import (
+    Apply,
     ClusterWrite,
     Create,
     Delete,
     PostEvent,
     RefusedWrite,
     Scale,
-    Update,
 )
 from qwen35_operator.status.text_limits import cut
 
@@ -39,6 +43,9 @@ MAX_EVENT_BYTES = 1024
 MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
+CREATE_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+APPLY_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
+"""With `force`, a field that another manager has changed returns to the operator's value: nobody else owns these fields."""
 
 
 class ClusterWriter:
@@ -79,8 +86,8 @@ class ClusterWriter:
         match write:
             case Create(manifest):
                 return await self._create(observed, write, manifest)
-            case Update(manifest, uid):
-                return await self._update(observed, write, manifest, uid)
+            case Apply():
+                return await self._apply(observed, write)
             case Scale():
                 return await self._scale(observed, write)
             case Delete():
@@ -92,14 +99,14 @@ class ClusterWriter:
     async def _create(self, observed: Observed, write: Create, manifest: KubeObject) -> RefusedWrite | None:
         kind, name = WRITTEN[manifest["kind"]], manifest["metadata"]["name"]
         try:
-            created = await self._client.post(kind.path(observed.namespace), manifest, {"fieldValidation": "Strict"})
+            created = await self._client.post(kind.path(observed.namespace), manifest, CREATE_OPTIONS)
         except Conflict:
             return await self._adopt_or_refuse(observed, write, kind, manifest)
         except (Forbidden, Invalid, NotFound) as error:
             if _namespace_terminating(error):
                 return None
             return refusal(write, kind, observed.namespace, name, "create", error)
-        self._store(observed, kind, created)
+        self._store(observed, kind, created, written=True)
         return None
 
     async def _adopt_or_refuse(
@@ -119,7 +126,7 @@ class ClusterWriter:
         owner: JsonObject = next((reference for reference in references if reference.get("controller")), {})
         if owner.get("uid") == observed.uid and "deletionTimestamp" not in metadata:
             if training_of(existing) != observed.name:  # the label by which the watch finds it was changed
-                return await self._update(observed, write, manifest, metadata["uid"])
+                return await self._apply(observed, Apply(manifest, metadata["uid"]))
             self._store(observed, kind, existing)
             return None
         earlier = owner.get("kind") == v1alpha1.KIND and owner.get("name") == observed.name
@@ -131,19 +138,39 @@ class ClusterWriter:
         )
         return RefusedWrite(write, "NameTaken", message)
 
-    async def _update(
-        self, observed: Observed, write: Create | Update, manifest: KubeObject, uid: str
-    ) -> RefusedWrite | None:
-        kind, name = WRITTEN[manifest["kind"]], manifest["metadata"]["name"]
-        guarded = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+    async def _apply(self, observed: Observed, write: Apply) -> RefusedWrite | None:
+        manifest, kind = write.manifest, WRITTEN[write.manifest["kind"]]
+        name = manifest["metadata"]["name"]
+        path = kind.path(observed.namespace, name)
+        guarded = {**manifest, "metadata": {**manifest["metadata"], "uid": write.uid}}
         try:
-            updated = await self._client.patch(kind.path(observed.namespace, name), guarded, MERGE_PATCH)
-        except (NotFound, Conflict, Forbidden, Invalid) as error:
-            if isinstance(error, (NotFound, Conflict)) or _other_object(error):
+            current = await self._client.get(path)
+            if current["metadata"]["uid"] == write.uid:
+                if is_as_desired(current, manifest):
+                    self._store(observed, kind, current, written=True)
+                    return None
+                await self._take_over_fields(path, current["metadata"])
+            applied = await self._client.patch(path, guarded, APPLY_PATCH, APPLY_OPTIONS)
+        except (NotFound, Forbidden, Invalid) as error:
+            if isinstance(error, NotFound) or _other_object(error):
                 return RefusedWrite(write, "Cleaning", f"{kind.name} {name} is gone and will be created again")
-            return refusal(write, kind, observed.namespace, name, "patch", error)
-        self._store(observed, kind, updated)
+            if _immutable(error):
+                await self._delete(observed, Delete(kind.name, name, write.uid))
+                return RefusedWrite(write, "Cleaning", f"{kind.name} {name} was immutable and will be created again")
+            return refusal(write, kind, observed.namespace, name, "get or patch", error)
+        self._store(observed, kind, applied, written=True)
         return None
+
+    async def _take_over_fields(self, path: str, metadata: JsonObject) -> None:
+        """Change the owner of fields that the operator wrote without applying them, so that an apply can remove them.
+
+        Raises Conflict if the object has changed meanwhile.
+        """
+        if (entries := taken_over(metadata.get("managedFields", ()))) is None:
+            return
+        values = {"/metadata/resourceVersion": metadata["resourceVersion"], "/metadata/managedFields": entries}
+        steps = [{"op": "replace", "path": place, "value": value} for place, value in values.items()]
+        await self._client.patch(path, steps, JSON_PATCH)
 
     async def _scale(self, observed: Observed, scale: Scale) -> RefusedWrite | None:
         group = f"/spec/workerGroupSpecs/{scale.index}"
@@ -215,14 +242,18 @@ class ClusterWriter:
         except ApiError as error:
             logger.warning("%s/%s: event %s was not posted: %s", observed.namespace, observed.name, event.reason, error)
 
-    def _store(self, observed: Observed, kind: ObjectKind, raw: JsonObject) -> None:
-        """Store the object that the API server returned for a write.
+    def _store(self, observed: Observed, kind: ObjectKind, raw: JsonObject, *, written: bool = False) -> None:
+        """Store the object that the API server returned for a request.
 
         An object that meanwhile has another training's label is not stored here: the watch updates both trainings.
+        written: whether the object is as the operator wants it.
         """
         if training_of(raw) == observed.name:
             kind = watched_as(kind, raw)
-            self._cache.stores[kind].put_own(observed.name, record(kind, raw))
+            stored = record(kind, raw)
+            if written and isinstance(stored, Child):
+                stored = replace(stored, own_write=OwnWrite(stored.version, self._client.now()))
+            self._cache.stores[kind].put_own(observed.name, stored)
 
     def _remove(self, observed: Observed, kind: ObjectKind, uid: str) -> None:
         """Remove the record of a deleted object from the stores of its kind."""
@@ -263,6 +294,11 @@ def refusal(
 def _other_object(error: ApiError) -> bool:
     """Whether `error` is the answer to a patch that names the uid of another object than the one that has this name now."""
     return any(cause.get("field") == "metadata.uid" for cause in error.details.get("causes") or [])
+
+
+def _immutable(error: ApiError) -> bool:
+    """Whether `error` is the answer to a change of a ConfigMap in which somebody has set `immutable`."""
+    return any("when `immutable` is set" in cause.get("message", "") for cause in error.details.get("causes") or [])
 
 
 def _namespace_terminating(error: ApiError) -> bool:

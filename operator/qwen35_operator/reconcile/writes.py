@@ -18,8 +18,11 @@ class Create:
 
 
 @dataclass(frozen=True)
-class Update:
-    """Merge-patch a child of this training. The API server refuses the patch if the object now has another uid."""
+class Apply:
+    """Apply a child of this training, unless it is as the manifest says: restore its fields, and remove others of the operator.
+
+    Fields of other managers stay. The write is refused, with reason Cleaning, if the object now has another uid.
+    """
 
     manifest: KubeObject
     uid: str
@@ -63,7 +66,7 @@ class PostEvent:
     message: str
 
 
-type ClusterWrite = Create | Update | Scale | Delete | PostEvent
+type ClusterWrite = Create | Apply | Scale | Delete | PostEvent
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Invalid, NotFound
-from qwen35_operator.kube.client import JSON_PATCH, PLAIN, JsonObject, Query
+from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, PLAIN, JsonObject, Query
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -78,9 +78,11 @@ class MemoryApi:
             raise Conflict(409, "the object has been modified")
         return self.place(path, body)
 
-    async def patch(self, path: str, body: Any, kind: str) -> JsonObject:
-        await self._asked("PATCH", path, body)
+    async def patch(self, path: str, body: Any, kind: str, query: Query | None = None) -> JsonObject:
+        await self._asked("PATCH", path, body, query)
         path = path.removesuffix("/status")
+        if kind == APPLY_PATCH and path not in self.objects:
+            raise Conflict(409, "uid mismatch: no existing object was found")
         there = deepcopy(self._at(path))
         changed = _patched(there, body) if kind == JSON_PATCH else _merged(there, body)
         if changed["metadata"]["uid"] != there["metadata"]["uid"]:

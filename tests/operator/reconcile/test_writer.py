@@ -7,9 +7,11 @@ from qwen35_operator.desired import object_names
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT
 from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.object_parsing import record
+from qwen35_operator.kube.object_records import OwnWrite
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter
-from qwen35_operator.reconcile.writes import Create, Delete, PostEvent, Scale, Update
+from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, Scale
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import START, MemoryApi
 
@@ -83,7 +85,7 @@ async def test_a_history_is_known_by_the_watch_of_its_own_and_by_that_alone(setu
 
 async def test_a_creation_is_checked_strictly(setup) -> None:
     await setup.write(Create(config()))
-    assert setup.api.queries == [{"fieldValidation": "Strict"}]
+    assert setup.api.queries == [{"fieldManager": "qwen35-operator", "fieldValidation": "Strict"}]
 
 
 async def test_to_create_what_we_have_created_before_is_fine(setup) -> None:
@@ -203,16 +205,17 @@ async def test_actions_are_done_in_order_up_to_the_first_refused_one(setup) -> N
     assert setup.stored(SERVICE_ACCOUNT) == {}
 
 
-async def test_an_update_merges_and_keeps_what_others_wrote(setup) -> None:
+async def test_an_apply_keeps_what_others_wrote(setup) -> None:
     there = setup.api.place(PATH, {**config("old"), "data": {"training.yaml": "old", "theirs": "kept"}})
-    assert await setup.write(Update(config("new"), there["metadata"]["uid"])) is None
+    assert await setup.write(Apply(config("new"), there["metadata"]["uid"])) is None
+    assert setup.api.queries == [None, {"fieldManager": "qwen35-operator", "force": "true"}]
     assert setup.api.objects[PATH]["data"] == {"training.yaml": "new", "theirs": "kept"}
     assert setup.stored()["demo-config"].version == setup.api.objects[PATH]["metadata"]["resourceVersion"]
 
 
-async def test_an_update_is_of_the_object_that_was_seen_and_no_later_one(setup) -> None:
+async def test_an_apply_is_to_the_object_that_was_seen_and_no_later_one(setup) -> None:
     there = setup.api.place(PATH, config("somebody's"))
-    refused = await setup.write(Update(config("new"), "the uid of an earlier one"))
+    refused = await setup.write(Apply(config("new"), "the uid of an earlier one"))
     assert refused.reason == "Cleaning"
     assert setup.api.objects[PATH] == there
 
@@ -221,15 +224,77 @@ async def test_an_update_is_of_the_object_that_was_seen_and_no_later_one(setup) 
     ("error", "reason", "message"),
     [
         (NotFound(404, "gone"), "Cleaning", "is gone"),
-        (Forbidden(403, "no"), "Forbidden", "may not patch configmaps"),
+        (Forbidden(403, "no"), "Forbidden", "may not get or patch configmaps"),
         (Invalid(422, "too long"), "Rejected", "refuses ConfigMap demo-config: too long"),
     ],
 )
-async def test_a_refused_update_says_why(setup, error, reason, message) -> None:
+async def test_a_refused_apply_says_why(setup, error, reason, message) -> None:
+    setup.api.place(PATH, config(uid="u"))
     setup.api.refuse("PATCH", "configmaps", error)
-    refused = await setup.write(Update(config(), "u"))
+    refused = await setup.write(Apply(config("new"), "u"))
     assert refused.reason == reason
     assert message in refused.message
+
+
+ENTRY = {"manager": "qwen35-operator", "operation": "Update", "apiVersion": "v1", "fieldsV1": {"f:data": {}}}
+
+
+async def test_fields_of_an_earlier_write_are_taken_over_before_the_apply(setup) -> None:
+    there = setup.api.place(PATH, config(managedFields=[ENTRY]))
+    assert await setup.write(Apply(config("new"), there["metadata"]["uid"])) is None
+    assert setup.api.wrote() == [("PATCH", "demo-config")] * 2
+    assert setup.api.objects[PATH]["metadata"]["managedFields"] == [{**ENTRY, "operation": "Apply"}]
+    assert setup.api.objects[PATH]["data"] == {"training.yaml": "new"}
+
+
+async def test_fields_of_an_object_that_changes_meanwhile_are_not_taken_over(setup) -> None:
+    there = setup.api.place(PATH, config(managedFields=[ENTRY]))
+    setup.api.refuse("PATCH", "configmaps", Conflict(409, "the object has been modified"))
+    with pytest.raises(Conflict):
+        await setup.write(Apply(config("new"), there["metadata"]["uid"]))
+    assert setup.api.objects[PATH] == there
+
+
+async def test_what_is_as_desired_is_not_written(setup) -> None:
+    there = setup.api.place(PATH, {**config(), "data": {"training.yaml": "x", "theirs": "kept"}})
+    assert await setup.write(Apply(config(), there["metadata"]["uid"])) is None
+    assert setup.api.wrote() == []
+    assert setup.stored()["demo-config"].own_write == OwnWrite(there["metadata"]["resourceVersion"], START)
+
+
+async def test_what_is_gone_is_not_applied(setup) -> None:
+    refused = await setup.write(Apply(config(), "u"))
+    assert refused.reason == "Cleaning"
+    assert setup.api.wrote() == []
+
+
+async def test_a_config_map_that_somebody_made_immutable_is_created_again(setup) -> None:
+    there = setup.api.place(PATH, config("old"))
+    cause = {"field": "data", "message": "Forbidden: field is immutable when `immutable` is set"}
+    setup.api.refuse("PATCH", "configmaps", Invalid(422, "invalid", {"causes": [cause]}))
+    refused = await setup.write(Apply(config("new"), there["metadata"]["uid"]))
+    assert refused.reason == "Cleaning"
+    assert PATH not in setup.api.objects
+    assert await setup.write(Create(config("new"))) is None
+
+
+async def test_what_the_operator_wrote_is_known_by_its_version_until_somebody_else_writes(setup) -> None:
+    await setup.write(Create(config()))
+    version = setup.api.objects[PATH]["metadata"]["resourceVersion"]
+    assert setup.stored()["demo-config"].own_write == OwnWrite(version, START)
+    other = setup.api.place(PATH, {**setup.api.objects[PATH], "data": {"training.yaml": "somebody's"}})
+    setup.cluster.stores[CONFIG_MAP].put("demo", record(CONFIG_MAP, other))
+    seen = setup.stored()["demo-config"]
+    assert (seen.version, seen.own_write.version) == (other["metadata"]["resourceVersion"], version)
+    assert await setup.write(Apply(config(), seen.uid)) is None
+    repaired = setup.stored()["demo-config"]
+    assert repaired.own_write.version == repaired.version
+
+
+async def test_what_is_only_found_is_not_taken_for_an_own_write(setup) -> None:
+    setup.api.place(PATH, config("as somebody changed it"))
+    assert await setup.write(Create(config())) is None
+    assert setup.stored()["demo-config"].own_write is None
 
 
 CLUSTER = RAY_CLUSTER.path("team", "demo-1-x")

@@ -19,7 +19,7 @@ from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observed import Observed, ReadReport
-from qwen35_operator.reconcile.writes import Create, Delete, PostEvent, RefusedWrite, Scale, Update
+from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RefusedWrite, Scale
 from qwen35_trainer.contract import CheckpointReport, ProgressReport, parse_control
 from qwen35_trainer.contract.shared_names import control_name, progress_name
 from qwen35_trainer.manifest import parse_spec
@@ -143,7 +143,7 @@ class World:
                 self.events.append(write)
             case Create(manifest):
                 return self._create(write, manifest)
-            case Update(manifest, uid):
+            case Apply(manifest, uid):
                 key = manifest["kind"], manifest["metadata"]["name"]
                 if key in self.children and self.children[key][0].uid == uid:
                     self.children[key] = replace(self.children[key][0], hash=_hash(manifest)), manifest

@@ -1,0 +1,144 @@
+"""Which children are applied again, and when."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from qwen35_operator.kube.object_records import Child, OwnWrite
+from qwen35_operator.reconcile.drift import REPAIR_SECONDS, drifted, is_as_desired
+from qwen35_operator.reconcile.writes import Apply
+from tests.operator.reconcile.world import START, World
+
+CHILD = Child("NetworkPolicy", "demo", "team", "u", "7", "owner", "hash", None, own_write=OwnWrite("7", START))
+KEY = ("NetworkPolicy", "demo")
+
+
+def test_what_the_operator_wrote_last_has_not_drifted():
+    assert drifted([CHILD], START + timedelta(days=1)) == (frozenset(), None)
+
+
+def test_another_version_is_checked_at_once_if_the_last_write_is_old_enough():
+    changed = replace(CHILD, version="9")
+    assert drifted([changed], START + timedelta(seconds=REPAIR_SECONDS)) == ({KEY}, None)
+    due, after = drifted([CHILD, changed], START + timedelta(seconds=REPAIR_SECONDS - 3))
+    assert (due, after) == (frozenset(), 3.0)
+
+
+def test_what_this_process_has_not_written_is_checked_once():
+    assert drifted([replace(CHILD, own_write=None)], START) == ({KEY}, None)
+
+
+@pytest.mark.parametrize("other", [replace(CHILD, hash=None), replace(CHILD, deleting=START)])
+def test_messages_of_the_trainer_and_what_is_being_deleted_never_drift(other):
+    assert drifted([replace(other, own_write=None)], START) == (frozenset(), None)
+
+
+ALL = frozenset(
+    {
+        ("ConfigMap", "demo-config"),
+        ("ConfigMap", "demo-control"),
+        ("ServiceAccount", "demo-trainer"),
+        ("Role", "demo-trainer"),
+        ("RoleBinding", "demo-trainer"),
+        ("NetworkPolicy", "demo"),
+    }
+)
+
+
+class Changed(World):
+    """A world in which somebody has changed all children."""
+
+    changed = False
+
+    def observe(self):
+        return replace(super().observe(), drifted=ALL if self.changed else frozenset(), repair_after=5.0)
+
+
+def applied(world: World) -> list[tuple[str, str]]:
+    """The children that one decision applies, in order."""
+    found: list[tuple[str, str]] = []
+    before, world.changed = world.apply, True
+
+    def apply(write):
+        if isinstance(write, Apply):
+            found.append((write.manifest["kind"], write.manifest["metadata"]["name"]))
+        return before(write)
+
+    world.apply = apply
+    world.reconcile()
+    world.apply, world.changed = before, False
+    return found
+
+
+def test_all_children_of_a_running_attempt_are_repaired_once_each_the_network_policy_first():
+    world = Changed()
+    world.until_running()
+    repaired = applied(world)
+    assert (repaired[0], len(repaired), set(repaired)) == (KEY, len(ALL), ALL)
+    assert world.wanted_after <= 5.0
+    assert world.status.state == "Running"
+
+
+def test_they_are_repaired_while_the_trainer_saves():
+    world = Changed()
+    world.until_running()
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.status.state == "Suspending"
+    repaired = applied(world)
+    assert (repaired[0], set(repaired)) == (KEY, ALL - {("ConfigMap", "demo-control")})
+
+
+def test_a_training_without_pods_needs_no_repairs():
+    world = Changed()
+    world.until_running()
+    world.edit(suspend=True)
+    world.reconcile()
+    world.obey()
+    world.settle()
+    assert world.status.state == "Suspended"
+    assert applied(world) == []
+
+
+def test_a_child_whose_desired_content_changes_too_is_applied_once():
+    world = Changed()
+    world.until_running()
+    world.edit(checkpoint={"keep": 9})
+    repaired = applied(world)
+    assert repaired.count(("ConfigMap", "demo-config")) == 1
+
+
+OWNER = {"uid": "u", "controller": True}
+DESIRED = {
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "demo", "labels": {"a": "1"}, "ownerReferences": [OWNER]},
+    "spec": {"podSelector": {"matchLabels": {"a": "1"}}, "ingress": [{"from": []}]},
+    "data": {"k": "v"},
+}
+ADDITIONS = [
+    {"metadata": {"uid": "1", "resourceVersion": "7", "labels": {"a": "1", "b": "2"}, "ownerReferences": [OWNER, {}]}},
+    {"data": {"k": "v", "l": "w"}},
+    {"immutable": True, "metadata": DESIRED["metadata"] | {"annotations": {"seen": "yes"}}},
+]
+CHANGES = [
+    {"metadata": {"labels": {"a": "2"}, "ownerReferences": [OWNER]}},
+    {"metadata": {"ownerReferences": [OWNER]}},
+    {"metadata": {"labels": {"a": "1"}}},
+    {"metadata": {"labels": {"a": "1"}, "ownerReferences": [{"uid": "u"}]}},
+    {"spec": {"podSelector": {"matchLabels": {"a": "1", "b": "2"}}, "ingress": [{"from": []}]}},
+    {"spec": {"podSelector": {"matchLabels": {"a": "1"}}, "ingress": [{"from": []}, {}]}},
+    {"spec": None},
+    {"data": {"k": "w"}},
+    {"data": None},
+]
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+def test_what_others_add_beside_the_operators_fields_is_no_drift(addition):
+    assert is_as_desired(DESIRED | addition, DESIRED)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_the_operator_wrote_is_drift(change):
+    assert not is_as_desired(DESIRED | change, DESIRED)
