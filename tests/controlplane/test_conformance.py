@@ -183,7 +183,7 @@ def leaves(nested: dict[str, Any], way: str = "") -> Iterator[str]:
     for name, below in nested.items():
         if below:
             yield from leaves(below, f"{way}/{name}")
-        elif name != ".":
+        elif name not in (".", "f:labels"):  # the real one also records who created a map
             yield f"{way}/{name}"
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import network_policy, object_names, pod_templates
-from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.manifest import load_manifest
 from tests.helm.conftest import NAMESPACE, Render
 from tests.reach import End, Outside, Pod, Policy, may_reach
@@ -38,7 +37,7 @@ def training(name: str, namespace: str) -> TrainingResource:
 
 def pod_of(owner: TrainingResource, pool: Any) -> Pod:
     """As KubeRay makes it: with labels of its own."""
-    labels = pod_templates.template(owner, OperatorSettings(), pool, 1)["metadata"]["labels"]
+    labels = pod_templates.template(owner, "trainer:1", pool, 1)["metadata"]["labels"]
     return Pod(owner.namespace, labels | {"ray.io/node-type": "head" if pool == "head" else "worker"})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.virtual import quotas
 from tests.virtual.defaults import defaulted
 from tests.virtual.failures import Failure
-from tests.virtual.managed_fields import KEPT_FOR, applied, managed
+from tests.virtual.managed_fields import APPLIED_RESOURCES, applied, managed
 from tests.virtual.patches import APPLY_PATCH, patched
 from tests.virtual.resources import RESOURCES, Place, Resource, place
 from tests.virtual.rights import Rights
@@ -266,7 +266,7 @@ class ApiServer:
             text = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
             message = f'Operation cannot be fulfilled on {resource.qualified} "{where.name}": {text}'
             raise Failure(409, message, name=where.name, group=resource.group, kind=resource.plural)
-        if old is None or resource.plural not in KEPT_FOR:
+        if old is None or resource.plural not in APPLIED_RESOURCES:
             raise Failure(405, "this apply is not served in memory", reason="MethodNotAllowed")
         if not request.query.get("fieldManager"):
             raise Failure(
@@ -296,7 +296,7 @@ class ApiServer:
 
     def _store(self, resource: Resource, old: Stored | None, body: dict[str, Any], manager: str) -> dict[str, Any]:
         body["metadata"] = _without_empty(body["metadata"])
-        if resource.plural in KEPT_FOR:
+        if resource.plural in APPLIED_RESOURCES:
             entries = body["metadata"].get("managedFields", [])
             entries = managed(None if old is None else old.body, entries, body, manager, self.now)
             body["metadata"]["managedFields"] = entries
@@ -388,7 +388,7 @@ def _without_managers(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _owned(body: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-    """The fields of each manager: the times alone are no change."""
+    """The fields of each manager: other times alone do not change the object."""
     entries = body["metadata"].get("managedFields", [])
     return {(entry["manager"], entry["operation"]): entry["fieldsV1"] for entry in entries}
 

@@ -16,7 +16,7 @@ type Field = tuple[str, ...]
 type Owners = dict[tuple[str, str], tuple[str, set[Field]]]
 """By manager and operation: the time of its last change, and its fields."""
 
-KEPT_FOR = frozenset({"configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies"})
+APPLIED_RESOURCES = frozenset({"configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies"})
 ATOMIC = frozenset({("spec", "podSelector"), ("roleRef",)})
 """Mappings that have one owner as a whole. All lists have one, except ownerReferences, whose items have."""
 MANAGED_METADATA = ("labels", "annotations")
@@ -69,15 +69,15 @@ def applied(
 
 def fields(body: Mapping[str, Any]) -> dict[Field, Any]:
     """Return all fields that managers can own, with their values."""
-    found: dict[Field, Any] = {}
+    values: dict[Field, Any] = {}
     for part in MANAGED_METADATA:
-        found |= dict(_leaves(body["metadata"].get(part) or {}, ("metadata", part)))
+        values |= dict(_leaves(body["metadata"].get(part) or {}, ("metadata", part)))
     for owner in body["metadata"].get("ownerReferences") or ():
-        found["metadata", "ownerReferences", f'k:{{"uid":"{owner["uid"]}"}}'] = owner
+        values["metadata", "ownerReferences", f'k:{{"uid":"{owner["uid"]}"}}'] = owner
     for name, value in body.items():
         if name not in ("apiVersion", "kind", "metadata", "status"):
-            found |= dict(_leaves(value, (name,)))
-    return found
+            values |= dict(_leaves(value, (name,)))
+    return values
 
 
 def _leaves(value: Any, field: Field) -> Iterator[tuple[Field, Any]]:

@@ -37,7 +37,7 @@ class Condition(Section):
         min_length=1,
         max_length=316,
         description="Kind of observation: Accepted, QuotaReserved, ClusterReady, RolloutReady, TrainReady, Ready, "
-        "Suspended, Degraded, Succeeded, Failed, Reconciling or Stalled.",
+        "Suspended, Degraded, UpdateAvailable, Succeeded, Failed, Reconciling or Stalled.",
     )
     status: ConditionStatus = Field(description="Whether the condition holds.")
     observedGeneration: StatusCount | None = Field(
@@ -137,6 +137,29 @@ class AutoscaleStatus(Section):
     time: Time = Field(description="When the size was chosen, in RFC 3339.")
 
 
+class ReleaseStatus(Section):
+    """The trainer image and the version of Ray with which the attempts of the training run."""
+
+    attempt: StatusCount = Field(description="Number of the latest attempt, which runs or ran with them.")
+    image: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Image of the pods. By its digest, once the nodes have reported it; restarts then run this very image.",
+    )
+    reference: str = Field(
+        min_length=1, max_length=1024, description="The image as spec.pods.image or the operator's settings named it."
+    )
+    rayVersion: str = Field(max_length=64, description="Version of Ray in the image.")
+    request: str | None = Field(
+        None,
+        max_length=253,
+        description="Value of the annotation rl.qwen35.io/update when image and version were chosen.",
+    )
+    available: str | None = Field(
+        None, max_length=1024, description="What the operator would choose now. Absent if it is the same."
+    )
+
+
 class Attempt(Section):
     """One attempt to run the training: its RayJob, and how it ended."""
 
@@ -211,6 +234,11 @@ class TrainingStatus(Section):
         description="Seconds for which ended attempts were active, for activeDeadlineSeconds. Time in which a queue holds "
         "an attempt back does not count.",
     )
+    release: ReleaseStatus | None = Field(
+        None,
+        description="Trainer image and version of Ray, which a restart keeps. They change when the training is suspended and "
+        "resumed, and at the restart after a new value of the annotation rl.qwen35.io/update.",
+    )
     autoscale: AutoscaleStatus | None = Field(None, description="Latest decision of rollout.autoscale.")
     rolloutNodes: StatusCount | None = Field(
         None, description="Nodes of the rollout pool that exist, for the scale subresource."
@@ -235,6 +263,7 @@ __all__ = [
     "LastCheckpoint",
     "PoolStatus",
     "ProgressStatus",
+    "ReleaseStatus",
     "Totals",
     "TrainingSpec",
     "TrainingStatus",

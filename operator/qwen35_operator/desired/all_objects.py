@@ -5,6 +5,7 @@ from qwen35_operator.desired import network_policy, object_names, pod_templates,
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.pod_overrides import consistency, reserved_fields
 from qwen35_operator.desired.pools import all_pools
+from qwen35_operator.desired.trainer_release import present
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.manifest import Problem
 
@@ -30,8 +31,9 @@ def problems(training: TrainingResource, settings: OperatorSettings) -> list[Pro
     ]
     if own_problems:
         return own_problems
+    image = present(training, settings).image
     return [
         problem
         for pool in all_pools(training.spec)
-        for problem in consistency.problems(pod_templates.template(training, settings, pool, 1), f"spec.pods.{pool}")
+        for problem in consistency.problems(pod_templates.template(training, image, pool, 1), f"spec.pods.{pool}")
     ]

@@ -1,10 +1,18 @@
-"""Builds the ConfigMap `-config`, with the manifest that the trainer inside the pods reads."""
+"""Builds the ConfigMap `-config`, with the manifest that the trainer inside the pods reads.
+
+The trainer may be of the release before the operator's, because a training keeps its trainer (`reconcile/releases.py`).
+Fields that it does not know must not be in the manifest, so fields with their defaults are left out. A field whose default a
+release has changed is always written, because the trainer's default may be another one.
+"""
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired.objects import KubeObject, metadata, sealed
+from qwen35_operator.desired.spec_fields import has_first_default, plain_fields
 from qwen35_operator.desired.volumes import mounted
 from qwen35_trainer.contract.shared_names import CONFIG_KEY, config_name
-from qwen35_trainer.manifest import API_VERSION, KIND, Manifest, Metadata, dump_manifest
+from qwen35_trainer.manifest import API_VERSION, KIND
+from qwen35_trainer.manifest.base import Section
+from qwen35_trainer.manifest.document import dump_document
 from qwen35_trainer.manifest.pods import PodsSpec
 
 
@@ -14,17 +22,23 @@ def build(training: TrainingResource) -> KubeObject:
     In this manifest the mounted path replaces each PersistentVolumeClaim. spec.pods, which names Secrets, is left out.
     """
     spec = mounted(training.spec).model_copy(update={"suspend": False, "pods": PodsSpec()})
-    manifest = Manifest(
-        apiVersion=API_VERSION,
-        kind=KIND,
-        metadata=Metadata(name=training.name, namespace=training.namespace),
-        spec=spec,
-    )
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": training.name, "namespace": training.namespace},
+        "spec": plain_fields(spec, _left_out),
+    }
     return sealed(
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": metadata(training, config_name(training.name), "config"),
-            "data": {CONFIG_KEY: dump_manifest(manifest)},
+            "data": {CONFIG_KEY: dump_document(manifest)},
         }
     )
+
+
+def _left_out(section: Section, name: str, path: str, value: object) -> bool:
+    """Whether the field has its default, and every release has had this default since there is the field."""
+    default = type(section).model_fields[name].get_default(call_default_factory=True)
+    return has_first_default(path, value) and getattr(section, name) == default

@@ -21,6 +21,11 @@ HASH = f"{DOMAIN}/hash"
 """Annotation: hash of the object as the operator last wrote it."""
 RETRY = f"{DOMAIN}/retry"
 """Annotation of a training: a failed training is tried again whenever the value changes."""
+UPDATE = f"{DOMAIN}/update"
+"""Annotation of a training: whenever the value changes, the next attempt takes the operator's trainer image and version of
+Ray. Annotation of a RayJob: the value when these were chosen."""
+IMAGE = f"{DOMAIN}/image"
+"""Annotation of a RayJob: the trainer image as the spec or the operator's settings name it. The pods may name its digest."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
 """Annotation of a RayJob: the result of `spec_hash.spec_hash` for the spec with which the attempt was started."""
 

@@ -11,7 +11,6 @@ from qwen35_operator.api.v1alpha1 import PodPool
 from qwen35_operator.desired import object_names, volumes
 from qwen35_operator.desired.pod_overrides.merge import merge
 from qwen35_operator.device_profiles import PROFILES, DeviceProfile, PodSize
-from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.contract.shared_names import (
     ATTEMPT_VARIABLE,
     INLINE_ANSWERS,
@@ -27,12 +26,12 @@ USER_ID: Final = 1000
 the devices."""
 
 
-def template(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
+def template(training: TrainingResource, image: str, pool: PodPool, attempt: int) -> dict[str, Any]:
     """Return the pod template of a pool, with the user's changes from spec.pods merged into it.
 
-    The changes must have passed `reserved_fields.problems`.
+    image: the trainer image. The changes must have passed `reserved_fields.problems`.
     """
-    return merge(_template(training, settings, pool, attempt), getattr(training.spec.pods, pool))
+    return merge(_template(training, image, pool, attempt), getattr(training.spec.pods, pool))
 
 
 def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
@@ -44,7 +43,7 @@ def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
     return PodSize(share.cpu * devices, share.memory_gib * devices, share.shm_gib * devices)
 
 
-def _template(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
+def _template(training: TrainingResource, image: str, pool: PodPool, attempt: int) -> dict[str, Any]:
     profile = PROFILES[training.spec.accelerator.profile]
     identity = {object_names.ATTEMPT: str(attempt), object_names.POOL: pool}
     return {
@@ -66,17 +65,17 @@ def _template(training: TrainingResource, settings: OperatorSettings, pool: PodP
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **_tolerations(profile, pool),
-            "containers": [_container(training, settings, pool, attempt)],
+            "containers": [_container(training, image, pool, attempt)],
             "volumes": volumes.volumes(training, profile, pool, size_of(training, pool).shm_gib),
         },
     }
 
 
-def _container(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
+def _container(training: TrainingResource, image: str, pool: PodPool, attempt: int) -> dict[str, Any]:
     profile = PROFILES[training.spec.accelerator.profile]
     return {
         "name": CONTAINER,
-        "image": training.spec.pods.image or settings.images[training.spec.accelerator.profile],
+        "image": image,
         "env": _environment(training, profile, pool, attempt),
         "resources": _resources(training, profile, pool),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

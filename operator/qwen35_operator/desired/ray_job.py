@@ -4,8 +4,6 @@ The operator never writes `suspend`, which belongs to Kueue. KubeRay does not re
 attempt by its own rules. Checked against KubeRay 1.6.1 (controllers/ray/utils/validation.go) and later.
 """
 
-import re
-from importlib.metadata import requires
 from typing import Any, Final
 
 from qwen35_operator.api.training_resource import TrainingResource
@@ -15,33 +13,34 @@ from qwen35_operator.desired.objects import KubeObject, metadata, sealed
 from qwen35_operator.desired.pools import WorkerPool, worker_pools
 from qwen35_operator.desired.queueing import copied_to_job
 from qwen35_operator.desired.spec_hash import spec_hash
+from qwen35_operator.desired.trainer_release import TrainerRelease, present
 from qwen35_operator.device_profiles import PROFILES
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.contract.shared_names import CONFIG_FOLDER, CONFIG_KEY, RUN_FOLDER
 
-
-def _pinned_ray_version() -> str:
-    """Return the version of Ray that this package requires. The trainer images are built with the same version."""
-    pins = (re.match(r"ray\[default\]==([\d.]+)", requirement) for requirement in requires("qwen35") or ())
-    return next(pin[1] for pin in pins if pin)
-
-
-RAY_VERSION: Final = _pinned_ray_version()
 ENTRYPOINT: Final = f"qwen35 run {CONFIG_FOLDER}/{CONFIG_KEY} --output {RUN_FOLDER} --resume auto --link cluster"
 
 
-def build(training: TrainingResource, settings: OperatorSettings, *, attempt: int, rollout_nodes: int) -> KubeObject:
+def build(
+    training: TrainingResource,
+    settings: OperatorSettings,
+    *,
+    attempt: int,
+    rollout_nodes: int,
+    release: TrainerRelease | None = None,
+) -> KubeObject:
     """Return the RayJob of an attempt.
 
     rollout_nodes: the number of nodes with which the rollout pool starts; ignored if the mode has no separate rollout
-    pool.
+    pool. release: trainer image and version of Ray; None for those of this operator.
     """
+    release = release or present(training, settings)
     name = object_names.job_name(training.name, attempt)
     identity = {object_names.ATTEMPT: str(attempt)}
     groups = [
         group
         for pool in worker_pools(training.spec)
-        for group in _groups(training, settings, attempt, pool, rollout_nodes)
+        for group in _groups(training, release.image, attempt, pool, rollout_nodes)
     ]
     return sealed(
         {
@@ -52,7 +51,9 @@ def build(training: TrainingResource, settings: OperatorSettings, *, attempt: in
                 name,
                 "job",
                 labels=copied_to_job(training.labels) | identity,
-                annotations=copied_to_job(training.annotations) | {object_names.SPEC_HASH: spec_hash(training)},
+                annotations=copied_to_job(training.annotations)
+                | {object_names.SPEC_HASH: spec_hash(training), object_names.IMAGE: release.reference}
+                | ({object_names.UPDATE: release.request} if release.request else {}),
             ),
             "spec": {
                 "submissionMode": "HTTPMode",
@@ -62,9 +63,9 @@ def build(training: TrainingResource, settings: OperatorSettings, *, attempt: in
                 "backoffLimit": 0,
                 "shutdownAfterJobFinishes": True,
                 "rayClusterSpec": {
-                    "rayVersion": RAY_VERSION,
+                    "rayVersion": release.ray_version,
                     "enableInTreeAutoscaling": False,
-                    "headGroupSpec": _common(training, settings, attempt, "head"),
+                    "headGroupSpec": _common(training, release.image, attempt, "head"),
                     "workerGroupSpecs": groups,
                 },
             },
@@ -72,24 +73,24 @@ def build(training: TrainingResource, settings: OperatorSettings, *, attempt: in
     )
 
 
-def _common(training: TrainingResource, settings: OperatorSettings, attempt: int, pool: PodPool) -> dict[str, Any]:
+def _common(training: TrainingResource, image: str, attempt: int, pool: PodPool) -> dict[str, Any]:
     return {
         # KubeRay turns this into a pod label and a Ray node label; the latter places actors.
         "labels": {object_names.POOL: pool},
         "resources": _ray_resources(training, pool),
         "rayStartParams": {},
-        "template": pod_templates.template(training, settings, pool, attempt),
+        "template": pod_templates.template(training, image, pool, attempt),
     }
 
 
 def _groups(
-    training: TrainingResource, settings: OperatorSettings, attempt: int, pool: WorkerPool, rollout_nodes: int
+    training: TrainingResource, image: str, attempt: int, pool: WorkerPool, rollout_nodes: int
 ) -> list[dict[str, Any]]:
     """Return the worker groups of a pool: one, and a second one for the straggler lane of the pool rollout.
 
     The group of the lane never changes its size. The label LANE distinguishes the pods and Ray nodes of both groups.
     """
-    common = _common(training, settings, attempt, pool)
+    common = _common(training, image, attempt, pool)
     if pool == "train":
         nodes = training.spec.train.nodes
         return [_counts("train", nodes, nodes, nodes) | common]

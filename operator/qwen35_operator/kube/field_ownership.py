@@ -36,6 +36,6 @@ def _is_own(entry: FieldsEntry, operation: str) -> bool:
     return own and not entry.get("subresource")
 
 
-def _union(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are in at least one of two sets of fields, which FieldsV1 writes as nested mappings."""
-    return {name: _union(one.get(name, {}), other.get(name, {})) for name in (*one, *other)}
+    return {name: _union(first.get(name, {}), second.get(name, {})) for name in (*first, *second)}

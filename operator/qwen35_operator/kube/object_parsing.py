@@ -116,6 +116,19 @@ def _job(raw: KubeObject) -> RayJob:
         cluster=status.get("rayClusterName", ""),
         queued=QUEUE_LABEL in metadata.get("labels", {}),
         rollout_nodes=_rollout_nodes(raw),
+        image=_image(raw),
+        image_reference=sys.intern(metadata.get("annotations", {}).get(object_names.IMAGE, "")),
+        ray_version=sys.intern(str((raw.get("spec", {}).get("rayClusterSpec") or {}).get("rayVersion") or "")),
+        update_request=metadata.get("annotations", {}).get(object_names.UPDATE, ""),
+    )
+
+
+def _image(raw: KubeObject) -> str:
+    """Return the image of Ray's container in the head group of a RayJob; empty if there is none."""
+    head = (raw.get("spec", {}).get("rayClusterSpec") or {}).get("headGroupSpec") or {}
+    containers = head.get("template", {}).get("spec", {}).get("containers", ())
+    return next(
+        (sys.intern(str(each.get("image", ""))) for each in containers if each.get("name") == RAY_CONTAINER), ""
     )
 
 
@@ -175,7 +188,14 @@ def _pod(raw: KubeObject) -> Pod:
         reason=sys.intern(reason),
         exit_code=code,
         message=message[:MAX_MESSAGE_CHARACTERS],
+        image_id=_image_id(status),
     )
+
+
+def _image_id(status: Mapping[str, Any]) -> str:
+    containers = status.get("containerStatuses", ())
+    ids = (str(each.get("imageID") or "") for each in containers if each.get("name") == RAY_CONTAINER)
+    return sys.intern(next(ids, ""))
 
 
 def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:

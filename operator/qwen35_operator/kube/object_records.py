@@ -73,6 +73,13 @@ class RayJob(Child):
     """Whether the job has a queue of Kueue, from its label."""
     rollout_nodes: int
     """Nodes of the rollout pool in spec.rayClusterSpec. If the job has a queue, these are the nodes that the queue admits."""
+    image: str
+    """Trainer image of the pods; empty if the job names none."""
+    image_reference: str
+    """The image as the spec or the operator's settings named it, from an annotation; empty if the annotation is missing."""
+    ray_version: str
+    update_request: str
+    """Value of the training's annotation UPDATE when image and version of Ray were chosen; empty if it had none."""
 
     @property
     def ended(self) -> bool:
@@ -139,6 +146,9 @@ class Pod:
     Error, …; empty for a healthy pod and for one that ends because it was deleted."""
     exit_code: int | None
     message: str
+    image_id: str = ""
+    """imageID of the container `ray`: its image by digest, in the form of the node's container runtime. Empty until the
+    node has reported it."""
 
 
 type ObjectRecord = Child | Pod

@@ -20,7 +20,17 @@ from dataclasses import replace
 from datetime import datetime
 
 from qwen35_operator.operator_settings import OperatorSettings
-from qwen35_operator.reconcile import acceptance, attempts, child_writes, cleanup, completion, running, start, stop
+from qwen35_operator.reconcile import (
+    acceptance,
+    attempts,
+    child_writes,
+    cleanup,
+    completion,
+    releases,
+    running,
+    start,
+    stop,
+)
 from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.new_status import new_status
 from qwen35_operator.reconcile.observed import Observed
@@ -37,6 +47,7 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
         return Decision((), observed.status)  # the API server deletes the children with their owner
     recorded = observed.status.attempts
     observed = attempts.with_clock(attempts.with_adopted(observed), now)
+    observed = releases.with_release(observed, settings)
     verdict = _verdict(observed, settings, now)
     status, copy_after = new_status(observed, verdict, now)
     if observed.unavailable:

@@ -15,6 +15,7 @@ from qwen35_operator.api.v1alpha1 import (
     PodPool,
     PoolStatus,
     ProgressStatus,
+    ReleaseStatus,
     Totals,
     TrainingStatus,
 )
@@ -108,11 +109,23 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
     findings["Ready"] = (yes if ready else no)(reason, message)
     findings["Suspended"] = yes(reason, message) if state == "Suspended" else no("AsExpected")
     findings["Degraded"] = verdict.degraded or no("AsExpected")
+    if (release := observed.status.release) is not None:
+        findings["UpdateAvailable"] = _update(release, final=state in ("Succeeded", "Failed"))
     findings["Succeeded"] = yes(reason, message) if state == "Succeeded" else no("Waiting")
     findings["Failed"] = yes(reason, message) if state == "Failed" else no("AsExpected")
     findings["Reconciling"] = no("AsExpected") if ready or stalled or ended else yes(reason, message)
     findings["Stalled"] = yes(reason, message) if stalled else no("AsExpected")
     return findings
+
+
+def _update(release: ReleaseStatus, *, final: bool) -> Finding:
+    if release.available is None or final:
+        return no("AsExpected")
+    return yes(
+        "NewRelease",
+        f"restarts keep {release.image} with Ray {release.rayVersion}; available: {release.available}. To change, suspend and "
+        f"resume the training, or give the annotation {object_names.UPDATE} a new value: then the next attempt changes",
+    )
 
 
 def _advice(observed: Observed) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired.object_names import RETRY
+from qwen35_operator.desired.object_names import RETRY, UPDATE
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.queueing import copied_to_job
 from qwen35_operator.kube.api_errors import NotFound
@@ -32,8 +32,8 @@ from qwen35_trainer.manifest import Problem, parse_spec
 FINAL_RAY_STATUSES = ("SUCCEEDED", "FAILED", "STOPPED")
 """Values of status.jobStatus that a Ray job never leaves."""
 CACHED_TRAININGS = 2048
-MAX_RETRY_CHARACTERS = 253
-"""Maximum length of the annotation's value that is read: what the status may contain."""
+MAX_REQUEST_CHARACTERS = 253
+"""Maximum length of the values of RETRY and UPDATE that is read: what the status may contain."""
 
 
 class TrainingParser:
@@ -108,7 +108,8 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
         deleting="deletionTimestamp" in metadata,
         # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
         status=TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore"),
-        retry=metadata.get("annotations", {}).get(RETRY, "")[:MAX_RETRY_CHARACTERS],
+        retry=metadata.get("annotations", {}).get(RETRY, "")[:MAX_REQUEST_CHARACTERS],
+        update_request=metadata.get("annotations", {}).get(UPDATE, "")[:MAX_REQUEST_CHARACTERS],
         problems=problems,
         unavailable=cache.problems(namespace),
         children=children,

@@ -45,6 +45,8 @@ class Observed:
     status: TrainingStatus
     retry: str = ""
     """Value of the training's annotation RETRY; empty if it has none."""
+    update_request: str = ""
+    """Value of the training's annotation UPDATE; empty if it has none."""
     problems: tuple[Problem, ...] = ()
     unavailable: tuple[Problem, ...] = ()
     """A problem for each kind that cannot be watched, for example because KubeRay is missing. If there are any, the

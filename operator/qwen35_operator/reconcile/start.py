@@ -4,7 +4,7 @@ from datetime import datetime
 
 from qwen35_operator.api.v1alpha1 import Attempt, State
 from qwen35_operator.desired import object_names, ray_job
-from qwen35_operator.reconcile import attempts, child_writes, elasticity, failure_rules
+from qwen35_operator.reconcile import attempts, child_writes, elasticity, failure_rules, releases
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.situation import Situation
@@ -33,7 +33,13 @@ def decide(situation: Situation) -> Verdict:
     number = attempts.next_number(situation.observed)
     nodes = elasticity.target(training, situation.status)
     control = child_writes.control_message(training, number, nodes)
-    job = ray_job.build(training, situation.settings, attempt=number, rollout_nodes=nodes)
+    job = ray_job.build(
+        training,
+        situation.settings,
+        attempt=number,
+        rollout_nodes=nodes,
+        release=releases.for_next_attempt(situation),
+    )
     name = object_names.job_name(training.name, number)
     attempt = Attempt(number=number, job=name, outcome="Running", startTime=rfc3339(now))
     return Verdict(

@@ -22,6 +22,7 @@ type ConditionType = Literal[
     "Ready",
     "Suspended",
     "Degraded",
+    "UpdateAvailable",
     "Succeeded",
     "Failed",
     "Reconciling",
@@ -37,6 +38,7 @@ CONDITIONS: Final[Mapping[ConditionType, str]] = {
     "Ready": "The cluster matches the spec: the training runs, is suspended as requested, or has succeeded.",
     "Suspended": "The training is suspended: it has no attempt and no pods.",
     "Degraded": "The training is running, but something is wrong; see the message.",
+    "UpdateAvailable": "The operator has another trainer image or version of Ray than the training, which keeps its own.",
     "Succeeded": "The trainer has reported that the training is complete. Final.",
     "Failed": "The training has failed. Final, unless the annotation rl.qwen35.io/retry changes.",
     "Reconciling": "The operator is working towards the desired state (kstatus).",
@@ -74,6 +76,7 @@ REASONS: Final[Mapping[str, str]] = {
     "ProgressUnreadable": "The trainer's report cannot be read.",
     "ClockSkew": "The clock of the head's node differs from the API server's.",
     "NodesFixedByQueue": "The queue holds the attempt at its size; the next attempt gets the new one.",
+    "NewRelease": "The operator's release, or its settings, name another trainer image or version of Ray.",
     "Cleaned": "The children were deleted, cleanupSecondsAfterFinished after the end.",
     "AsExpected": "The condition does not apply, and that is normal.",
 }

@@ -1,10 +1,19 @@
 """The manifest that the pods read."""
 
-import pytest
+from dataclasses import replace
+from typing import Any
 
-from qwen35_operator.desired import all_objects, config
+import pytest
+import yaml
+from pydantic import create_model
+
+from qwen35_operator.desired import all_objects, config, spec_fields
+from qwen35_operator.desired.first_defaults import FIRST_DEFAULTS
 from qwen35_operator.operator_settings import OperatorSettings
-from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.manifest import load_manifest, parse_spec
+from qwen35_trainer.manifest.train import TrainSpec
+from qwen35_trainer.manifest.training import TrainingSpec
+from tests.operator.desired.conftest import SPEC
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "disk", "path": "a/b"}}
 
@@ -26,6 +35,35 @@ def test_the_trainer_reads_the_spec_that_was_asked_for(read, make_training):
     manifest = read(training)
     assert manifest.metadata.name == "demo"
     assert manifest.spec == training.spec
+
+
+def test_fields_with_their_defaults_are_left_out(make_training):
+    text = config.build(make_training({"seed": 0, "rollout.temperature": 1.0, "train.lora": {}}))["data"][
+        "training.yaml"
+    ]
+    spec = yaml.safe_load(text)["spec"]
+    assert spec["train"] == {"updates": 10, "batch": {"promptsPerUpdate": 4}, "lora": {}}
+    assert spec["rollout"] == {"nodes": 2}
+    assert not {"seed", "mode", "suspend", "pods", "checkpoint", "algorithm"} & spec.keys()
+
+
+def test_a_trainer_of_the_release_before_understands_the_config_of_a_later_operator(make_training, monkeypatch):
+    """The later release has added a field and changed two defaults, which the API server has written into stored trainings."""
+    later_train: Any = create_model("Later", __base__=TrainSpec, updates=(int, 99), nodes=(int, 4), addedField=(int, 3))
+    later_spec: Any = create_model("LaterSpec", __base__=TrainingSpec, train=(later_train, later_train()))
+    monkeypatch.setattr(spec_fields, "FIRST_DEFAULTS", {**FIRST_DEFAULTS, "train.addedField": 3})
+
+    def read_before(train: dict[str, int]) -> tuple[int, int]:
+        spec = later_spec.model_validate({**SPEC, "train": train})
+        text = config.build(replace(make_training(), spec=spec))["data"]["training.yaml"]
+        before, problems = parse_spec(yaml.safe_load(text)["spec"])
+        assert before is not None, problems
+        return before.train.nodes, before.train.updates
+
+    assert read_before({"nodes": 1, "updates": 10, "addedField": 3}) == (1, 10)
+    assert read_before({"nodes": 4, "updates": 99, "addedField": 3}) == (4, 99)
+    with pytest.raises(AssertionError, match="addedField"):
+        read_before({"nodes": 4, "updates": 99, "addedField": 7})
 
 
 def test_a_claim_is_the_path_that_it_is_mounted_at(read, make_training):

@@ -3,7 +3,6 @@
 import pytest
 
 from qwen35_operator.desired import network_policy, pod_templates
-from qwen35_operator.operator_settings import OperatorSettings
 from tests.reach import Outside, Pod, matches, may_reach
 
 CHART = {"app.kubernetes.io/name": "kuberay-operator"}
@@ -36,7 +35,7 @@ def policy(make_training):
 @pytest.fixture
 def labels(make_training):
     """Labels of a pool's pod."""
-    return lambda pool: pod_templates.template(make_training(), OperatorSettings(), pool, 1)["metadata"]["labels"]
+    return lambda pool: pod_templates.template(make_training(), "trainer:1", pool, 1)["metadata"]["labels"]
 
 
 @pytest.mark.parametrize("pool", ["head", "rollout", "train"])

@@ -4,7 +4,6 @@ import pytest
 
 from qwen35_operator.desired import pod_templates
 from qwen35_operator.device_profiles import PROFILES
-from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.runtime.signals import END_SECONDS, REAP_SECONDS
 
 POOLS = ("head", "rollout", "train")
@@ -15,7 +14,7 @@ CLAIM = {"persistentVolumeClaim": {"claimName": "disk"}}
 def template(make_training):
     """template("train", {...}) is the pod template of the pool."""
     return lambda pool, changes=None, **fields: pod_templates.template(
-        make_training(changes, **fields), OperatorSettings(), pool, 3
+        make_training(changes, **fields), "trainer:1", pool, 3
     )
 
 
@@ -162,10 +161,3 @@ def test_every_mount_has_its_volume(pool, template):
     changes = {"model.source": CLAIM, "accelerator": {"profile": "Ascend", "devicesPerNode": 8}}
     pod = template(pool, changes)
     assert {mount["name"] for mount in mounts(pod).values()} == {volume["name"] for volume in pod["spec"]["volumes"]}
-
-
-def test_the_image_is_the_trainings_or_else_the_profiles(template, make_training):
-    assert template("train", {"pods.image": "mine:1"})["spec"]["containers"][0]["image"] == "mine:1"
-    settings = OperatorSettings(images={"NVIDIA": "house:2", "Ascend": "a", "CPU": "c"})
-    pod = pod_templates.template(make_training(), settings, "train", 1)
-    assert pod["spec"]["containers"][0]["image"] == "house:2"

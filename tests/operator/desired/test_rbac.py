@@ -5,7 +5,6 @@ import itertools
 import pytest
 
 from qwen35_operator.desired import pod_templates, rbac
-from qwen35_operator.operator_settings import OperatorSettings
 
 ALLOWED = {
     "demo-progress": {"get", "patch", "update"},
@@ -30,7 +29,7 @@ def test_only_these_may_be_touched(make_training):
 def test_the_account_of_the_binding_is_that_of_the_head(make_training):
     training = make_training()
     account, role, binding = rbac.build(training)
-    head = pod_templates.template(training, OperatorSettings(), "head", 1)["spec"]
+    head = pod_templates.template(training, "trainer:1", "head", 1)["spec"]
     assert head["serviceAccountName"] == account["metadata"]["name"] == binding["subjects"][0]["name"]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"][0]["namespace"] == "rl"
@@ -38,6 +37,6 @@ def test_the_account_of_the_binding_is_that_of_the_head(make_training):
 
 @pytest.mark.parametrize("pool", ["rollout", "train"])
 def test_a_worker_has_no_token(pool, make_training):
-    spec = pod_templates.template(make_training(), OperatorSettings(), pool, 1)["spec"]
+    spec = pod_templates.template(make_training(), "trainer:1", pool, 1)["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in spec

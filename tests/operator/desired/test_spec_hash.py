@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, create_model
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from qwen35_operator.desired import spec_hash as module
+from qwen35_operator.desired import spec_fields
 from qwen35_operator.desired.first_defaults import FIRST_DEFAULTS
 from qwen35_operator.desired.spec_hash import LIVE_FIELDS, spec_hash
 from qwen35_trainer.manifest import fields
@@ -79,7 +79,7 @@ LaterSpec: Any = create_model("LaterSpec", __base__=TrainingSpec, train=(LaterTr
 def test_a_release_with_other_defaults_and_more_fields_computes_the_same(make_training, monkeypatch, added):
     training = make_training({"train.nodes": 1, "train.activationCheckpointing": False})
     stored = {**SPEC, "train": {**SPEC["train"], "nodes": 1, "activationCheckpointing": False, **added}}
-    monkeypatch.setattr(module, "FIRST_DEFAULTS", {**FIRST_DEFAULTS, "train.addedField": 3})
+    monkeypatch.setattr(spec_fields, "FIRST_DEFAULTS", {**FIRST_DEFAULTS, "train.addedField": 3})
     later = replace(training, spec=LaterSpec.model_validate(stored))
     assert spec_hash(later) == spec_hash(training)
     stored["train"]["nodes"] = 4
@@ -96,8 +96,8 @@ def test_how_pydantic_writes_a_spec_does_not_matter(make_training, monkeypatch):
 
 
 def test_every_field_has_a_first_default_if_it_has_a_default():
-    found = dict(defaults(TrainingSpec, ""))
-    assert found.keys() == FIRST_DEFAULTS.keys(), "add the defaults of new fields to first_defaults.py"
+    present = dict(defaults(TrainingSpec, ""))
+    assert present.keys() == FIRST_DEFAULTS.keys(), "add the defaults of new fields to first_defaults.py"
 
 
 def test_the_live_fields_are_fields():

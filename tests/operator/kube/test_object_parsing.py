@@ -189,6 +189,27 @@ def test_a_job_without_a_status() -> None:
     assert not job.suspended
 
 
+def test_what_the_pods_of_a_job_run() -> None:
+    body = raw_objects.ray_job()
+    job = object_parsing.record(RAY_JOB, body)
+    assert (job.image, job.image_reference, job.ray_version, job.update_request) == ("", "", "", "")
+    containers = [{"name": "sidecar", "image": "other"}, {"name": "ray", "image": "trainer@sha256:1"}]
+    head = {"template": {"spec": {"containers": containers}}}
+    body["spec"] = {"rayClusterSpec": {"rayVersion": "2.56.0", "headGroupSpec": head}}
+    body["metadata"]["annotations"] |= {object_names.IMAGE: "trainer:1", object_names.UPDATE: "now"}
+    job = object_parsing.record(RAY_JOB, body)
+    assert (job.image, job.image_reference) == ("trainer@sha256:1", "trainer:1")
+    assert (job.ray_version, job.update_request) == ("2.56.0", "now")
+
+
+def test_the_image_of_a_pod_is_that_of_the_container_ray() -> None:
+    statuses = [{"name": "sidecar", "imageID": "other"}, {"name": "ray", "imageID": "trainer@sha256:1", "state": {}}]
+    assert object_parsing.record(POD, raw_objects.pod(status={"containerStatuses": statuses})).image_id == (
+        "trainer@sha256:1"
+    )
+    assert object_parsing.record(POD, raw_objects.pod()).image_id == ""
+
+
 def test_a_job_with_a_status() -> None:
     status = {
         "jobDeploymentStatus": "Failed",

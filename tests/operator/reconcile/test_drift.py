@@ -18,7 +18,7 @@ def test_what_the_operator_wrote_last_has_not_drifted():
     assert drifted([CHILD], START + timedelta(days=1)) == (frozenset(), None)
 
 
-def test_another_version_is_checked_at_once_if_the_last_write_is_old_enough():
+def test_another_version_is_checked_immediately_if_the_last_write_is_old_enough():
     changed = replace(CHILD, version="9")
     assert drifted([changed], START + timedelta(seconds=REPAIR_SECONDS)) == ({KEY}, None)
     due, after = drifted([CHILD, changed], START + timedelta(seconds=REPAIR_SECONDS - 3))
@@ -57,18 +57,18 @@ class Changed(World):
 
 def applied(world: World) -> list[tuple[str, str]]:
     """The children that one decision applies, in order."""
-    found: list[tuple[str, str]] = []
+    children: list[tuple[str, str]] = []
     before, world.changed = world.apply, True
 
     def apply(write):
         if isinstance(write, Apply):
-            found.append((write.manifest["kind"], write.manifest["metadata"]["name"]))
+            children.append((write.manifest["kind"], write.manifest["metadata"]["name"]))
         return before(write)
 
     world.apply = apply
     world.reconcile()
     world.apply, world.changed = before, False
-    return found
+    return children
 
 
 def test_all_children_of_a_running_attempt_are_repaired_once_each_the_network_policy_first():
@@ -135,7 +135,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("addition", ADDITIONS)
-def test_what_others_add_beside_the_operators_fields_is_no_drift(addition):
+def test_additions_of_others_are_not_drift(addition):
     assert is_as_desired(DESIRED | addition, DESIRED)
 
 

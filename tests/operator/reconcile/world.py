@@ -45,6 +45,9 @@ class World:
     spec: dict = field(default_factory=lambda: deepcopy(SPEC))
     labels: dict = field(default_factory=dict)
     retry: str = ""
+    update_request: str = ""
+    settings: OperatorSettings = field(default_factory=OperatorSettings)
+    image_id: str = ""
     now: datetime = START
     status: TrainingStatus = field(default_factory=TrainingStatus)
     generation: int = 1
@@ -97,6 +100,7 @@ class World:
             deleting=self.deleting,
             status=self.status,
             retry=self.retry,
+            update_request=self.update_request,
             problems=tuple(problems),
             unavailable=self.unavailable,
             children={key: child for key, (child, _) in self.children.items()},
@@ -115,7 +119,7 @@ class World:
     def reconcile(self, *, writes: int | None = None) -> bool:
         """Reconcile once; with `writes`, crash after this number of writes. Returns whether the reconcile completed."""
         seen = self.observe()
-        decision = decide(seen, OperatorSettings(), self.now)
+        decision = decide(seen, self.settings, self.now)
         self.wanted_after = decision.after
         remaining = writes
         for write in decision.writes:
@@ -197,6 +201,10 @@ class World:
                 for group in manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
                 if group["groupName"] in ("rollout", "lane")
             ),
+            image=manifest["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["image"],
+            image_reference=manifest["metadata"]["annotations"]["rl.qwen35.io/image"],
+            ray_version=manifest["spec"]["rayClusterSpec"]["rayVersion"],
+            update_request=manifest["metadata"]["annotations"].get("rl.qwen35.io/update", ""),
         )
 
     def _scale(self, scale: Scale) -> None:
@@ -289,7 +297,7 @@ class World:
             own_pods.remove(victim)
             del self.pods[victim.name]
         for pod in own_pods:
-            self.pods[pod.name] = replace(pod, phase="Running", ready=not pod.reason)
+            self.pods[pod.name] = replace(pod, phase="Running", ready=not pod.reason, image_id=self.image_id)
         for _ in range(count - len(own_pods)):
             self.pod_count += 1
             name = f"demo-{attempt}-{group}-{self.pod_count}"

@@ -292,8 +292,8 @@ def test_a_change_is_refused_or_leaves_the_fenced_parts_as_they_are(change, make
     training = make_training({"pods.train": change})
     if all_objects.problems(training, OperatorSettings()):
         return
-    plain = pod_templates.template(make_training(), OperatorSettings(), "train", 1)
-    merged = pod_templates.template(training, OperatorSettings(), "train", 1)
+    plain = pod_templates.template(make_training(), "trainer:1", "train", 1)
+    merged = pod_templates.template(training, "trainer:1", "train", 1)
     assert plain["metadata"]["labels"].items() <= merged["metadata"]["labels"].items()
     assert [volume for volume in merged["spec"]["volumes"] if volume in plain["spec"]["volumes"]] == plain["spec"][
         "volumes"
