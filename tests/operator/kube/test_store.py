@@ -1,12 +1,14 @@
 """However late, often or disordered events arrive, the store ends with the present objects."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen35_operator.kube.kinds import CONFIG_MAP
 from qwen35_operator.kube.object_parsing import record
+from qwen35_operator.kube.object_records import OwnWrite
 from qwen35_operator.kube.store import Store, TrainingKey
 from tests.operator.kube import raw_objects
 from tests.profiles import examples
@@ -52,6 +54,23 @@ def test_a_deletion_counts_for_the_object_it_means() -> None:
     assert store.remove("team", "a", "u1", "4")
     assert not store.remove("team", "a", "u1", "4")
     assert versions(store) == {}
+
+
+def own(record, version: int):
+    """The same object in the answer to a write of the operator."""
+    return replace(record, own_write=OwnWrite(str(version), datetime(2026, 1, 1, tzinfo=UTC)))
+
+
+def test_the_operators_write_is_recorded_also_if_the_watch_was_faster_and_until_the_object_is_another() -> None:
+    store = Store()
+    store.put("demo", one(version=7))
+    assert not store.put_own("demo", own(one(version=7), 7))
+    store.put("demo", one(version=9))
+    assert [(record.version, record.own_write.version) for record in store.of(KEY)] == [("9", "7")]
+    store.put_own("demo", own(one(version=11), 11))
+    assert [record.own_write.version for record in store.of(KEY)] == ["11"]
+    store.put("demo", one(version=12, uid="u2"))
+    assert [record.own_write for record in store.of(KEY)] == [None]
 
 
 def test_a_late_answer_does_not_bring_back_what_was_deleted_since() -> None:
