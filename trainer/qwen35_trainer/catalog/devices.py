@@ -1,4 +1,4 @@
-"""Accelerators: memory and peak speeds of one device, from the makers' data sheets."""
+"""Accelerators: memory and peak speeds of one device. Each source was read on 2026-11-26, and names what it says."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final, Literal
 from qwen35_trainer.catalog.links import LinkName
 from qwen35_trainer.manifest.accelerator import ProfileName
 
-DeviceName = Literal["H100", "H200", "H20", "A100", "Ascend-910B", "Ascend-910C"]
+DeviceName = Literal["H100", "H200", "H20", "A100", "B200", "B300", "Ascend-910B", "Ascend-910C"]
 
 GB: Final = 1e9
-"""Data sheets count memory and bandwidth in powers of ten, except the memory of GPUs: their "80 GB" are 80 GiB less reserved."""
+"""Data sheets count memory and bandwidth in powers of ten."""
 GIB: Final = 1 << 30
 
 
@@ -21,7 +21,7 @@ class Device:
 
     profile: ProfileName
     memory: float
-    """Bytes that a process can allocate."""
+    """Bytes that a process can allocate: the capacity that messages about missing memory report, which is less than the data sheet's."""
     flops: float
     """Peak dense bfloat16 operations per second."""
     bandwidth: float
@@ -30,34 +30,65 @@ class Device:
     between_nodes: LinkName
     to_host: LinkName
     source: str
+    """Where the figures are from, and what was found there."""
+    product: str | None = None
+    """Value of the label nvidia.com/gpu.product of nodes with this device (NVIDIA's GPU feature discovery)."""
 
 
 DEVICES: Final[dict[DeviceName, Device]] = {
     "H100": Device(
-        *("NVIDIA", 79.1 * GIB, 989e12, 3350 * GB, "NVLink4", "IB-400G", "PCIe5"),
-        "NVIDIA H100 SXM datasheet: 80 GB, 989 TFLOP/s dense bf16, 3.35 TB/s. torch.cuda.mem_get_info reports 79.1 GiB.",
+        *("NVIDIA", 79.18 * GIB, 989e12, 3350 * GB, "NVLink4", "IB-400G", "PCIe5"),
+        "https://glennklockwood.com/garden/processors/h100, from NVIDIA's data sheet of H100 SXM: 80 GB, 989.4 TFLOP/s dense bf16, "
+        "3.35 TB/s. torch: total capacity of 79.18 or 79.19 GiB.",
+        product="NVIDIA-H100-80GB-HBM3",
     ),
     "H200": Device(
         *("NVIDIA", 139.8 * GIB, 989e12, 4800 * GB, "NVLink4", "IB-400G", "PCIe5"),
-        "NVIDIA H200 SXM datasheet: 141 GB, 989 TFLOP/s dense bf16, 4.8 TB/s.",
+        "https://aiwiki.ai/wiki/nvidia_h200: 141 GB, 4.8 TB/s, cores as in H100. torch: total capacity of 139.80 or 139.81 GiB.",
+        product="NVIDIA-H200",
     ),
     "H20": Device(
-        *("NVIDIA", 95.1 * GIB, 148e12, 4000 * GB, "NVLink4", "IB-400G", "PCIe5"),
-        "NVIDIA HGX H20 datasheet: 96 GB, 148 TFLOP/s dense bf16, 4.0 TB/s.",
+        *("NVIDIA", 95.0 * GIB, 148e12, 4000 * GB, "NVLink4", "IB-400G", "PCIe5"),
+        "https://willitrunai.com/es/gpus/h20-96gb: 96 GB, 148 TFLOP/s dense fp16, 4.0 TB/s, NVLink of 900 GB/s. torch reports 95.0 to "
+        "95.2 GiB for GPUs of 96 GB. The variant with 141 GB is not in the catalog.",
+        product="NVIDIA-H20",
     ),
     "A100": Device(
-        *("NVIDIA", 79.2 * GIB, 312e12, 2039 * GB, "NVLink3", "IB-200G", "PCIe4"),
-        "NVIDIA A100 80GB SXM datasheet: 80 GB, 312 TFLOP/s dense bf16, 2.039 TB/s.",
+        *("NVIDIA", 79.15 * GIB, 312e12, 2039 * GB, "NVLink3", "IB-200G", "PCIe4"),
+        "https://glennklockwood.com/garden/processors/A100, from NVIDIA's data sheet of A100 SXM 80 GB: 312 TFLOP/s dense bf16, 2.039 TB/s. "
+        "torch: total capacity of 79.14 or 79.15 GiB.",
+        product="NVIDIA-A100-SXM4-80GB",
+    ),
+    "B200": Device(
+        *("NVIDIA", 178.35 * GIB, 2250e12, 8000 * GB, "NVLink5", "IB-400G", "PCIe5"),
+        "https://glennklockwood.com/garden/processors/B200: HGX B200 at 1,000 W has 2,250 TFLOP/s dense bf16, 8 TB/s. "
+        "https://docs.vultr.com/inference-cookbook/cuda/getting-started/hardware-overview: 179 GB. torch: total capacity of 178.35 GiB.",
+        product="NVIDIA-B200",
+    ),
+    "B300": Device(
+        *("NVIDIA", 267.69 * GIB, 2250e12, 8000 * GB, "NVLink5", "IB-800G", "PCIe6"),
+        "https://glennklockwood.com/garden/processors/B300: 288 GB, 2,250 TFLOP/s dense bf16, 8 TB/s, PCIe 6. torch: total capacity of "
+        "267.69 GiB.",
+        product="NVIDIA-B300-SXM6-AC",
     ),
     "Ascend-910B": Device(
-        *("Ascend", 61.3 * GIB, 313e12, 1600 * GB, "HCCS", "RoCE-200G", "PCIe4"),
-        "Huawei Atlas 800T A2 (910B3): 64 GB, 313 TFLOP/s FP16, 1.6 TB/s.",
+        *("Ascend", 60.96 * GIB, 313e12, 1600 * GB, "HCCS", "RoCE-200G", "PCIe4"),
+        "910B3 of an Atlas 800T A2, in the variant with 64 GB: 313 TFLOP/s fp16 and bf16 "
+        "(https://jdc.huawei.com/jdc/refactor/viewthread?tid=1175654, as cited by users), 1.6 TB/s. A 910B4 has 280 TFLOP/s "
+        "(https://ai.gitee.com/docs/compute/clusters_gpu/ascend_gpu) and half the bandwidth. torch_npu: 60.96 or 60.97 GiB total capacity.",
     ),
     "Ascend-910C": Device(
-        *("Ascend", 61.3 * GIB, 376e12, 1600 * GB, "HCCS-UB", "RoCE-200G", "PCIe5"),
-        "Serving Large Language Models on Huawei CloudMatrix384 (arXiv:2506.12708), section 3: per die 64 GB, "
-        "376 TFLOP/s dense bf16, 1.6 TB/s.",
+        *("Ascend", 61.27 * GIB, 376e12, 1600 * GB, "HCCS-UB", "RoCE-200G", "PCIe5"),
+        "Serving Large Language Models on Huawei CloudMatrix384 (https://arxiv.org/html/2506.12708v2), section 3: per die 64 GB, "
+        "376 TFLOP/s dense bf16, 1.6 TB/s. 384 chips of two dies give 289 PFLOP/s, and https://semivoice.com/post/3a06fb82 reports 300. "
+        "torch_npu: 61.27 or 61.28 GiB total.",
     ),
 }
 DEFAULT_DEVICES: Final[dict[ProfileName, DeviceName]] = {"NVIDIA": "H100", "Ascend": "Ascend-910B"}
 """The device that is assumed for a profile when none is named: a manifest names the profile only."""
+
+
+def largest_device(profile: ProfileName) -> DeviceName | None:
+    """Return the device of a profile with the most memory; None for a profile without devices."""
+    names = [name for name, device in DEVICES.items() if device.profile == profile]
+    return max(names, key=lambda name: DEVICES[name].memory, default=None)
