@@ -14,10 +14,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from qwen35_trainer.catalog.devices import DEVICES, GIB
+from qwen35_trainer.catalog.devices import DEVICES
 from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.manifest import parse_spec
+from qwen35_trainer.planning.pod_request import PodRequest
 from qwen35_trainer.planning.resource_plan import Inputs, resource_plan
 
 PROMPT = 100
@@ -118,9 +119,8 @@ def planned(run: Run) -> dict[str, Any]:
     assert spec is not None, problems
     assert not problems, problems
     shape = LLAMA if run.fitted else MODELS[run.model]
-    inputs = Inputs(
-        shape, "H100", mean=run.mean - PROMPT, prompt=PROMPT, pictures=False, pod_memory=512 * GIB, pod_shm=192 * GIB
-    )
+    profile = PodRequest(memory_gib=512, shm_gib=192)
+    inputs = Inputs(shape, "H100", mean=run.mean - PROMPT, prompt=PROMPT, pictures=False, profile=profile)
     time = resource_plan(spec, inputs).time
     assert time is not None
     assert time.generation is not None

@@ -61,7 +61,7 @@ NVIDIA: Final = DeviceProfile(
     # The driver holds prompts and the groups in flight, but no weights.
     head=PodSize(cpu=8, memory_gib=32, shm_gib=12),
     # Eight devices take 64 CPUs and 512 GiB: the clouds' 8-GPU machines have more (a2-highgpu-8g: 96 CPUs, 680 GB).
-    # Offloaded FP32 state of 35B parameters takes 210 GiB on each of two such nodes.
+    # desired/pod_size.py adds memory where the plan of a training needs more.
     per_device=PodSize(cpu=8, memory_gib=64, shm_gib=24),
     grace_seconds=60,
     environment={

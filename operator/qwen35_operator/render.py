@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from qwen35_operator.api.training_resource import TrainingResource
-from qwen35_operator.desired import all_objects, config, message_config_maps, ray_job
+from qwen35_operator.desired import all_objects, config, message_config_maps, pod_size, ray_job
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.pools import rollout_nodes
 from qwen35_operator.operator_settings import OperatorSettings
@@ -46,7 +46,7 @@ def objects(
         annotations=metadata.annotations,
     )
     settings = settings or OperatorSettings()
-    if problems := all_objects.problems(training, settings):
+    if problems := [*all_objects.problems(training, settings), *pod_size.problems(training)]:
         raise ManifestError(file, problems)
     nodes = rollout_nodes(training.spec)
     return (

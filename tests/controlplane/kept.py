@@ -93,6 +93,7 @@ WRITTEN: list[Document] = [
                 {"name": "A", "value": "b"},
                 {"name": "C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
             ],
+            "sizing": "Profile",
             "head": FRAGMENTS[4],
             "train": FRAGMENTS[15],
         },

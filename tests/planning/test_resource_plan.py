@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_named_with_a_fix_and_exit_code_3(manifest):
     result = run(manifest(train={"nodes": 1}), "--resources")
     assert result.exit_code == 3
     assert "Does not fit:" in result.stdout
-    assert "spec.train: a rank needs" in result.stdout
+    assert "spec.train: with 1 node × 8 devices, a rank needs" in result.stdout
     assert "train.activationCheckpointing" in result.stdout
 
 

@@ -220,6 +220,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "pods.env": [],
     "pods.env[].value": None,
     "pods.env[].valueFrom": None,
+    "pods.sizing": "Planned",
     "pods.head": {},
     "pods.rollout": {},
     "pods.train": {},

@@ -10,7 +10,8 @@ from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import PodPool
 from qwen35_operator.desired import object_names, volumes
 from qwen35_operator.desired.pod_overrides.merge import merge
-from qwen35_operator.device_profiles import PROFILES, DeviceProfile, PodSize
+from qwen35_operator.desired.pod_size import size_of
+from qwen35_operator.device_profiles import PROFILES, DeviceProfile
 from qwen35_trainer.contract.shared_names import (
     ATTEMPT_VARIABLE,
     INLINE_ANSWERS,
@@ -32,15 +33,6 @@ def template(training: TrainingResource, image: str, pool: PodPool, attempt: int
     image: the trainer image. The changes must have passed `reserved_fields.problems`.
     """
     return merge(_template(training, image, pool, attempt), getattr(training.spec.pods, pool))
-
-
-def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
-    """Return CPU and memory of a pod of the pool."""
-    profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode
-    if pool == "head":
-        return profile.head
-    share = profile.per_device
-    return PodSize(share.cpu * devices, share.memory_gib * devices, share.shm_gib * devices)
 
 
 def _template(training: TrainingResource, image: str, pool: PodPool, attempt: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import PodPool
-from qwen35_operator.desired import object_names, pod_templates
+from qwen35_operator.desired import object_names, pod_size, pod_templates
 from qwen35_operator.desired.objects import KubeObject, metadata, sealed
 from qwen35_operator.desired.pools import WorkerPool, worker_pools
 from qwen35_operator.desired.queueing import copied_to_job
@@ -119,5 +119,5 @@ def _ray_resources(training: TrainingResource, pool: PodPool) -> dict[str, str]:
         return {"CPU": "0"}
     profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode
     # At least one CPU for each worker process.
-    cpus = {"CPU": str(max(devices, int(pod_templates.size_of(training, pool).cpu)))}
+    cpus = {"CPU": str(max(devices, int(pod_size.size_of(training, pool).cpu)))}
     return cpus if profile.ray_resource is None else cpus | {profile.ray_resource: str(devices)}

@@ -2,7 +2,7 @@
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import State
-from qwen35_operator.desired import all_objects
+from qwen35_operator.desired import all_objects, pod_size
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Verdict
@@ -33,7 +33,7 @@ def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource |
     """Return the training if the operator can work on it; otherwise return a verdict that says why it cannot.
 
     An open attempt keeps running while its training is refused. A training that has had an attempt is not refused for
-    what an earlier release accepted.
+    what an earlier release accepted, nor because a plan says that it does not fit.
     """
     state: State = "Pending" if attempts.open_attempt(observed) is None else "Running"
     if observed.unavailable:
@@ -43,7 +43,7 @@ def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource |
     if training is not None:
         problems += refusals(training, settings)
         if not observed.status.attempts:
-            problems += check_new(training.spec)
+            problems += [*check_new(training.spec), *pod_size.problems(training)]
     if training is not None and not problems:
         return training
     assert problems, f"{observed.namespace}/{observed.name}: the spec was not read, and no problem was reported"

@@ -19,7 +19,7 @@ from qwen35_operator.api.v1alpha1 import (
     Totals,
     TrainingStatus,
 )
-from qwen35_operator.desired import object_names
+from qwen35_operator.desired import object_names, pod_size
 from qwen35_operator.desired.queueing import QUEUE_LABEL
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Decision, Verdict
@@ -33,6 +33,11 @@ from qwen35_trainer.contract import ProgressReport
 MIN_PROGRESS_SECONDS = 10.0
 """Minimum time between two copies of the trainer's numbers into the status: each copy is a write to etcd."""
 
+NO_STORAGE: Final = (
+    "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
+    "set checkpoint.storage"
+)
+"""Warning of a training whose checkpoints have no storage."""
 PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
 """Reasons for which the API server refuses a write every time, until the spec or the cluster changes."""
 
@@ -129,13 +134,13 @@ def _update(release: ReleaseStatus, *, final: bool) -> Finding:
 
 
 def _advice(observed: Observed) -> str:
-    """Return a warning if checkpoints have no storage, and otherwise an empty text."""
-    if observed.training is None or observed.training.spec.checkpoint.storage is not None:
+    """Return warnings: checkpoints have no storage, or the pods could not be sized. An empty text if there are none."""
+    if observed.training is None:
         return ""
-    return (
-        "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
-        "set checkpoint.storage"
-    )
+    warnings = [pod_size.note(observed.training)]
+    if observed.training.spec.checkpoint.storage is None:
+        warnings.insert(0, NO_STORAGE)
+    return "; ".join(filter(None, warnings))
 
 
 def _pool_findings(

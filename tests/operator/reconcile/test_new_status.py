@@ -152,6 +152,40 @@ def test_what_an_earlier_release_accepted_is_refused_in_a_new_training_and_conti
     assert [attempt.outcome for attempt in begun.status.attempts] == ["Suspended", "Running"]
 
 
+LARGE = {"name": "Qwen/Qwen3.5-397B-A17B", "source": {"path": "/models/397b"}}
+
+
+def test_a_training_that_does_not_fit_is_refused_if_it_is_new_and_continued_if_it_has_begun():
+    new = World()
+    new.edit(model=LARGE)
+    new.reconcile()
+    accepted = new.condition("Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "Invalid")
+    assert [part for part in ("spec.train: ", "spec.rollout: ") if part in accepted.message] == [
+        "spec.train: ",
+        "spec.rollout: ",
+    ]
+    assert not new.jobs
+    new.edit(pods={"sizing": "Profile"})
+    new.until_running()
+
+    begun = World()
+    begun.until_running()
+    begun.edit(model=LARGE)  # stands for an upgrade to a release that plans more: the job is of this spec
+    begun.jobs["demo-1"] = replace(begun.jobs["demo-1"], spec_hash=spec_hash(begun.observe().training))
+    begun.reconcile()
+    assert begun.is_true("Accepted")
+    assert [attempt.outcome for attempt in begun.status.attempts] == ["Running"]
+
+
+def test_an_accepted_training_says_what_is_not_checked(world):
+    world.edit(model={"name": "my/own"}, checkpoint={"storage": None})
+    world.reconcile()
+    assert world.is_true("Accepted")
+    message = world.condition("Accepted").message
+    assert message.index("no checkpoints, because") < message.index("model.name my/own is not in the catalog")
+
+
 def test_a_kind_that_cannot_be_watched_stops_everything_and_is_named(world):
     world.unavailable = (Problem("rayjobs.ray.io", "the cluster has no such kind.", "Install KubeRay 1.5.1 or newer."),)
     world.reconcile()

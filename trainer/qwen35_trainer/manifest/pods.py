@@ -1,6 +1,6 @@
 """spec.pods: the pods of a cluster; `qwen35 run` has no pods and ignores this section."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
@@ -69,6 +69,15 @@ class PodsSpec(Section):
         strict=False,
         max_length=64,
         description="Environment variables of every pod, such as keys of metric services. Default: empty. verl: none.",
+    )
+    sizing: Literal["Planned", "Profile"] = Field(
+        "Planned",
+        description="How the memory of worker pods is determined. Planned: what `qwen35 plan` computes, where that is more than "
+        "the profile's memory, for random models and those of the catalog; a new training is refused if a rank or a "
+        "replica needs more than the largest device of the profile in the catalog has. Profile: the memory of "
+        "accelerator.profile for each device, and nothing is refused, for larger devices and for plans that are wrong. "
+        "Resources in the templates below override both. Default: Planned, because a pod with too little memory is "
+        "killed long after it has started. verl: none.",
     )
     head: PodTemplate = Field(
         default_factory=dict[str, Any],

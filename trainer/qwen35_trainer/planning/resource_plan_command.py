@@ -8,12 +8,14 @@ from pathlib import Path
 
 from qwen35_trainer.catalog.devices import DEFAULT_DEVICES, DEVICES, DeviceName
 from qwen35_trainer.catalog.model_sizes import ModelSizes
-from qwen35_trainer.catalog.models import MODELS, find
+from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.manifest import Manifest, ManifestError, load_manifest
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning.known_sizes import known_sizes
 from qwen35_trainer.planning.measured_run import MeasuredRun, NothingMeasured
-from qwen35_trainer.planning.resource_plan import GIB, Inputs, ResourcePlan, resource_plan
+from qwen35_trainer.planning.pod_request import PodRequest
+from qwen35_trainer.planning.resource_plan import Inputs, ResourcePlan, resource_plan
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import UpdateRecord
 
@@ -49,9 +51,8 @@ def planned(
         problems.append(f"--mean {mean:g}: is not between 1 and data.maxResponseTokens {spec.data.maxResponseTokens}")
     if problems:
         raise PlanRefused("\n".join(problems))
-    memory, shm = _pod_size(spec)
     shape = _shape(manifest, file.parent)
-    return resource_plan(spec, Inputs(shape, chosen, mean, pictures, memory, shm, measured=measured))
+    return resource_plan(spec, Inputs(shape, chosen, mean, pictures, _profile(spec), measured=measured))
 
 
 def _device(spec: TrainingSpec, name: str | None, problems: list[str]) -> DeviceName | None:
@@ -71,17 +72,13 @@ def _device(spec: TrainingSpec, name: str | None, problems: list[str]) -> Device
 def _shape(manifest: Manifest, base: Path) -> ModelSizes:
     """Return the sizes of the model: of its config.json if the folder is here, otherwise of the catalog."""
     model = manifest.spec.model
-    if (random := model.source.random) is not None:
-        # One token for each character, three for the chat template, and four for pictures (data/tokenizer.py).
-        special = 3 if random.vision is None else 7
-        return ModelSizes.of_random(random, len(random.characters) + special)
     if model.source.path is not None and (config := base / model.source.path / "config.json").is_file():
         try:
             return ModelSizes.of_config(json.loads(config.read_text(encoding="utf-8")))
         except (KeyError, TypeError, ValueError) as error:
             text = f"{config}: {type(error).__name__} {error}; it is not the config.json of a Qwen3.5 or Qwen3 model"
             raise ModelUnknown(text) from error
-    if (shape := find(model.name)) is None:
+    if (shape := known_sizes(model)) is None:
         raise ModelUnknown(
             f"spec.model.name: {model.name} is not in the catalog, and no config.json is at spec.model.source. "
             f"{did_you_mean(model.name, MODELS)}"
@@ -108,9 +105,9 @@ def _measured(run: Path, spec: TrainingSpec, problems: list[str]) -> MeasuredRun
     return measured
 
 
-def _pod_size(spec: TrainingSpec) -> tuple[float, float]:
-    """Return the bytes of memory and of /dev/shm that the operator requests for a pod of a pool, without changes in spec.pods."""
+def _profile(spec: TrainingSpec) -> PodRequest:
+    """Return the memory that the device profile gives a pod of a pool."""
     from qwen35_operator.device_profiles import PROFILES
 
     share, devices = PROFILES[spec.accelerator.profile].per_device, spec.accelerator.devicesPerNode
-    return share.memory_gib * devices * GIB, share.shm_gib * devices * GIB
+    return PodRequest(share.memory_gib * devices, share.shm_gib * devices)

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from qwen35_trainer.formatting import count, counted, duration, number, percent
-from qwen35_trainer.planning.resource_plan import GIB, ResourcePlan
+from qwen35_trainer.planning.memory_plan import GIB
+from qwen35_trainer.planning.resource_plan import ResourcePlan
 from qwen35_trainer.planning.train_memory import TrainMemory
 from qwen35_trainer.planning.update_time import UpdateTime
 
@@ -23,18 +24,21 @@ def resource_table(plan: ResourcePlan) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("memory of a device")
     table.add_column("GiB", justify="right")
-    for name, size in _train_rows(plan.train.device):
+    for name, size in _train_rows(plan.memory.train.device):
         table.add_row(f"train: {name}", _gib(size))
     table.add_row(
-        f"train: at its peak, {plan.train.peak}", _gib(plan.train.device.total), style="bold", end_section=True
+        f"train: at its peak, {plan.memory.train.peak}",
+        _gib(plan.memory.train.device.total),
+        style="bold",
+        end_section=True,
     )
-    if (replica := plan.replica) is not None:
+    if (replica := plan.memory.replica) is not None:
         table.add_row("replica: weights", _gib(replica.weights))
         table.add_row("replica: workspace of a step", _gib(replica.workspace))
         table.add_row(f"replica: keys, values and states of {counted(_held(plan), 'sequence')}", _gib(replica.cache))
         table.add_row("replica: together", _gib(replica.total), style="bold", end_section=True)
-    if plan.device is not None:
-        table.add_row(f"{plan.device} has", _gib(plan.device_memory))
+    if plan.memory.device is not None:
+        table.add_row(f"{plan.memory.device} has", _gib(plan.memory.device_memory))
     return Group(
         Text(
             f"{plan.parameters / 1e9:,.2f} billion parameters, of which a token uses {plan.active / 1e9:,.2f}",
@@ -54,8 +58,8 @@ def _train_rows(memory: TrainMemory) -> Iterator[tuple[str, float]]:
 
 
 def _held(plan: ResourcePlan) -> int:
-    assert plan.replica is not None
-    return plan.replica.slots if plan.replica.reserves else plan.replica.fitting
+    assert plan.memory.replica is not None
+    return plan.memory.replica.slots if plan.memory.replica.reserves else plan.memory.replica.fitting
 
 
 def _pods(plan: ResourcePlan) -> Table:
@@ -63,9 +67,9 @@ def _pods(plan: ResourcePlan) -> Table:
     table.add_column("memory of a pod, GiB")
     for head in ("processes", "tensors", "versions", "shared", "together", "requested"):
         table.add_column(head, justify="right")
-    for pod in plan.pods:
-        sizes = (pod.processes, pod.tensors, pod.staging, pod.shared, pod.total, plan.pod_memory)
-        table.add_row(pod.pool, *map(_gib, sizes))
+    for pod in plan.memory.pods:
+        sizes = (pod.processes, pod.tensors, pod.staging, pod.shared, pod.total)
+        table.add_row(pod.pool, *map(_gib, sizes), count(plan.requests[pod.pool].memory_gib))
     return table
 
 
@@ -99,18 +103,18 @@ def _misfits(plan: ResourcePlan) -> list[RenderableType]:
 
 def resource_json(plan: ResourcePlan) -> dict[str, Any]:
     """Return the data that `qwen35 plan --json` prints: bytes and seconds. None stands for a number that is not known."""
-    replica = plan.replica
+    memory, replica = plan.memory, plan.memory.replica
     return {
-        "device": plan.device,
-        "deviceMemory": _finite(plan.device_memory),
+        "device": memory.device,
+        "deviceMemory": _finite(memory.device_memory),
         "parameters": plan.parameters,
         "activeParameters": plan.active,
         "train": {
-            "peak": plan.train.peak,
-            "parts": {field.name: getattr(plan.train.device, field.name) for field in fields(plan.train.device)},
-            "total": plan.train.device.total,
-            "betweenUpdates": plan.train.state,
-            "host": plan.train.host,
+            "peak": memory.train.peak,
+            "parts": {field.name: getattr(memory.train.device, field.name) for field in fields(memory.train.device)},
+            "total": memory.train.device.total,
+            "betweenUpdates": memory.train.state,
+            "host": memory.train.host,
         },
         "replica": None
         if replica is None
@@ -130,11 +134,11 @@ def resource_json(plan: ResourcePlan) -> dict[str, Any]:
                 "versions": pod.staging,
                 "sharedMemory": pod.shared,
                 "total": pod.total,
+                "requestedGiB": plan.requests[pod.pool].memory_gib,
+                "requestedSharedMemoryGiB": plan.requests[pod.pool].shm_gib,
             }
-            for pod in plan.pods
+            for pod in memory.pods
         },
-        "podMemory": plan.pod_memory,
-        "podSharedMemory": plan.pod_shm,
         "time": None if plan.time is None else _time_json(plan, plan.time),
         "misfits": [{"path": each.path, "message": each.message, "fix": each.fix} for each in plan.misfits],
     }

@@ -13,7 +13,8 @@ from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import PodPool
 from qwen35_operator.desired import volumes
 from qwen35_operator.desired.pod_overrides import shape
-from qwen35_operator.desired.pod_templates import CONTAINER, size_of
+from qwen35_operator.desired.pod_size import size_of
+from qwen35_operator.desired.pod_templates import CONTAINER
 from qwen35_operator.desired.pools import all_pools
 from qwen35_operator.device_profiles import PROFILES, DeviceProfile
 from qwen35_trainer.contract.shared_names import CLUSTER_VARIABLE, POD_VARIABLE

@@ -1,0 +1,96 @@
+"""Plans the memory of a training, and says what its devices cannot hold. Pure, and below a millisecond: the operator uses it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qwen35_trainer.catalog.devices import DEVICES, DeviceName
+from qwen35_trainer.catalog.model_sizes import ModelSizes
+from qwen35_trainer.formatting import counted
+from qwen35_trainer.manifest.problems import Problem
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.planning import fsdp_memory, megatron_memory
+from qwen35_trainer.planning.host_memory import PodMemory, colocated_pod, rollout_pod, train_pod
+from qwen35_trainer.planning.rollout_memory import ReplicaMemory, replica_memory
+from qwen35_trainer.planning.train_memory import RankMemory
+
+DEVICE_RESERVE = 0.08
+"""Share of a device that a plan leaves free: libraries, communication buffers, and what the allocator cannot use. An assumption."""
+GIB = float(1 << 30)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of a train rank, of a replica, and of the pods of each pool."""
+
+    device: DeviceName | None
+    """None: a CPU, whose tensors are in the pod's memory."""
+    device_memory: float
+    """Bytes that a device has; infinity for a CPU."""
+    train: RankMemory
+    replica: ReplicaMemory | None
+    """None: the mode is SFT."""
+    pods: tuple[PodMemory, ...]
+
+
+def memory_plan(
+    shape: ModelSizes, spec: TrainingSpec, device: DeviceName | None, *, pictures: bool = False
+) -> MemoryPlan:
+    """Plan the memory of a training. pictures: whether the data contain pictures, so that the vision tower trains."""
+    on_cpu = device is None
+    memory = float("inf") if device is None else DEVICES[device].memory
+    fused = device is not None and DEVICES[device].profile == "NVIDIA"
+    if spec.train.engine == "Megatron":
+        train = megatron_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", on_cpu=on_cpu)
+    else:
+        train = fsdp_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", pictures=pictures)
+    replica = None if spec.rollout is None else replica_memory(shape, spec, memory)
+    of_rank = train.host + (train.device.total if on_cpu else 0.0)
+    of_replica = replica.total if replica is not None and on_cpu else 0.0
+    of_train, of_rollout = train_pod(shape, spec, of_rank), rollout_pod(shape, spec, of_replica)
+    pods = (of_train,) if of_rollout is None else (of_train, of_rollout)
+    if of_rollout is not None and spec.mode == "Colocated":
+        pods = (colocated_pod(shape, spec, of_train, of_rollout, 0.0 if on_cpu else train.state),)
+    return MemoryPlan(device, memory, train, replica, pods)
+
+
+def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
+    """Yield what the devices cannot hold, with a fix for each."""
+    limit = plan.device_memory * (1 - DEVICE_RESERVE)
+    needed = plan.train.device.total
+    if needed > limit:
+        yield Problem(
+            "spec.train",
+            f"with {counted(spec.train.nodes, 'node')} × {counted(spec.accelerator.devicesPerNode, 'device')}, a rank needs {gib(needed)} at its peak "
+            f"({plan.train.peak}), and {plan.device} has {gib(limit)} free.",
+            _train_fix(spec, plan),
+        )
+    if (replica := plan.replica) is not None and replica.fitting < 1:
+        yield Problem(
+            "spec.rollout",
+            f"weights and workspace take {gib(replica.weights + replica.workspace)} of {gib(replica.available)}, "
+            f"and a sequence of the maximum length needs {gib(replica.per_sequence)}.",
+            f"Raise rollout.tensorParallel above {spec.replica_devices(lane=False)}, or rollout.memoryFraction.",
+        )
+
+
+def gib(size: float) -> str:
+    """Format bytes as GiB."""
+    return f"{size / GIB:,.1f} GiB"
+
+
+def _train_fix(spec: TrainingSpec, plan: MemoryPlan) -> str:
+    train, parts = spec.train, plan.train.device
+    fixes = []
+    if not train.activationCheckpointing and parts.activations > parts.total / 4:
+        fixes.append("set train.activationCheckpointing to true")
+    if train.engine == "FSDP" and not train.offload.parameters:
+        fixes.append("set train.offload.parameters to true")
+    if train.engine == "Megatron":
+        fixes.append("raise train.parallelism.tensor, pipeline or expert")
+    if parts.activations > parts.total / 4 and train.engine == "FSDP":
+        fixes.append("raise train.parallelism.context")
+    fixes.append(f"use more than {counted(train.nodes, 'node')}")
+    text = ", or ".join(fixes)
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,55 @@
+"""Decides how much memory the operator requests for a pod: the profile's, or more where the plan of the training needs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qwen35_trainer.manifest.problems import Problem
+from qwen35_trainer.planning.host_memory import PodMemory
+from qwen35_trainer.planning.memory_plan import GIB, gib
+
+HOST_RESERVE = 0.1
+"""Share of a planned pod that is left free: plans are within 10 % of the tensors that live (docs/planning.md)."""
+
+
+@dataclass(frozen=True)
+class PodRequest:
+    """Memory of a pod in GiB, and the part of it that /dev/shm may take."""
+
+    memory_gib: int
+    shm_gib: int
+
+
+def planned_request(pod: PodMemory, profile: PodRequest) -> PodRequest:
+    """Return the memory to request for a pod. profile: the device profile's, which is the minimum.
+
+    The plan's sum contains what lies in /dev/shm, so it is not added again. /dev/shm keeps its share of the memory, because Ray sizes
+    its object store by the memory and moves it to a disk if /dev/shm is smaller.
+    """
+    memory = max(profile.memory_gib, _whole(pod.total))
+    share = math.ceil(memory * profile.shm_gib / profile.memory_gib)
+    return PodRequest(memory, max(share, min(memory, _whole(pod.shared))))
+
+
+def request_misfits(pod: PodMemory, request: PodRequest) -> Iterator[Problem]:
+    """Yield what a pod needs and does not get, with a fix for each."""
+    place = f"spec.pods.{pod.pool}"
+    if pod.total > request.memory_gib * GIB:
+        yield Problem(
+            place,
+            f"a pod needs {gib(pod.total)} of memory, and the operator requests {request.memory_gib} GiB.",
+            f"Set spec.pods.sizing to Planned, or request at least {gib(pod.total)} in {place}"
+            + (", or use more nodes, or offload less." if pod.tensors else ", or use more nodes."),
+        )
+    if pod.shared > request.shm_gib * GIB:
+        yield Problem(
+            place,
+            f"a pod needs {gib(pod.shared)} in /dev/shm, and the operator gives it {request.shm_gib} GiB.",
+            "Set spec.pods.sizing to Planned, or publication.transport to RDMA or Folder, or use more nodes.",
+        )
+
+
+def _whole(size: float) -> int:
+    return math.ceil(size / (1 - HOST_RESERVE) / GIB)
