@@ -15,6 +15,9 @@ IMAGES: Mapping[ProfileName, str] = {
 }
 
 
+KUBERAY_NAMESPACE = "kuberay-system"
+
+
 class SettingsRefused(ValueError):
     """An option cannot be used. The message names the option and the fix."""
 
@@ -47,6 +50,8 @@ class OperatorSettings:
     """Namespaces whose trainings the operator serves; empty for all."""
     images: Mapping[ProfileName, str] = field(default_factory=lambda: IMAGES)
     """Trainer image of each device profile, for trainings whose spec names no image."""
+    kuberay_namespaces: tuple[str, ...] = (KUBERAY_NAMESPACE,)
+    """Namespaces in which KubeRay's operator runs. Only from these may it reach the dashboards of trainings."""
     lease_namespace: str = "default"
     """Namespace of the Lease for leader election."""
     lease_name: str = "qwen35-operator"

@@ -50,7 +50,7 @@ def objects(
         raise ManifestError(file, problems)
     nodes = rollout_nodes(training.spec)
     return (
-        *all_objects.always(training, config.build(training)),
+        *all_objects.always(training, settings, config.build(training)),
         message_config_maps.empty_progress(training),
         message_config_maps.empty_history(training),
         message_config_maps.control(training, control_message(training, 1, nodes)),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from qwen35_trainer.contract.shared_names import POOL_LABEL
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import EvaluationRecord
 from tests.cluster.cluster import Cluster
@@ -20,6 +21,18 @@ from tests.cluster.volume import claim
 
 pytestmark = pytest.mark.timeout(1800)
 EXAMPLES = REPOSITORY / "examples"
+CALL = """
+import os, sys, urllib.error, urllib.request
+token = {"with": os.environ["RAY_AUTH_TOKEN"], "wrong": "0" * 44}.get(sys.argv[1])
+headers = {"Authorization": f"Bearer {token}"} if token else {}
+try:
+    print(urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8265/api/jobs/", headers=headers)).status)
+except urllib.error.HTTPError as refused:
+    print(refused.code)
+except urllib.error.URLError as away:
+    print(away.reason)
+"""
+"""Asks Ray's dashboard for its jobs from within a pod, and prints the HTTP status."""
 UPDATES = 10
 """Of supervised training: enough to see the held-out loss fall."""
 
@@ -29,6 +42,9 @@ def test_the_tiny_example_learns_in_pods(
 ):
     cluster.kubectl("--namespace", namespace, "apply", f"--filename={EXAMPLES / 'tiny-grpo.yaml'}")
     eventually(lambda: running(cluster, namespace) == ["head", "rollout", "train"], "every pool's pod runs")
+    eventually(lambda: called(cluster, namespace, "without") == "401", "Ray refuses a call without the cluster's token")
+    assert called(cluster, namespace, "wrong") == "403"
+    assert called(cluster, namespace, "with") == "200"
     ended = until_ended(cluster, namespace, "tiny-grpo")
     assert ended["state"] == "Succeeded", ended
     assert len(ended["attempts"]) == 1
@@ -71,6 +87,14 @@ def until_ended(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
     assert "Succeeded" in output, output
     path = f"/apis/rl.qwen35.io/v1alpha1/namespaces/{namespace}/qwen35trainings/{name}"
     return dict(cluster.api.get(path).get("status", {}))
+
+
+def called(cluster: Cluster, namespace: str, token: str) -> str:
+    """What Ray's dashboard answers to a call from the head's pod, with the cluster's token, without one, or with a wrong one."""
+    labels = f"rl.qwen35.io/training=tiny-grpo,{POOL_LABEL}=head"
+    arguments = ("--namespace", namespace, "get", "pods", f"--selector={labels}", "--output=name")
+    head = cluster.kubectl(*arguments).strip()
+    return cluster.kubectl("--namespace", namespace, "exec", head, "--", "python", "-c", CALL, token).strip()
 
 
 def running(cluster: Cluster, namespace: str) -> list[str]:

@@ -87,6 +87,12 @@ def test_the_lease_is_in_the_operators_namespace_and_no_other_may_be_changed(ren
     }
 
 
+def test_kuberay_is_admitted_from_the_namespaces_of_the_values(render: Render):
+    assert "--kuberay-namespace=kuberay-system" in arguments(render())
+    chosen = [each for each in arguments(render('kuberay={"namespaces":["ray","default"]}')) if "kuberay" in each]
+    assert chosen == ["--kuberay-namespace=ray", "--kuberay-namespace=default"]
+
+
 def test_the_lease_itself_is_the_operators_alone(render: Render):
     """If the chart contained the Lease, applying the chart again would take it from the leader, and two would lead."""
     assert not of(render(), "Lease")
@@ -148,6 +154,7 @@ def test_view_and_edit_cover_trainings(render: Render):
         ("replica=2", "replica"),
         ("replicas=0", "replicas"),
         ('watchNamespaces=["Not_One"]', "watchNamespaces"),
+        ('kuberay={"namespaces":[]}', "kuberay/namespaces"),
         ('logFormat="xml"', "logFormat"),
         ("metrics.port=80", "metrics/port"),
         ('image={"repo":"x"}', "image"),

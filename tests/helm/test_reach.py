@@ -8,6 +8,7 @@ import pytest
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import network_policy, object_names, pod_templates
+from qwen35_operator.operator_settings import KUBERAY_NAMESPACE, OperatorSettings
 from qwen35_trainer.manifest import load_manifest
 from tests.helm.conftest import NAMESPACE, Render
 from tests.reach import End, Outside, Pod, Policy, may_reach
@@ -17,11 +18,13 @@ DOCS = ROOT / "docs" / "network.md"
 TEAM = "team"
 
 RAY = {"Ray GCS 6379": 6379, "Ray client 10001": 10001, "any other port": 29500}
+OF_CHART = {"app.kubernetes.io/name": "kuberay-operator"}
+OF_MANIFESTS = {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/component": "kuberay-operator"}
 SYSTEM: dict[str, End] = {
-    "KubeRay's operator (its chart)": Pod("kuberay", {"app.kubernetes.io/name": "kuberay-operator"}),
-    "KubeRay's operator (its manifests)": Pod(
-        "kuberay", {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/component": "kuberay-operator"}
-    ),
+    "KubeRay's operator (its chart)": Pod(KUBERAY_NAMESPACE, OF_CHART),
+    "KubeRay's operator (its manifests)": Pod(KUBERAY_NAMESPACE, OF_MANIFESTS),
+    "a pod with KubeRay's labels, elsewhere": Pod("elsewhere", OF_CHART | OF_MANIFESTS),
+    "another pod of KubeRay's namespace": Pod(KUBERAY_NAMESPACE, {"app": "notebook"}),
     "Prometheus": Pod("monitoring", {"app.kubernetes.io/name": "prometheus"}),
     "another Ray head, same namespace": Pod(TEAM, {"app.kubernetes.io/name": "kuberay", "ray.io/node-type": "head"}),
     "any other pod, same namespace": Pod(TEAM, {"app": "notebook"}),
@@ -60,7 +63,7 @@ def policies(render: Render, demo: TrainingResource) -> list[Policy]:
     """Every policy that we put into a cluster: the chart's, and those of three trainings."""
     trainings = [demo, training("other", TEAM), training("demo", "elsewhere")]
     charts = [manifest for manifest in render() if manifest["kind"] == "NetworkPolicy"]
-    return [*charts, *(network_policy.build(item) for item in trainings)]
+    return [*charts, *(network_policy.build(item, OperatorSettings()) for item in trainings)]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,6 @@ def test_who_may_reach_a_training(policies, parties, demo):
     assert {who for who in parties if reached(who, "Ray GCS 6379")} == set(own_pods)
     assert {who for who in parties if reached(who, "dashboard 8265")} == {
         *own_pods,
-        "this operator",
         "KubeRay's operator (its chart)",
         "KubeRay's operator (its manifests)",
     }
@@ -140,7 +142,7 @@ def test_without_our_policies_everybody_reaches_everything(parties, demo):
 def test_the_policy_of_one_training_opens_nothing_of_another(policies, demo):
     """Policies add up: one that selects too much would let others in."""
     other = training("other", TEAM)
-    alone = [network_policy.build(demo)]
+    alone = [network_policy.build(demo, OperatorSettings())]
     for pool in ("head", "rollout", "train"):
         assert may_reach(alone, pod_of(demo, "head"), pod_of(demo, pool), 6379)
         assert not may_reach(policies, pod_of(other, pool), pod_of(demo, "head"), 6379)

@@ -216,6 +216,10 @@ def operator(
     kubeconfig: Annotated[
         str | None, typer.Option(metavar="FILE", help="[default: that of the pod, else KUBECONFIG]", show_default=False)
     ] = None,
+    kuberay_namespace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NS", help="Namespace of KubeRay's operator. May be repeated. [default: kuberay-system]"),
+    ] = None,
     lease_namespace: Annotated[str, typer.Option(metavar="NS", help="Namespace of the leader's Lease.")] = "default",
     lease_name: Annotated[str, typer.Option(metavar="NAME", help="Name of the leader's Lease.")] = "qwen35-operator",
     metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics; 0 for none.")] = 8080,
@@ -232,12 +236,19 @@ def operator(
 ) -> None:
     """Run the operator until SIGTERM."""
     from qwen35_operator.main import run as run_operator
-    from qwen35_operator.operator_settings import OperatorSettings, SettingsRefused, images, own_identity
+    from qwen35_operator.operator_settings import (
+        KUBERAY_NAMESPACE,
+        OperatorSettings,
+        SettingsRefused,
+        images,
+        own_identity,
+    )
 
     try:
         settings = OperatorSettings(
             namespaces=tuple(namespace or ()),
             images=images(image or ()),
+            kuberay_namespaces=tuple(kuberay_namespace or (KUBERAY_NAMESPACE,)),
             lease_namespace=lease_namespace,
             lease_name=lease_name,
             identity=own_identity(),

@@ -10,13 +10,13 @@ from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.manifest import Problem
 
 
-def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObject, ...]:
+def always(training: TrainingResource, settings: OperatorSettings, config_map: KubeObject) -> tuple[KubeObject, ...]:
     """Return every child except RayJobs and the ConfigMaps -progress, -history and -control, in the order of creation.
 
     config_map: the result of `config.build(training)`. It is an argument because it is expensive to build and callers
     may already have it.
     """
-    return (config_map, *rbac.build(training), network_policy.build(training))
+    return (config_map, *rbac.build(training), network_policy.build(training, settings))
 
 
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:

@@ -1,13 +1,14 @@
 """Builds the NetworkPolicy: which connections to and from the pods of a training are allowed.
 
     pods of the training ◄──► each other                   all ports: Ray, NCCL, HCCL and Gloo choose theirs
-    KubeRay, this operator ──► 8265                        the dashboard: KubeRay submits and follows the job
+    KubeRay in its namespace ──► 8265                      the dashboard: KubeRay submits and follows the job
     any pod of the cluster ──► 8080                        Ray's metrics
     pods of the training ──► 53, 5353, 443, 6443           anywhere: DNS; metric services and object stores; the API server
 
-Ray executes any code that reaches its ports, so this policy keeps other pods from running code here. Every network
-plugin admits connections from the kubelets. Policies add up: to allow more (a tracking server on another port, an API
-server that proxies to the dashboard), add a policy that selects the training's label.
+Ray executes any code that reaches its ports with the token of its cluster (`ray_job.py`), which KubeRay generates. This
+policy keeps other pods from the ports, whatever their labels: those of KubeRay count in KubeRay's namespaces only. Every
+network plugin admits connections from the kubelets. Policies add up: to allow more (a tracking server on another port, an
+API server that proxies to the dashboard), add a policy that selects the training's label.
 """
 
 from typing import Any, Final
@@ -15,6 +16,7 @@ from typing import Any, Final
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import object_names
 from qwen35_operator.desired.objects import KubeObject, metadata, sealed
+from qwen35_operator.operator_settings import OperatorSettings
 
 DASHBOARD_PORT: Final = 8265
 METRICS_PORT: Final = 8080
@@ -26,16 +28,19 @@ API_SERVER_PORT: Final = 6443
 both."""
 
 
-def build(training: TrainingResource) -> KubeObject:
+KUBERAY_LABELS: Final = ("app.kubernetes.io/name", "app.kubernetes.io/component")
+"""Labels of the pod of KubeRay's operator. Its chart sets the first to KUBERAY, its manifests the second."""
+KUBERAY: Final = "kuberay-operator"
+
+
+def build(training: TrainingResource, settings: OperatorSettings) -> KubeObject:
     """Return the NetworkPolicy that limits the connections to and from a training's pods."""
     own = {"podSelector": {"matchLabels": {object_names.TRAINING: training.name}}}
-    operators: dict[str, Any] = {
-        "matchExpressions": [
-            {"key": "app.kubernetes.io/name", "operator": "In", "values": ["kuberay-operator", "qwen35-operator"]}
-        ]
-    }
-    # The label in KubeRay's manifests; its chart can set another name.
-    component = {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
+    namespaces = [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(settings.kuberay_namespaces)}]
+    kuberay = [
+        {"namespaceSelector": {"matchExpressions": namespaces}, "podSelector": {"matchLabels": {label: KUBERAY}}}
+        for label in KUBERAY_LABELS
+    ]
     anywhere: dict[str, Any] = {"namespaceSelector": {}}
     return sealed(
         {
@@ -47,10 +52,7 @@ def build(training: TrainingResource) -> KubeObject:
                 "policyTypes": ["Ingress", "Egress"],
                 "ingress": [
                     {"from": [own]},
-                    {
-                        "from": [anywhere | {"podSelector": operators}, anywhere | {"podSelector": component}],
-                        "ports": [_port(DASHBOARD_PORT)],
-                    },
+                    {"from": kuberay, "ports": [_port(DASHBOARD_PORT)]},
                     {"from": [anywhere], "ports": [_port(METRICS_PORT)]},
                 ],
                 "egress": [

@@ -1,7 +1,7 @@
 """Builds the RayJob of an attempt: one Ray cluster, with a head without devices and a worker group for each other pool.
 
 The operator never writes `suspend`, which belongs to Kueue. KubeRay does not retry: the operator starts the next
-attempt by its own rules. Checked against KubeRay 1.6.1 (controllers/ray/utils/validation.go) and later.
+attempt by its own rules. Checked against KubeRay 1.5.1 and 1.6.1 (controllers/ray/utils/validation.go).
 """
 
 from typing import Any, Final
@@ -65,6 +65,8 @@ def build(
                 "rayClusterSpec": {
                     "rayVersion": release.ray_version,
                     "enableInTreeAutoscaling": False,
+                    # KubeRay generates a token for each cluster, and gives it to the pods. Ray then refuses calls without it.
+                    "authOptions": {"mode": "token"},
                     "headGroupSpec": _common(training, release.image, attempt, "head"),
                     "workerGroupSpecs": groups,
                 },

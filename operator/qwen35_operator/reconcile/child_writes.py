@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import all_objects, config, message_config_maps, object_names
 from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import Apply, ClusterWrite, Create
 from qwen35_trainer.contract import Control, LiveSettings, StopOrder
@@ -24,12 +25,15 @@ def config_map(training: TrainingResource) -> KubeObject:
     return built
 
 
-def ensure(observed: Observed, training: TrainingResource, control: Control) -> tuple[ClusterWrite, ...]:
+def ensure(
+    observed: Observed, training: TrainingResource, settings: OperatorSettings, control: Control
+) -> tuple[ClusterWrite, ...]:
     """Return the writes that create missing children, and apply those that differ from the desired ones.
 
     RayJobs are left out. The writes are in the order of creation. control: the message that `-control` should contain.
     """
-    writes = [_ensure(observed, manifest) for manifest in all_objects.always(training, config_map(training))]
+    always = all_objects.always(training, settings, config_map(training))
+    writes = [_ensure(observed, manifest) for manifest in always]
     for_trainer = message_config_maps.empty_progress(training), message_config_maps.empty_history(training)
     writes += [
         Create(manifest)
@@ -40,7 +44,7 @@ def ensure(observed: Observed, training: TrainingResource, control: Control) -> 
     return tuple(write for write in writes if write is not None)
 
 
-def repairs(observed: Observed, training: TrainingResource) -> tuple[ClusterWrite, ...]:
+def repairs(observed: Observed, training: TrainingResource, settings: OperatorSettings) -> tuple[ClusterWrite, ...]:
     """Return the writes that repair the children that somebody may have changed, the NetworkPolicy first.
 
     -control is left out, because its content depends on the attempt: `ensure` repairs it.
@@ -49,7 +53,7 @@ def repairs(observed: Observed, training: TrainingResource) -> tuple[ClusterWrit
         return ()
     drifted = [
         manifest
-        for manifest in all_objects.always(training, config_map(training))
+        for manifest in all_objects.always(training, settings, config_map(training))
         if (manifest["kind"], manifest["metadata"]["name"]) in observed.drifted
     ]
     drifted.sort(key=lambda manifest: manifest["kind"] != "NetworkPolicy")

@@ -76,5 +76,5 @@ def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> V
 
 def _with_repairs(verdict: Verdict, situation: Situation) -> Verdict:
     """Return the verdict with the repairs of children before its own writes: they protect pods that exist."""
-    repairs = child_writes.repairs(situation.observed, situation.training)
+    repairs = child_writes.repairs(situation.observed, situation.training, situation.settings)
     return replace(verdict, writes=(*repairs, *(write for write in verdict.writes if write not in repairs)))

@@ -1,6 +1,7 @@
 """Keeps an open attempt's objects as desired and its rollout pool at its size, and reports how it runs."""
 
 from qwen35_operator.api.v1alpha1 import Fault, State
+from qwen35_operator.desired.network_policy import DASHBOARD_PORT
 from qwen35_operator.reconcile import attempts, child_writes, elasticity, failure_rules, stall
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation
@@ -40,7 +41,7 @@ def decide(situation: AttemptSituation) -> Verdict:
         state,
         reason,
         message,
-        (*child_writes.ensure(situation.observed, training, control), *resize.writes, *events),
+        (*child_writes.ensure(situation.observed, training, situation.settings, control), *resize.writes, *events),
         changes,
         after=min((seconds for seconds in waits if seconds is not None), default=None),
         degraded=_degraded(situation, resize.held),
@@ -55,8 +56,15 @@ def _state(situation: AttemptSituation) -> tuple[State, str, str]:
         return "Running", "Running", report.phase or f"attempt {number} runs"
     if job is not None and job.message:
         return "Starting", "Starting", f"attempt {number}: {job.message}"
-    ready = job is not None and job.deployment == "Running"
-    return "Starting", "Starting", f"attempt {number}: {'the trainer' if ready else 'its cluster'} is starting"
+    if job is not None and job.deployment == "Running":
+        return "Starting", "Starting", f"attempt {number}: the trainer is starting"
+    if situation.cluster is not None and situation.cluster.state == "ready":
+        return (
+            "Starting",
+            "Starting",
+            f"attempt {number}: KubeRay submits the trainer to port {DASHBOARD_PORT} of the head",
+        )
+    return "Starting", "Starting", f"attempt {number}: its cluster is starting"
 
 
 def _new_fault(situation: AttemptSituation) -> Fault | None:

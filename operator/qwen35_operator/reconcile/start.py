@@ -47,7 +47,7 @@ def decide(situation: Situation) -> Verdict:
         "Starting",
         f"attempt {number} is starting",
         (
-            *child_writes.ensure(situation.observed, training, control),
+            *child_writes.ensure(situation.observed, training, situation.settings, control),
             Create(job),
             PostEvent("Normal", "AttemptStarted", f"attempt {number}: RayJob {attempt.job}"),
         ),

@@ -3,6 +3,7 @@
 import pytest
 
 from qwen35_operator.desired import network_policy, pod_templates
+from qwen35_operator.operator_settings import KUBERAY_NAMESPACE, OperatorSettings
 from tests.reach import Outside, Pod, matches, may_reach
 
 CHART = {"app.kubernetes.io/name": "kuberay-operator"}
@@ -12,24 +13,29 @@ OTHER_TRAINING = {"rl.qwen35.io/training": "other", "app.kubernetes.io/name": "q
 OTHER_RAY = {"app.kubernetes.io/name": "kuberay", "ray.io/node-type": "head"}
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
 
+OWN, ELSEWHERE = None, "elsewhere"
+
 INGRESS = [
-    # labels, in the same namespace, port, reached
-    (CHART, False, 8265, True),
-    (KUSTOMIZE, False, 8265, True),
-    (OWN_OPERATOR, False, 8265, True),
-    (CHART, False, 6379, False),
-    (OTHER_TRAINING, True, 8265, False),
-    (OTHER_TRAINING, True, 6379, False),
-    (OTHER_TRAINING, True, 10001, False),
-    (OTHER_RAY, True, 8265, False),
-    (PROMETHEUS, False, 8080, True),
-    (PROMETHEUS, False, 8265, False),
+    # labels, namespace, port, reached
+    (CHART, KUBERAY_NAMESPACE, 8265, True),
+    (KUSTOMIZE, KUBERAY_NAMESPACE, 8265, True),
+    (CHART, KUBERAY_NAMESPACE, 6379, False),
+    ({"app": "notebook"}, KUBERAY_NAMESPACE, 8265, False),
+    (CHART | KUSTOMIZE, ELSEWHERE, 8265, False),
+    (CHART | KUSTOMIZE, OWN, 8265, False),
+    (OWN_OPERATOR, ELSEWHERE, 8265, False),
+    (OTHER_TRAINING, OWN, 8265, False),
+    (OTHER_TRAINING, OWN, 6379, False),
+    (OTHER_TRAINING, OWN, 10001, False),
+    (OTHER_RAY, OWN, 8265, False),
+    (PROMETHEUS, ELSEWHERE, 8080, True),
+    (PROMETHEUS, ELSEWHERE, 8265, False),
 ]
 
 
 @pytest.fixture
 def policy(make_training):
-    return network_policy.build(make_training())
+    return network_policy.build(make_training(), OperatorSettings())
 
 
 @pytest.fixture
@@ -59,10 +65,17 @@ def test_a_training_of_the_same_name_elsewhere_is_another(policy, member):
     assert not may_reach([policy], Pod("elsewhere", member.labels), member, 6379)
 
 
-@pytest.mark.parametrize(("who", "same_namespace", "port", "reached"), INGRESS)
-def test_from_outside_only_what_is_listed_gets_in(who, same_namespace, port, reached, policy, member):
-    source = Pod(member.namespace if same_namespace else "elsewhere", who)
+@pytest.mark.parametrize(("who", "namespace", "port", "reached"), INGRESS)
+def test_from_outside_only_what_is_listed_gets_in(who, namespace, port, reached, policy, member):
+    source = Pod(namespace or member.namespace, who)
     assert may_reach([policy], source, member, port) == reached
+
+
+def test_kuberay_gets_in_from_the_namespaces_of_the_settings_only(make_training, member):
+    policy = network_policy.build(make_training(), OperatorSettings(kuberay_namespaces=("ray", "default")))
+    for namespace, reached in {"ray": True, "default": True, KUBERAY_NAMESPACE: False, member.namespace: False}.items():
+        for labels in (CHART, KUSTOMIZE):
+            assert may_reach([policy], Pod(namespace, labels), member, 8265) == reached
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from qwen35_trainer.contract import Control, StopOrder, parse_control
 
 
 def always(training):
-    return all_objects.always(training, config.build(training))
+    return all_objects.always(training, OperatorSettings(), config.build(training))
 
 
 @pytest.fixture

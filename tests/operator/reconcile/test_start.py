@@ -58,3 +58,22 @@ def test_a_pod_that_has_ended_holds_up_nothing(failed, phase):
     failed.pods = {name: replace(pod, phase=phase, ready=False) for name, pod in failed.pods.items()}
     failed.reconcile()
     assert sorted(failed.jobs) == ["demo-1", "demo-2"]
+
+
+def test_the_message_says_how_far_the_start_is():
+    """If KubeRay cannot reach the head, the start stays at the second message."""
+    world, messages = World(), []
+    world.settle(4)
+    (job,), (cluster,) = world.jobs.values(), world.clusters.values()
+    for state, deployment in [("", "Initializing"), ("ready", "Initializing"), ("ready", "Running")]:
+        world.clusters[cluster.name], world.jobs[job.name] = (
+            replace(cluster, state=state),
+            replace(job, deployment=deployment),
+        )
+        world.reconcile()
+        messages.append(world.condition("Ready").message)
+    assert messages == [
+        "attempt 1: its cluster is starting",
+        "attempt 1: KubeRay submits the trainer to port 8265 of the head",
+        "attempt 1: the trainer is starting",
+    ]

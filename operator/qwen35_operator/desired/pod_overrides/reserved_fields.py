@@ -33,7 +33,7 @@ VARIABLES: Final = frozenset(
         *("RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME", "KUBERAY_GEN_RAY_START_CMD"),
         # KubeRay refuses a cluster with these variables unless its own options set them.
         *("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "REDIS_PASSWORD", "RAY_enable_autoscaler_v2"),
-        # Ray's token authentication: KubeRay would need the token too.
+        # Ray's token authentication: KubeRay sets them to the token that it also uses itself.
         *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
     }
 )
