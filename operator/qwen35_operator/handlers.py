@@ -9,13 +9,14 @@ definitions and namespaces is switched off in kopf, because it would need cluste
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
 import kopf
 
 from qwen35_operator.api import v1alpha1
+from qwen35_operator.kopf_session import ShallowSession
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
@@ -134,7 +135,9 @@ def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.Operator
     are preferred to those of the pod; otherwise the pod's are preferred.
     """
     handlers = kopf.OperatorRegistry()
-    kopf.on.login(registry=handlers)(_login_by_kubeconfig if explicit else _login_by_pod)
+    # Neither way needs the synchronous client library.
+    ways = (kopf.login_with_kubeconfig, kopf.login_with_service_account)
+    kopf.on.login(registry=handlers)(_login(*(ways if explicit else reversed(ways))))
 
     @kopf.on.event(v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL, registry=handlers)
     async def _event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401  # kopf's calling convention
@@ -209,14 +212,15 @@ def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> 
         ended.set_exception(problem)
 
 
-def _login_by_pod(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
-    """Return the pod's own credentials, otherwise those of KUBECONFIG; None if there are none.
+def _login(
+    *ways: Callable[..., kopf.ConnectionInfo | None],
+) -> Callable[..., Coroutine[Any, Any, ShallowSession | None]]:
+    """Return kopf's login handler: a session with the credentials of the first way that has any, None if none has."""
 
-    Neither way needs the synchronous client library.
-    """
-    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+    async def login(**arguments: Any) -> ShallowSession | None:  # noqa: ANN401  # kopf's calling convention
+        for way in ways:
+            if (credentials := await asyncio.to_thread(way, **arguments)) is not None:
+                return ShallowSession.open(credentials)
+        return None
 
-
-def _login_by_kubeconfig(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
-    """Return the credentials of KUBECONFIG, otherwise those of the pod; None if there are none."""
-    return kopf.login_with_kubeconfig(**arguments) or kopf.login_with_service_account(**arguments)
+    return login

@@ -18,6 +18,7 @@ from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.observe import TrainingParser
 from tests.operator.kube.server import Server, serving, until
 from tests.patience import PATIENCE
 
@@ -32,6 +33,8 @@ class Trained(Server):
         super().__init__()
         self.installed = True
         self.away = False
+        self.unauthorized = False
+        """Whether kopf's requests, but not those of the probes before it starts, are refused for their token."""
         self.forbidden: set[str] = set()
         """Of "list", "watch", and "kopf", which is everything that kopf requests."""
         self.listed: list[dict] = []
@@ -52,12 +55,15 @@ class Trained(Server):
             return web.json_response({"code": 404, "message": "not found"}, status=404)
         probe = request.query.get("limit") == "1" or request.query.get("timeoutSeconds") == "1"
         verb = "watch" if "watch" in request.query else "list"
+        if self.unauthorized and not probe:
+            return web.json_response({"kind": "Status", "code": 401, "message": "Unauthorized"}, status=401)
         if self.forbidden & {verb, *([] if probe else ["kopf"])}:
             self.refusals += 1
             return web.json_response({"kind": "Status", "code": 403, "message": f"no {verb}"}, status=403)
         if verb == "list":
             self.lists += not probe
-            return web.json_response({"metadata": {"resourceVersion": "10"}, "items": self.listed})
+            listed = {"metadata": {"resourceVersion": "10"}, "items": self.listed}
+            return web.Response(text=text_of(listed), content_type="application/json")
         return web.Response() if probe else await self._watch(request)
 
     def _discovery(self) -> dict[str, dict]:
@@ -80,8 +86,16 @@ class Trained(Server):
         response = web.StreamResponse()
         await response.prepare(request)
         while (event := await self.events.get()) is not None:
-            await response.write(json.dumps(event).encode() + b"\n")
+            await response.write(text_of(event).encode() + b"\n")
         return response
+
+
+DEEP = "nested as deeply as an API server accepts"
+
+
+def text_of(value: object) -> str:
+    """Return JSON in which DEEP stands for an object of 9,900 levels, which `json` cannot write."""
+    return json.dumps(value).replace(json.dumps(DEEP), '{"a":' * 9_900 + "1" + "}" * 9_900)
 
 
 def _kinds(**kinds: str) -> dict:
@@ -170,6 +184,35 @@ async def test_what_is_listed_and_what_happens_becomes_bodies_and_work(server, m
         assert seen.notified == [KEY, KEY]  # its children go with it: there is nothing to do
         server.events.put_nowait({"type": "ADDED", "object": body(13, uid="u2")})
         await until(lambda: seen.version == "13", "another of its name")
+
+
+async def test_an_object_that_is_nested_too_deeply_hides_no_other(server, monkeypatch, tmp_path, caplog) -> None:
+    """Neither in the list nor in the watch, although kopf reads both with a parser that fails."""
+    deep = {"pods": {"head": {"spec": {"affinity": DEEP}}}}
+    hostile = body(5, spec=deep)
+    hostile["metadata"] |= {"name": "hostile", "generation": 1, "managedFields": [{"fieldsV1": DEEP}]}
+    server.listed = [hostile, body(6)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "6", "the one that is listed beside it")
+        server.events.put_nowait(
+            {"type": "MODIFIED", "object": {**hostile, "metadata": hostile["metadata"] | {"resourceVersion": "7"}}}
+        )
+        server.events.put_nowait({"type": "MODIFIED", "object": body(8)})
+        await until(lambda: seen.version == "8", "the one that is changed after it")
+        training, (problem,) = TrainingParser().parse(seen.trainings.get(("team", "hostile")))
+    assert training is None
+    assert "levels of objects and lists, but the operator reads at most 64" in problem.message
+    assert server.lists == 1
+    assert "starting again" not in caplog.text
+
+
+async def test_credentials_that_are_refused_end_kopf_as_usual(server, monkeypatch, tmp_path, caplog) -> None:
+    """kopf would log in again and again if it did not recognise the credentials of a new session."""
+    server.unauthorized = True
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: "Ran out of valid credentials" in caplog.text, "a warning")
+        server.unauthorized, server.listed = False, [body(5)]
+        await until(lambda: seen.version == "5", "the listed one")
 
 
 async def test_nothing_of_kopfs_own_is_written(server, monkeypatch, tmp_path) -> None:

@@ -7,7 +7,6 @@ The Date header of the answers keeps `now()` at the API server's time, so no dec
 """
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,6 +23,7 @@ from kubernetes.aio import config as settings
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
+from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.api_errors import ApiError, Unavailable, api_error
 from qwen35_operator.kube.kubeconfig import problem
 from qwen35_operator.operator_settings import SettingsRefused
@@ -183,7 +183,7 @@ class RestClient:
         if response.status >= 300:
             raise _refused(response.status, raw)
         try:
-            answer: JsonObject = json.loads(raw)
+            answer: JsonObject = shallow_json.loads(raw)
         except ValueError as problem:
             message = f"{request.verb} {request.path}: the answer is not JSON"
             raise Unavailable(response.status, message) from problem
@@ -265,7 +265,7 @@ def _offset(date: str, before: timedelta) -> timedelta:
 
 def _refused(status: int, raw: bytes) -> ApiError:
     try:
-        answer = json.loads(raw)
+        answer = shallow_json.loads(raw)
         return api_error(status, str(answer.get("message", "")), answer.get("details"))
     except (ValueError, AttributeError):
         return api_error(status, raw[:200].decode(errors="replace"))

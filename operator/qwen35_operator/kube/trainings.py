@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.watch import not_listed
@@ -17,6 +18,10 @@ MAX_SPEC_BYTES = 256 * 1024
 """Maximum size of a spec as JSON. A larger training is not accepted. The examples have at most 4 KiB."""
 OVERSIZED = "oversizedSpecBytes"
 """Field of a stored training whose spec was left out: the spec's size in bytes."""
+MAX_SPEC_DEPTH = 64
+"""Maximum number of levels of objects and lists in a spec. The examples have at most 12."""
+TOO_DEEP = "specDepth"
+"""Field of a stored training whose spec was left out: the number of its levels, as far as they were read."""
 
 
 class _Body(NamedTuple):
@@ -30,7 +35,8 @@ class _Body(NamedTuple):
 class Trainings:
     """The newest known object of each training, without managedFields and without kubectl's copy of the manifest.
 
-    A spec that is too large is left out too: one user's objects must not fill the memory of the operator.
+    A spec that is too large or nested too deeply is left out too: one user's objects must not fill the memory of the
+    operator, or be too deep to copy.
     """
 
     def __init__(self) -> None:
@@ -85,7 +91,9 @@ def _slim(raw: KubeObject) -> dict[str, Any]:
     annotations = metadata.get("annotations")
     if annotations and LAST_APPLIED in annotations:
         metadata["annotations"] = {name: value for name, value in annotations.items() if name != LAST_APPLIED}
-    size = len(json.dumps(raw.get("spec") or {}, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
-    if size > MAX_SPEC_BYTES:
-        return {**raw, "metadata": metadata, "spec": {}, OVERSIZED: size}
+    spec = json.dumps(raw.get("spec") or {}, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+    if len(spec) > MAX_SPEC_BYTES:
+        return {**raw, "metadata": metadata, "spec": {}, OVERSIZED: len(spec)}
+    if (levels := shallow_json.depth(spec)) > MAX_SPEC_DEPTH:
+        return {**raw, "metadata": metadata, "spec": {}, TOO_DEEP: levels}
     return {**raw, "metadata": metadata}

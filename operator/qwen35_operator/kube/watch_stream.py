@@ -1,9 +1,9 @@
 """One watch request to the API server, as a stream of events."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.api_errors import ApiError, Gone
 from qwen35_operator.kube.client import JsonObject, Query, RestClient
 
@@ -34,7 +34,7 @@ async def watch_events(
 async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[JsonObject]:
     async for line in lines:
         try:
-            event: JsonObject = json.loads(line)
+            event: JsonObject = shallow_json.loads(line)
         except ValueError:
             return  # the connection was cut within an event, which the next watch repeats
         if event["type"] == "ERROR":

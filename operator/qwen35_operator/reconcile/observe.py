@@ -21,7 +21,7 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, OVERSIZED
+from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
 from qwen35_operator.reconcile.drift import drifted
 from qwen35_operator.reconcile.observed import ChildKey, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
@@ -56,8 +56,8 @@ class TrainingParser:
         version = [metadata["generation"], labels, annotations]
         parsed = self._parsed.pop(metadata["uid"], None)
         if parsed is None or parsed[0] != version:
-            if OVERSIZED in raw:
-                spec, problems = None, [_oversized(raw)]
+            if OVERSIZED in raw or TOO_DEEP in raw:
+                spec, problems = None, [_left_out(raw)]
             else:
                 spec, problems = parse_spec(raw.get("spec", {}), new=False)
             training = None
@@ -78,9 +78,17 @@ class TrainingParser:
         return parsed[1:]
 
 
-def _oversized(raw: KubeObject) -> Problem:
-    message = f"has {raw[OVERSIZED]} bytes as JSON, but the operator reads at most {MAX_SPEC_BYTES}."
-    return Problem("spec", message, "Move data and code out of the manifest, into files, claims or ConfigMaps.")
+def _left_out(raw: KubeObject) -> Problem:
+    """Return the problem of a spec that was left out of the stored training."""
+    if OVERSIZED in raw:
+        message = f"has {raw[OVERSIZED]} bytes as JSON, but the operator reads at most {MAX_SPEC_BYTES}."
+        return Problem("spec", message, "Move data and code out of the manifest, into files, claims or ConfigMaps.")
+    message = (
+        f"has {raw[TOO_DEEP]} or more levels of objects and lists, but the operator reads at most {MAX_SPEC_DEPTH}."
+    )
+    return Problem(
+        "spec", message, "No field of a pod needs so many: look for an object that contains itself in spec.pods."
+    )
 
 
 async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, client: Client) -> Observed:

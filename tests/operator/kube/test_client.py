@@ -159,6 +159,12 @@ async def test_an_answer_that_is_not_json_is_unavailable(server, client) -> None
         await client.post(PODS, {})
 
 
+async def test_what_is_nested_too_deeply_for_python_does_not_hide_the_rest(server, client) -> None:
+    deep = '{"a":' * 9_900 + "1" + "}" * 9_900
+    server.script = [says(f'{{"items": [{deep}, 5]}}')]
+    assert (await client.get(PODS))["items"][1] == 5
+
+
 async def test_every_answer_is_counted_by_resource(server) -> None:
     seen: list[tuple[str, str, int]] = []
     client = server.client(observer=lambda *what: seen.append(what))

@@ -1,0 +1,76 @@
+"""Reads JSON of which a part may be nested so deeply that Python can neither read nor copy it.
+
+    text ─► nested deeper than MAX_DEPTH? ── no ───────────────────────────────────────► json.loads
+                       └─ yes ─► TOO_DEEP stands for what is nested deeper ─► json.loads
+
+An API server accepts 10,000 levels where a definition keeps unknown fields, as in spec.pods. Python's parser raises RecursionError
+from about 1,900 levels on, and copy.deepcopy from about 300 on. One such object would end every list and every watch that contains it.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from itertools import accumulate
+from typing import Any, Final
+
+MAX_DEPTH: Final = 100
+"""Number of levels that are read. A pod's spec has about 15."""
+TOO_DEEP: Final = "nested too deeply"
+"""The text that stands for what is not read."""
+
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_STRINGS, _STRINGS_AND_BRACKETS = re.compile(_STRING), re.compile(_STRING + rb"|[][{}]")
+_OPENING = b"[{"
+_STEPS: Final = [1 if byte in _OPENING else -1 for byte in range(256)]
+_NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def loads(text: bytes) -> Any:  # noqa: ANN401  # JSON
+    """Parse JSON, with TOO_DEEP in place of what is nested deeper than MAX_DEPTH. Raises ValueError if it is not JSON."""
+    return json.loads(shallow(text))
+
+
+def shallow(text: bytes) -> bytes:
+    """Return JSON with TOO_DEEP in place of what is nested deeper than MAX_DEPTH. Most texts are returned as they are."""
+    opened = text.count(b"{") + text.count(b"[")
+    return _cut(text) if opened > MAX_DEPTH and depth(text) > MAX_DEPTH else text
+
+
+def depth(text: bytes) -> int:
+    """Return the number of levels of objects and arrays in JSON."""
+    brackets = _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+
+
+async def shallow_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a text that comes in chunks, each made shallow and with its line break.
+
+    The last line may have none.
+    """
+    parts: list[bytes] = []
+    async for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield shallow(b"".join((*parts, end))) + b"\n"
+            parts.clear()
+        parts.append(rest)
+    if last := b"".join(parts):
+        yield shallow(last)
+
+
+def _cut(text: bytes) -> bytes:
+    kept: list[bytes] = []
+    level, start = 0, 0
+    for token in _STRINGS_AND_BRACKETS.finditer(text):
+        first = text[token.start()]
+        if first in _OPENING:
+            level += 1
+            if level == MAX_DEPTH + 1:
+                kept += (text[start : token.start()], json.dumps(TOO_DEEP).encode())
+        elif first in b"]}":
+            if level == MAX_DEPTH + 1:
+                start = token.end()
+            level -= 1
+    if level <= MAX_DEPTH:  # otherwise the text is cut off within what is left out
+        kept.append(text[start:])
+    return b"".join(kept)
