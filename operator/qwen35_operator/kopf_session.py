@@ -48,7 +48,7 @@ class ShallowSession(kopf.AiohttpSession):
 
 
 class ShallowResponse(aiohttp.ClientResponse):
-    """A response whose JSON is shallow, read at once or in lines."""
+    """A response whose JSON is shallow, whether it is read as a whole or in lines."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         """Begin to receive the response. Its content yields whole lines of shallow JSON."""
@@ -71,5 +71,5 @@ class _ShallowContent:
         return getattr(self._content, name)
 
     def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield the lines of the stream, of any length. size: maximum number of bytes that are read at once."""
+        """Yield the lines of the stream, of any length. size: maximum number of bytes that are read in one step."""
         return shallow_json.shallow_lines(self._content.iter_chunked(size))

@@ -32,7 +32,7 @@ except urllib.error.HTTPError as refused:
 except urllib.error.URLError as away:
     print(away.reason)
 """
-"""Asks Ray's dashboard for its jobs from within a pod, and prints the HTTP status."""
+"""Requests the jobs from Ray's dashboard, from within a pod, and prints the HTTP status."""
 UPDATES = 10
 """Of supervised training: enough to see the held-out loss fall."""
 

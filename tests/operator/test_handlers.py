@@ -193,7 +193,7 @@ async def test_an_object_that_is_nested_too_deeply_hides_no_other(server, monkey
     hostile["metadata"] |= {"name": "hostile", "generation": 1, "managedFields": [{"fieldsV1": DEEP}]}
     server.listed = [hostile, body(6)]
     async with following(server, monkeypatch, tmp_path) as seen:
-        await until(lambda: seen.version == "6", "the one that is listed beside it")
+        await until(lambda: seen.version == "6", "the other one of the list")
         server.events.put_nowait(
             {"type": "MODIFIED", "object": {**hostile, "metadata": hostile["metadata"] | {"resourceVersion": "7"}}}
         )

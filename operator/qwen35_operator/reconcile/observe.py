@@ -87,7 +87,7 @@ def _left_out(raw: KubeObject) -> Problem:
         f"has {raw[TOO_DEEP]} or more levels of objects and lists, but the operator reads at most {MAX_SPEC_DEPTH}."
     )
     return Problem(
-        "spec", message, "No field of a pod needs so many: look for an object that contains itself in spec.pods."
+        "spec", message, "No field of a pod needs more: look for an object that contains itself in spec.pods."
     )
 
 

@@ -37,7 +37,7 @@ def test_what_is_not_too_deep_is_read_as_it_is(value, plain, indent):
 
 
 @given(st.lists(values, min_size=1, max_size=3), st.integers(MAX_DEPTH - 3, MAX_DEPTH + 30))
-def test_what_is_too_deep_is_left_out_and_everything_beside_it_stays(beside, levels):
+def test_what_is_too_deep_is_left_out_and_all_values_next_to_it_stay(beside, levels):
     """The deep part stands between other values, in the same list and in the lists around it."""
     deep: object = "bottom"
     for _ in range(levels):
@@ -64,7 +64,7 @@ def test_any_depth_can_be_read_and_copied(levels, opening, closing):
 
 
 @pytest.mark.parametrize("kept", [50, 700, 1_499])
-def test_a_text_that_is_cut_off_is_no_json(kept):
+def test_a_text_that_is_cut_off_is_refused(kept):
     text = nested(250).encode()
     with pytest.raises(ValueError, match="Expecting"):
         shallow_json.loads(text[:kept])
