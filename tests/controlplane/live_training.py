@@ -107,13 +107,24 @@ class LiveTraining:
     # The trainer, when no scripted one is wanted: only its words count.
 
     def report(self, state: str = "Running", *, attempt: int = 1, **fields: Any) -> None:
-        """Written once `-progress` exists. Every report says everything."""
+        """Written once `-progress` exists, and the RayCluster if the job has one to run in. Every report says everything."""
+        self.until(lambda: self._may_report(attempt), f"attempt {attempt} has a RayCluster")
         defaults = {"attempt": attempt, "state": state, "time": self.plane.now(), "update": 1, "version": 1}
         self.write(json.dumps(defaults | fields))
 
     def write(self, text: str) -> None:
         self.until(lambda: self.find("configmaps", f"{self.name}-progress"), "-progress exists")
         self.patch(self.path("configmaps", f"{self.name}-progress"), {"data": {"progress.json": text}})
+
+    def _may_report(self, attempt: int) -> bool:
+        """Whether a trainer can exist. A report from before its RayCluster was created would count as one of an earlier cluster."""
+        job = self.job(attempt)
+        if job is None or job["spec"].get("suspend") or "deletionTimestamp" in job["metadata"]:
+            return True
+        if self.job_state(attempt) not in ("", "Initializing"):
+            return True
+        name = (job.get("status") or {}).get("rayClusterName")
+        return bool(name) and self.find("rayclusters", name) is not None
 
     @property
     def control(self) -> dict[str, Any]:
