@@ -69,7 +69,7 @@ from qwen35_trainer.runtime.job import QUEUE_SHARE, coordinator_settings, replic
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
-from qwen35_trainer.runtime.replica_channel import EngineReport, LoadWeights
+from qwen35_trainer.runtime.replica_channel import EngineReport, LoadWeights, ReplicaChannel
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
@@ -208,6 +208,17 @@ class FakeTrainPool:
         )
 
 
+class CountedActor:
+    """The handle of a replica's actor. It counts the calls."""
+
+    def __init__(self, actor: Any, counts: Counts) -> None:  # noqa: ANN401  # Ray's handles are untyped
+        self._actor, self._counts = actor, counts
+
+    def __getattr__(self, method: str) -> Any:  # noqa: ANN401
+        self._counts.calls += 1
+        return getattr(self._actor, method)
+
+
 @dataclass(frozen=True)
 class Load:
     """The work of the replicas: responses of `tokens` tokens, on clocks that run `speed` times faster."""
@@ -232,6 +243,8 @@ class Counts:
     reports: int = 0
     parts: int = 0
     """Number of times that a report contained tokens of a sequence."""
+    calls: int = 0
+    """Number of calls of replicas: `exchange`, each of which returns a report, and `obey`."""
 
 
 class CountingGeneration(Generation):
@@ -289,12 +302,13 @@ async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str
             parts = GenerationParts(spec, data, [], order, scoring, recorder, clock, inbox.put_nowait)
             generation = CountingGeneration(parts, load.replicas)
             generation.counts = counts
-            actor = ray.remote(num_cpus=0)(FakeReplica)
+            actor = ray.remote(num_cpus=0, enable_task_events=False)(FakeReplica)  # as in `site.worker_options`
 
             def spawn(number: int, name: str, lane: bool) -> RolloutReplica:
-                return RolloutReplica(
-                    number, name, actor.remote(name, load.slots, load.tokens, load.speed, folder), lane
-                )
+                handle = actor.remote(name, load.slots, load.tokens, load.speed, folder)
+                replica = RolloutReplica(number, name, handle, lane)
+                replica.channel = ReplicaChannel(CountedActor(handle, counts), name)
+                return replica
 
             slots = replica_slots(spec)
             generation.pool = RolloutPool(
@@ -329,6 +343,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str
         "updates": training.update - updates,
         "tokensPerSecond": round((after.tokens - before.tokens) / seconds),
         "reportsPerSequence": round((after.reports - before.reports) / finished, 3) if finished else None,
+        "callsPerSequence": round((after.calls - before.calls) / finished, 3) if finished else None,
         "partsPerSequence": round((after.parts - before.parts) / finished, 1) if finished else None,
         "processorMicrosecondsPerSequence": round(spent / finished * 1e6, 1) if finished else None,
         "processorShare": round(spent / seconds, 3),

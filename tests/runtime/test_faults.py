@@ -19,6 +19,7 @@ from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, Upda
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
+from qwen35_trainer.runtime.replica_channel import unpacked_reports
 from tests.patience import PATIENCE
 
 from .conftest import Ended
@@ -244,7 +245,7 @@ def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_pu
         if (kind, method) == ("RolloutWorker", "exchange") and lost.fired.is_set():  # of the new one
             if loaded.is_set():
                 joined.set()
-            if any(report.loaded == 0 for report in value):
+            if any(report.loaded == 0 for report in unpacked_reports(value)):
                 loaded.set()
         if (kind, method) == ("TrainWorker", "publication") and next(copies) == 1:
             assert joined.wait(PATIENCE)
@@ -319,7 +320,7 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
 
     def look(kind: str, method: str, value: Any) -> None:
         is_report = (kind, method) == ("RolloutWorker", "exchange") and published.is_set()
-        if is_report and any(report.tokens and not report.finished for report in value):
+        if is_report and any(report.tokens and not report.finished for report in unpacked_reports(value)):
             reported.set()
 
     file = write(tmp_path, ENDLESS | changes, reward=NOTED)

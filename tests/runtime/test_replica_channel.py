@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import ray.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayError, RayTaskError
 
-from qwen35_trainer.rollout.rollout_engine import EndReason
+from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, SequenceRequest
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.replica_channel import (
     ANSWER_SECONDS,
@@ -28,15 +29,24 @@ from qwen35_trainer.runtime.replica_channel import (
     CommandOrder,
     DropSequences,
     EngineReport,
+    LoadWeights,
+    ProbeWeights,
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
     ReportLog,
+    SubmitSequences,
+    packed_commands,
+    packed_reports,
+    unpacked_commands,
+    unpacked_reports,
 )
 from qwen35_trainer.runtime.rollout_worker import EngineFailed
+from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.weights.probe import Probe
 from tests.operator.kube import virtual
 
-from .replicas import LATE_SECONDS, Actor, VirtualTime, settled, until
+from .replicas import LATE_SECONDS, Actor, VirtualTime, settled, until, weights
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +189,33 @@ def test_reports_are_kept_until_a_call_acknowledges_them():
     assert [report.number for report in log.after(0)] == [3], "a call that was late does not bring them back"
     assert log.after(3) == ()
     assert log.next_number == 4
+
+
+def test_messages_arrive_as_they_were_sent():
+    request = SequenceRequest((3, 1), np.arange(5, dtype=np.int32), 9)
+    probe = Probe((np.array([3, 4, 5], np.int32),), np.zeros(2, np.float32), limit=0.1)
+    sent = CommandBatch(4, (SubmitSequences((request,)), command(5), ProbeWeights(2, probe)))
+    packed = packed_commands(sent)
+    assert isinstance(packed, bytes), "Ray would inspect it"
+    arrived = unpacked_commands(packed)
+    assert (arrived.first, [type(each) for each in arrived.commands]) == (4, [type(each) for each in sent.commands])
+    assert arrived.commands[1] == command(5)
+    assert isinstance(arrived.commands[0], SubmitSequences)
+    assert arrived.commands[0].requests[0].sequence == (3, 1)
+    assert arrived.commands[0].requests[0].prompt.tolist() == [0, 1, 2, 3, 4]
+    tokens = GeneratedTokens(np.arange(3, dtype=np.int32), np.float32([-1, -2, -0.5]), np.zeros(3, np.int32))
+    report = EngineReport(7, tokens=TokenBlock({(3, 1): [tokens]}), finished={(3, 1): EndReason.STOP}, loaded=2)
+    (received,) = unpacked_reports(packed_reports((report,)))
+    assert (received.number, received.finished, received.loaded) == (7, report.finished, 2)
+    assert received.tokens[3, 1].ids.tolist() == [0, 1, 2]
+    assert received.tokens[3, 1].log_probs.tolist() == [-1, -2, -0.5]
+
+
+def test_ray_pickles_commands_with_weights_because_these_may_refer_to_its_objects():
+    """A reference that Ray does not see in a message does not keep its object."""
+    batch = CommandBatch(1, (command(1), LoadWeights(weights(1))))
+    assert packed_commands(batch) is batch
+    assert unpacked_commands(batch) is batch
 
 
 async def test_a_replica_without_sequences_reports_at_intervals(driver):

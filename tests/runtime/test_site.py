@@ -156,4 +156,4 @@ def test_a_replica_that_shares_devices_takes_none_from_ray(in_cluster):
     options = site.worker_options(job, "rollout", place=site.SharedPlace("00" * 28, ("0", "1")))
     strategy = options.pop("scheduling_strategy")
     assert (strategy.node_id, strategy.soft) == ("00" * 28, False)
-    assert options == {"num_cpus": 0, "max_restarts": 0}
+    assert options == {"num_cpus": 0, "max_restarts": 0, "enable_task_events": False}

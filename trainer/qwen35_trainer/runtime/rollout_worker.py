@@ -59,6 +59,8 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
     WakeEngine,
+    packed_reports,
+    unpacked_commands,
 )
 from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.token_buffer import TokenBlock
@@ -667,21 +669,21 @@ class RolloutWorker(Process):
     def _seed(self) -> int:
         return int(np.random.SeedSequence((self._spec.seed, *self._life)).generate_state(1)[0])
 
-    async def obey(self, batch: CommandBatch) -> None:
-        """Carry out commands in the order of their numbers. Commands that were carried out before are ignored."""
-        self._order.receive(batch)
+    async def obey(self, batch: CommandBatch | bytes) -> None:
+        """Carry out packed commands in the order of their numbers. Commands that were carried out before are ignored."""
+        self._order.receive(unpacked_commands(batch))
 
-    async def exchange(self, after: int, batch: CommandBatch) -> tuple[EngineReport, ...]:
-        """Carry out commands, and then return all reports after number `after`.
+    async def exchange(self, after: int, batch: CommandBatch | bytes) -> bytes:
+        """Carry out packed commands, and then return all reports after number `after`, packed.
 
         after: number of the last report that the driver has received, which acknowledges all reports up to it. If there
         is no later report, wait until one is due: for a finished group, taken sequences, loaded weights, or for
         `report_seconds`. Then report everything so far. Raises EngineFailed if the engine has failed.
         """
         engine = self._running
-        self._order.receive(batch)
+        self._order.receive(unpacked_commands(batch))
         if kept := self._log.after(after):
-            return kept
+            return packed_reports(kept)
         with contextlib.suppress(TimeoutError):  # then report first tokens and progress although nothing finished
             await asyncio.wait_for(self._changed.wait(), engine.report_seconds)
             async with asyncio.timeout(engine.gather_seconds):
@@ -692,7 +694,7 @@ class RolloutWorker(Process):
         if (failure := engine.failure) is not None:
             raise _engine_failed(self.name, failure) from failure
         self._log.add(engine.report(self._log.next_number))
-        return self._log.after(after)
+        return packed_reports(self._log.after(after))
 
     @property
     def _running(self) -> EngineThread:
