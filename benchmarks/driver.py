@@ -9,7 +9,8 @@ The replicas are processes with the real engine thread around an engine that onl
 weights. To measure long responses within minutes, all clocks of the replicas run `speed` times faster, and every interval of
 the protocol is shorter by the same factor, so that the number of calls and reports for each sequence is that of real time.
 
-processor   microseconds of this process, Ray's threads included, per finished sequence of 2,000 and of 32,000 tokens
+processor   microseconds of this process, Ray's threads included, per finished sequence of 2,000 and of 32,000 tokens; and
+            what remains without the processor time that this process takes while it is connected to Ray and does nothing
 memory      resident bytes of this process with 64 × 128 sequences of 32,000 tokens, all of them unfinished
 """
 
@@ -83,6 +84,7 @@ from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
 TOKENS_PER_SECOND = 50.0
 """Of one sequence: what a replica of one GPU gives a model of some 10 to 30 billion parameters at 128 to 256 sequences."""
 STEP_SECONDS = 0.02
+IDLE_SECONDS = 10.0
 GROUP, PROMPT_TOKENS, ANSWERS = 16, 200, 64
 VOCABULARY = 50_000
 INTERVALS = ("PROGRESS_SECONDS", "MIN_GATHER_SECONDS", "MAX_GATHER_SECONDS", "MAX_REPORT_SECONDS")
@@ -285,8 +287,15 @@ def tokenizer_of() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")))
 
 
-async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str, Any]:
-    """Run a driver under a load. warm, seconds: real time before and during the measurement."""
+def idle_share(seconds: float) -> float:
+    """Return the share of a processor that this process takes while it is connected to Ray and does nothing."""
+    before = time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - before) / seconds
+
+
+async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float) -> dict[str, Any]:
+    """Run a driver under a load. warm, seconds: real time before and during the measurement. idle: from `idle_share`."""
     spec, counts = spec_of(load), Counts()
     data = [
         EncodedPrompt(Prompt(f"p/{n}", "p", "text", "1"), np.arange(PROMPT_TOKENS, dtype=np.int32))
@@ -346,7 +355,9 @@ async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str
         "callsPerSequence": round((after.calls - before.calls) / finished, 3) if finished else None,
         "partsPerSequence": round((after.parts - before.parts) / finished, 1) if finished else None,
         "processorMicrosecondsPerSequence": round(spent / finished * 1e6, 1) if finished else None,
+        "withoutIdleMicroseconds": round((spent - idle * seconds) / finished * 1e6, 1) if finished else None,
         "processorShare": round(spent / seconds, 3),
+        "idleShare": round(idle, 4),
         "runningSequences": loop.coordinator.running,
     }
 
@@ -402,12 +413,13 @@ def main() -> None:
         held = memory(64, 128, 32_000, Path(folder))
     os.environ |= INLINE_ANSWERS  # as in a run
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    idle = idle_share(IDLE_SECONDS)
     results = []
     for tokens in arguments.tokens:
         # A sequence takes about 10 seconds of real time, on a clock that is faster accordingly.
         load = Load(tokens, tokens / TOKENS_PER_SECOND / 10.0, arguments.replicas, arguments.slots)
         with tempfile.TemporaryDirectory(prefix="driver-") as folder:
-            results.append(asyncio.run(run(load, Path(folder), 15.0, arguments.seconds)))
+            results.append(asyncio.run(run(load, Path(folder), 15.0, arguments.seconds, idle)))
             print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps({"processor": results, "memory": held}, indent=2))
 

@@ -211,6 +211,17 @@ def test_messages_arrive_as_they_were_sent():
     assert received.tokens[3, 1].log_probs.tolist() == [-1, -2, -0.5]
 
 
+def test_large_arrays_of_a_report_are_not_copied_into_its_pickle():
+    count = 100_000
+    tokens = GeneratedTokens(np.arange(count, dtype=np.int32), np.zeros(count, np.float32), np.zeros(count, np.int32))
+    pickled, arrays = packed_reports((EngineReport(1, tokens=TokenBlock({(0, 0): [tokens]})),))
+    assert len(pickled) < 2000
+    assert [array.nbytes for array in arrays] == [12 * count]
+    (received,) = unpacked_reports((pickled, arrays))
+    assert received.tokens[0, 0].ids.tolist() == list(range(count))
+    assert np.shares_memory(received.tokens[0, 0].ids, arrays[0])
+
+
 def test_ray_pickles_commands_with_weights_because_these_may_refer_to_its_objects():
     """A reference that Ray does not see in a message does not keep its object."""
     batch = CommandBatch(1, (command(1), LoadWeights(weights(1))))

@@ -15,7 +15,8 @@ Ray starts the calls of an asynchronous actor in any order, and a call may be ca
 Commands and reports are therefore numbered from 1. A repeated call applies no command twice, and returns again the
 reports that a lost answer contained. A call takes about 1 ms of the driver's processor time, so commands and reports
 travel together where possible: commands that result from a report go with the next `exchange`. Both are pickled to bytes
-before Ray gets them, because Ray inspects every object of a message in Python.
+before Ray gets them, because Ray inspects every object of a message in Python. Large arrays stay beside the pickle: Ray gives
+the driver an array without copying it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
@@ -46,6 +50,8 @@ Answers do not wait for the engine.
 UNREACHABLE_SECONDS = 30.0
 """Maximum time for which calls to an unreachable worker are repeated. After this time the replica counts as lost."""
 _RETRY_SECONDS = 0.5
+_LARGE_BYTES = 64 * 1024
+"""Size from which an array of a report stays beside the pickle. Copying a smaller one takes less time than another array."""
 _COMBINE_SECONDS = 0.002
 """Time that the next call waits after a report, so that commands that result from the report go with the call."""
 
@@ -185,14 +191,27 @@ def unpacked_commands(packed: CommandBatch | bytes) -> CommandBatch:
     return batch
 
 
-def packed_reports(reports: tuple[EngineReport, ...]) -> bytes:
-    """Pickle reports."""
-    return pickle.dumps(reports, protocol=pickle.HIGHEST_PROTOCOL)
+type PackedReports = tuple[bytes, list[NDArray[np.uint8]]]
+"""Pickled reports, and the large arrays of which the pickle refers to the memory. Ray does not copy these for the driver."""
 
 
-def unpacked_reports(packed: bytes) -> tuple[EngineReport, ...]:
-    """Return the reports from which `packed_reports` made `packed`."""
-    reports: tuple[EngineReport, ...] = pickle.loads(packed)  # noqa: S301  # from a worker of this run
+def packed_reports(reports: tuple[EngineReport, ...]) -> PackedReports:
+    """Pickle reports, with their large arrays beside the pickle."""
+    arrays: list[NDArray[np.uint8]] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes >= _LARGE_BYTES:
+            arrays.append(np.frombuffer(memory, np.uint8))
+        return memory.nbytes < _LARGE_BYTES
+
+    return pickle.dumps(reports, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=is_small), arrays
+
+
+def unpacked_reports(packed: PackedReports) -> tuple[EngineReport, ...]:
+    """Return the reports from which `packed_reports` made `packed`. They share the memory of the large arrays."""
+    pickled, arrays = packed
+    reports: tuple[EngineReport, ...] = pickle.loads(pickled, buffers=arrays)  # noqa: S301  # from a worker of this run
     return reports
 
 

@@ -52,6 +52,7 @@ from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     EngineReport,
     LoadWeights,
+    PackedReports,
     ProbeWeights,
     ReplicaCommand,
     ReportLog,
@@ -673,7 +674,7 @@ class RolloutWorker(Process):
         """Carry out packed commands in the order of their numbers. Commands that were carried out before are ignored."""
         self._order.receive(unpacked_commands(batch))
 
-    async def exchange(self, after: int, batch: CommandBatch | bytes) -> bytes:
+    async def exchange(self, after: int, batch: CommandBatch | bytes) -> PackedReports:
         """Carry out packed commands, and then return all reports after number `after`, packed.
 
         after: number of the last report that the driver has received, which acknowledges all reports up to it. If there
