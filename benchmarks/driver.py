@@ -311,7 +311,8 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
             parts = GenerationParts(spec, data, [], order, scoring, recorder, clock, inbox.put_nowait)
             generation = CountingGeneration(parts, load.replicas)
             generation.counts = counts
-            actor = ray.remote(num_cpus=0, enable_task_events=False)(FakeReplica)  # as in `site.worker_options`
+            options: dict[str, Any] = {"num_cpus": 0, "enable_task_events": False}  # as in `site.worker_options`
+            actor = ray.remote(**options)(FakeReplica)
 
             def spawn(number: int, name: str, lane: bool) -> RolloutReplica:
                 handle = actor.remote(name, load.slots, load.tokens, load.speed, folder)

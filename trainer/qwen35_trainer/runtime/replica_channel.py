@@ -15,7 +15,7 @@ Ray starts the calls of an asynchronous actor in any order, and a call may be ca
 Commands and reports are therefore numbered from 1. A repeated call applies no command twice, and returns again the
 reports that a lost answer contained. A call takes about 1 ms of the driver's processor time, so commands and reports
 travel together where possible: commands that result from a report go with the next `exchange`. Both are pickled to bytes
-before Ray gets them, because Ray inspects every object of a message in Python. Large arrays stay beside the pickle: Ray gives
+before Ray gets them, because Ray inspects every object of a message in Python. Large arrays stay out of the pickle: Ray gives
 the driver an array without copying it.
 """
 
@@ -51,7 +51,7 @@ UNREACHABLE_SECONDS = 30.0
 """Maximum time for which calls to an unreachable worker are repeated. After this time the replica counts as lost."""
 _RETRY_SECONDS = 0.5
 _LARGE_BYTES = 64 * 1024
-"""Size from which an array of a report stays beside the pickle. Copying a smaller one takes less time than another array."""
+"""Size from which an array of a report stays out of the pickle. Copying a smaller one takes less time than another array."""
 _COMBINE_SECONDS = 0.002
 """Time that the next call waits after a report, so that commands that result from the report go with the call."""
 
@@ -196,7 +196,7 @@ type PackedReports = tuple[bytes, list[NDArray[np.uint8]]]
 
 
 def packed_reports(reports: tuple[EngineReport, ...]) -> PackedReports:
-    """Pickle reports, with their large arrays beside the pickle."""
+    """Pickle reports, without their large arrays, which are returned next to the pickle."""
     arrays: list[NDArray[np.uint8]] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
