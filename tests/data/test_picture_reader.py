@@ -1,7 +1,9 @@
 """Pictures against transformers' own processor for this family."""
 
+import dataclasses
 import io
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,14 @@ from qwen35_trainer.data import (
     encode_prompts,
     load_picture_reader,
 )
-from qwen35_trainer.data.picture_reader import Patching
-from qwen35_trainer.data.template import EncodingError
+from qwen35_trainer.data.picture_processor import Patching, PictureProcessor
+from qwen35_trainer.data.picture_set import MAX_INLINE_BYTES, MAX_KEPT_BYTES, PictureSet
 from qwen35_trainer.manifest.model import ModelSpec
 
 type MakeQwen = Callable[..., PreTrainedTokenizerFast]
 
 PATCHING = Patching(4, 2, 2, (64, 4096))
+PROCESSOR = PictureProcessor(None, PATCHING)
 
 
 def picture(width: int, height: int, seed: int = 0) -> bytes:
@@ -55,7 +58,7 @@ def encode(prompt: Prompt, reader: PictureReader, limit: int = 2000, **options: 
 
 @pytest.fixture
 def reader(make_qwen: MakeQwen) -> PictureReader:
-    return PictureReader(make_qwen(), None, PATCHING)
+    return PictureReader(make_qwen(), PROCESSOR)
 
 
 def test_tokens_and_patches_are_those_of_the_familys_processor(make_qwen: MakeQwen, reader: PictureReader) -> None:
@@ -67,7 +70,7 @@ def test_tokens_and_patches_are_those_of_the_familys_processor(make_qwen: MakeQw
         "image", "和", "image", "？ ", "video", " 🎬", "image", images=images, videos=(Video(frames, 2.0),)
     )
     example = encode(prompt, reader)
-    theirs = Qwen3VLProcessor(reader.image_processor, make_qwen(), reader.video_processor)
+    theirs = Qwen3VLProcessor(PROCESSOR.image_processor, make_qwen(), PROCESSOR.video_processor)
     text = theirs.tokenizer.apply_chat_template(
         [*prompt.messages, {"role": "assistant", "content": "是 ✅"}], tokenize=False
     )
@@ -131,12 +134,11 @@ def test_a_cut_through_a_picture_is_refused_by_row(reader: PictureReader) -> Non
         encode(prompt, reader, most - 30, overlong="TruncateLeft")
 
 
-def test_a_model_without_a_vision_tower_and_other_modes_refuse_pictures(make_qwen: MakeQwen) -> None:
+def test_a_model_without_a_vision_tower_refuses_pictures(make_qwen: MakeQwen) -> None:
     prompt = showing("image", images=(picture(8, 8),))
-    with pytest.raises(DataError, match="s/0: the model has no vision tower"):
-        encode_examples([prompt], make_qwen(), 100)
-    with pytest.raises(DataError, match="s/0: images and videos train in mode SFT only"):
-        encode_prompts([prompt], make_qwen(), 100)
+    for encoded in (encode_examples, encode_prompts):
+        with pytest.raises(DataError, match="s/0: the model has no vision tower"):
+            encoded([prompt], make_qwen(), 100)
 
 
 def test_files_that_are_not_images_are_named(reader: PictureReader, tmp_path: Path) -> None:
@@ -145,9 +147,11 @@ def test_files_that_are_not_images_are_named(reader: PictureReader, tmp_path: Pa
         encode(showing("image", images=(tmp_path / "text.png",)), reader)
     with pytest.raises(DataError, match=r"s/0: .*absent.png: not a readable image"):
         encode(showing("image", images=(tmp_path / "absent.png",)), reader)
+    with pytest.raises(DataError, match=r"s/0: image of \d+ bytes: 1208 × 4 pixels cannot be resized \(.*aspect ratio"):
+        encode(showing("image", images=(picture(1208, 4),)), reader)
     damaged = encode(showing("image", images=(picture(64, 64)[:2000],)), reader)
     assert damaged.pictures is not None
-    with pytest.raises(EncodingError, match="image of 2000 bytes: the image is damaged"):
+    with pytest.raises(DataError, match="prompt s/0: image of 2000 bytes: the image is damaged"):
         damaged.pictures.read()
 
 
@@ -156,7 +160,7 @@ def test_random_models_read_pictures_as_their_tower_is_shaped(tmp_path: Path) ->
     model = ModelSpec.model_validate({"name": "tiny", "source": {"random": random}})
     reader = load_picture_reader(model, tmp_path, character_tokenizer("ab", vision=True))
     assert reader is not None
-    arrays = reader.read([picture(12, 6)], [])
+    arrays = reader.processor.read([picture(12, 6)], [])
     assert arrays.grids.tolist() == [[1, 3, 6]]
     assert arrays.patches.shape == (18, 3 * 2 * 2 * 2)
     assert arrays.video_patches.shape == (0, 0)
@@ -173,8 +177,85 @@ def test_checkpoints_read_pictures_as_their_preprocessor_says(make_qwen: MakeQwe
         load_picture_reader(model, tmp_path, make_qwen())
     tower = {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
     (folder / "config.json").write_text(json.dumps({"vision_config": tower}))
-    PictureReader(make_qwen(), None, PATCHING).image_processor.save_pretrained(folder)
+    PROCESSOR.image_processor.save_pretrained(folder)
     reader = load_picture_reader(model, tmp_path, make_qwen())
     assert reader is not None
-    assert reader.patching == Patching(4, 2, 2)
-    assert reader.read([picture(16, 8)], []).grids.tolist() == [[1, 2, 4]]
+    assert reader.processor.patching == Patching(4, 2, 2)
+    assert reader.processor.read([picture(16, 8)], []).grids.tolist() == [[1, 2, 4]]
+    (folder / "config.json").write_text(json.dumps({"vision_config": tower, "architectures": ["Qwen3_5ForCausalLM"]}))
+    assert load_picture_reader(model, tmp_path, make_qwen()) is None  # of this folder, only the text model is loaded
+
+
+def test_a_prompt_has_the_tokens_and_pictures_that_the_familys_processor_gives_it(
+    make_qwen: MakeQwen, reader: PictureReader
+) -> None:
+    """Several images, of which one is larger than the processor allows, and a video."""
+    from transformers import Qwen3VLProcessor
+
+    images = (picture(30, 20), picture(200, 120, 1))
+    frames = tuple(picture(24, 16, seed) for seed in range(3))
+    prompt = showing("image", "larger than", "image", "? ", "video", images=images, videos=(Video(frames, 2.0),))
+    [encoded] = encode_prompts([prompt], make_qwen(), 400, thinking=False, reader=reader)
+    theirs = Qwen3VLProcessor(PROCESSOR.image_processor, make_qwen(), PROCESSOR.video_processor)
+    text = theirs.tokenizer.apply_chat_template(
+        [dict(message) for message in prompt.messages],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+    inputs = theirs(
+        text=[text],
+        images=[pixels(image) for image in images],
+        videos=[np.stack([np.asarray(pixels(frame)) for frame in frames])],
+        video_metadata=[{"fps": 2.0, "total_num_frames": 3, "frames_indices": [0, 1, 2]}],
+        do_sample_frames=False,
+        return_tensors="np",
+    )
+    assert encoded.token_ids.tolist() == inputs["input_ids"][0].tolist()
+    assert encoded.pictures is not None
+    arrays = encoded.pictures.read()
+    assert arrays.placeholders(2)[0] == (8, 60)  # a token has 64 pixels, and an image at most 4,096
+    np.testing.assert_array_equal(arrays.patches, inputs["pixel_values"])
+    np.testing.assert_array_equal(arrays.video_patches, inputs["pixel_values_videos"])
+
+
+def test_a_prompt_whose_pictures_do_not_fit_is_named_with_its_row(reader: PictureReader) -> None:
+    prompt = dataclasses.replace(showing("image", "?", images=(picture(64, 64),)), place="train.jsonl, line 3")
+
+    def encoded(limit: int, **options: Any) -> Any:
+        return encode_prompts([prompt], reader.tokenizer, limit, reader=reader, **options)
+
+    with pytest.raises(DataError, match=r"s/0 \(\d+ tokens with its 1 images and 0 videos; train.jsonl, line 3\)"):
+        encoded(20)
+    with pytest.raises(DataError, match=r"s/0 \(train.jsonl, line 3\), .*: the cut goes through an image"):
+        encoded(20, overlong="TruncateLeft")
+
+
+def test_a_prompt_with_too_many_bytes_of_pictures_is_refused_before_they_are_sent(reader: PictureReader) -> None:
+    prompt = showing("image", images=(picture(8, 8) + bytes(MAX_INLINE_BYTES),))
+    with pytest.raises(
+        DataError, match=r"its pictures take 32.0 MiB in the data themselves, above 32. Save them as files"
+    ):
+        encode_prompts([prompt], reader.tokenizer, 100, reader=reader)
+
+
+def test_a_set_of_pictures_is_sent_as_references_and_read_once_per_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(picture(64, 64, number))
+    sets = [PictureSet(PROCESSOR, (tmp_path / f"{number}.png",), (), "prompt s/0") for number in range(3)]
+    sent = [pickle.loads(pickle.dumps(each)) for each in sets]
+    assert len(pickle.dumps(sets[0])) < 1000
+    first = sent[0].read()
+    np.testing.assert_array_equal(first.patches, sets[0].read().patches)
+    assert sets[0].read() is first
+    monkeypatch.setattr("qwen35_trainer.data.picture_set.MAX_KEPT_BYTES", 2 * first.nbytes)
+    sent[1].read()
+    assert sets[0].read() is first
+    sent[2].read()  # the second one was used before the first one
+    (tmp_path / "1.png").unlink()
+    assert sets[0].read() is first
+    with pytest.raises(DataError, match=r"prompt s/0: .*1.png: not a readable image"):
+        sets[1].read()
+    assert 2 * first.nbytes < MAX_KEPT_BYTES

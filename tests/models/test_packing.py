@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.packing import NEIGHBOUR_TOLERANCE, PackingDifference, PackingInexact, check_packing
 from qwen35_trainer.models.qwen3_5.sequence_layout import Split
 from tests.models import kernels_stand_in
+from tests.models.scenes import vision_language
 
 EXPERTS = [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -123,3 +125,19 @@ def test_both_measures_must_be_within_the_bound():
     assert not PackingDifference(0.0, NEIGHBOUR_TOLERANCE.gradient * 1.01).within(NEIGHBOUR_TOLERANCE)
     assert not PackingDifference(math.nan, 0.0).within(NEIGHBOUR_TOLERANCE)
     assert not PackingDifference(0.0, math.nan).within(NEIGHBOUR_TOLERANCE)
+
+
+@pytest.mark.parametrize("leaks", [False, True], ids=["apart", "as one"])
+def test_pictures_of_a_row_must_be_kept_apart_by_the_tower(monkeypatch, leaks):
+    model = adapt(vision_language())
+    if leaks:
+        for block in model.model.visual.blocks:
+            monkeypatch.setattr(block, "forward", partial(_all_patches_as_one_picture, block.forward))
+    with pytest.raises(PackingInexact, match=LEAKS) if leaks else nullcontext():
+        check_packing(model, pictures=True)
+    check_packing(model)  # a text has no picture that could leak
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def _all_patches_as_one_picture(forward, hidden, cu_seqlens, **settings):
+    return forward(hidden, cu_seqlens=cu_seqlens[[0, -1]], **settings)

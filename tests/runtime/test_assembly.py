@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from qwen35_trainer.data.candidates import Candidates
-from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt
-from qwen35_trainer.data.picture_reader import Patching, PictureReader, PictureSet
+from qwen35_trainer.data.picture_processor import Patching, PictureProcessor
+from qwen35_trainer.data.picture_set import PictureSet
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
-from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed, EndReason, GeneratedTokens
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
@@ -145,8 +144,8 @@ def test_a_first_token_that_is_a_target_has_nothing_before_it_and_is_left_to_the
 
 
 def seeing(image: bytes) -> SupervisedExample:
-    reader = PictureReader(character_tokenizer("a", vision=True), None, Patching(4, 2, 2, (64, 4096)))
-    return SupervisedExample(Prompt("s/1", "s", "q"), (5, 6), (False, True), PictureSet(reader, (image,), ()))
+    pictures = PictureSet(PictureProcessor(None, Patching(4, 2, 2, (64, 4096))), (image,), (), "prompt s/1")
+    return SupervisedExample(Prompt("s/1", "s", "q"), (5, 6), (False, True), pictures)
 
 
 def test_pictures_travel_with_the_batch_and_text_alone_has_none():
@@ -156,10 +155,14 @@ def test_pictures_travel_with_the_batch_and_text_alone_has_none():
     assert assemble_supervised([plain, plain], updates=1).pictures is None
     none, shown = assemble_supervised([plain, seeing(image.getvalue())], updates=1).pictures
     assert none is None
-    assert shown.grids.tolist() == [[1, 2, 4]]
-    assert shown.patches.shape == (8, 3 * 2 * 4 * 4)
+    assert shown.read().grids.tolist() == [[1, 2, 4]]
+    assert shown.read().patches.shape == (8, 3 * 2 * 4 * 4)
 
 
-def test_pictures_that_cannot_be_read_are_named_by_row():
-    with pytest.raises(DataError, match=r"prompt s/1: image of 3 bytes: not a readable image"):
-        assemble_supervised([seeing(b"abc")], updates=1)
+def test_pictures_of_a_group_travel_with_each_of_its_samples():
+    pictures = seeing(b"a picture").pictures
+    text, shown = group(0, sequence(0), sequence(0)), group(1, sequence(0), sequence(0))
+    shown = replace(shown, prompt=replace(shown.prompt, pictures=pictures))
+    batch, _ = assemble([text, shown], version=0, max_lag=0, mask_old=False, updates=1)
+    assert batch.pictures == (None, None, pictures, pictures)
+    assert assemble([text], version=0, max_lag=0, mask_old=False, updates=1)[0].pictures is None

@@ -1,12 +1,18 @@
 import weakref
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.encode import EncodedPrompt, EncodedPrompts
+from qwen35_trainer.data.picture_processor import Patching, PictureProcessor
+from qwen35_trainer.data.picture_set import PictureSet
+from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.runtime.background import run_in_thread
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.prepare import prepare
+from qwen35_trainer.runtime.prepare import check_pictures, prepare
 from qwen35_trainer.runtime.run_command import _Prepared
 from tests.patience import PATIENCE
 
@@ -91,3 +97,15 @@ def test_what_was_prepared_is_held_only_by_its_last_user():
     assert made[0]() is large
     del large
     assert made[0]() is None
+
+
+def test_replicas_that_read_text_only_refuse_pictures_before_the_run_starts():
+    spec = SimpleNamespace(rollout=SimpleNamespace(engine="VLLM"))
+    text = EncodedPrompts([EncodedPrompt(Prompt("s/0", "s", "q"), np.ones(1, np.int32))])
+    pictures = PictureSet(PictureProcessor(None, Patching(4, 2, 2)), (b"a picture",), ())
+    shown = EncodedPrompts([EncodedPrompt(Prompt("s/0", "s", "q"), np.ones(1, np.int32), pictures)])
+    check_pictures(spec, text, text)
+    with pytest.raises(DataError, match="engine VLLM: replicas on vLLM generate from text only"):
+        check_pictures(spec, text, shown)
+    spec.rollout.engine = "Torch"
+    check_pictures(spec, shown, shown)

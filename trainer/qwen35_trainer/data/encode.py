@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.picture_reader import NO_TOWER, PictureReader
+from qwen35_trainer.data.picture_set import PictureSet
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.row_sequence import RowSequence
 from qwen35_trainer.data.template import EncodingError, TemplateEncoder
-from qwen35_trainer.data.truncation import fit
+from qwen35_trainer.data.truncation import CutError, fit
 from qwen35_trainer.manifest.data import Overlong
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ class EncodedPrompt:
 
     prompt: Prompt
     token_ids: NDArray[np.int32]
+    pictures: PictureSet | None = None
+    """The images and videos of the prompt, which are read where the prompt is computed. None: the prompt has only text."""
 
 
 class EncodedPrompts(RowSequence[EncodedPrompt]):
@@ -31,6 +35,7 @@ class EncodedPrompts(RowSequence[EncodedPrompt]):
     def __init__(self, encoded: Iterable[EncodedPrompt]) -> None:
         entries = list(encoded)
         self._prompts = [entry.prompt for entry in entries]
+        self._pictures = [entry.pictures for entry in entries]
         self._ends = np.cumsum([0, *(len(entry.token_ids) for entry in entries)], dtype=np.int64)
         self._token_ids = np.concatenate([np.empty(0, np.int32), *(entry.token_ids for entry in entries)])
 
@@ -38,7 +43,13 @@ class EncodedPrompts(RowSequence[EncodedPrompt]):
         return len(self._prompts)
 
     def _row(self, row: int) -> EncodedPrompt:
-        return EncodedPrompt(self._prompts[row], self._token_ids[self._ends[row] : self._ends[row + 1]])
+        token_ids = self._token_ids[self._ends[row] : self._ends[row + 1]]
+        return EncodedPrompt(self._prompts[row], token_ids, self._pictures[row])
+
+    @property
+    def have_pictures(self) -> bool:
+        """Whether any prompt has images or videos."""
+        return any(pictures is not None for pictures in self._pictures)
 
 
 def encode_prompts(
@@ -47,27 +58,48 @@ def encode_prompts(
     max_prompt_tokens: int,
     overlong: Overlong = "Error",
     thinking: bool | None = None,
+    reader: PictureReader | None = None,
 ) -> list[EncodedPrompt]:
     """Encode each prompt, in order.
 
     If the tokenizer has a chat template, a plain text is encoded as a user message; otherwise it is encoded unchanged.
     Chat messages need a template. overlong: how prompts longer than max_prompt_tokens are handled; the log has the
     number of skipped or cut prompts. thinking: passed to the template as enable_thinking; None leaves the choice to the
-    template. Raises DataError with all problems, and when no prompt remains.
+    template. reader: expands the placeholders of images and videos; None for a model without a vision tower. Raises
+    DataError with all problems, and when no prompt remains.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     encoded: list[EncodedPrompt] = []
     problems: list[str] = []
     for prompt in prompts:
-        if prompt.images or prompt.videos:
-            problems.append(f"prompt {prompt.id}: images and videos train in mode SFT only. Remove them.")
-            continue
         try:
-            encoded.append(EncodedPrompt(prompt, np.array(encoder.prompt(prompt.text, prompt.tools), dtype=np.int32)))
+            encoded.append(_encoded(prompt, encoder, reader))
         except EncodingError as reason:
-            problems.append(f"prompt {prompt.id}: {reason}")
-    return fit(encoded, max_prompt_tokens, "data.maxPromptTokens", overlong, problems, _cut)
+            problems.append(f"{prompt.described}: {reason}")
+
+    def cut(entry: EncodedPrompt, parts: tuple[range, range]) -> EncodedPrompt:
+        return _cut(entry, parts, reader)
+
+    return fit(encoded, max_prompt_tokens, "data.maxPromptTokens", overlong, problems, cut)
 
 
-def _cut(encoded: EncodedPrompt, parts: tuple[range, range]) -> EncodedPrompt:
-    return replace(encoded, token_ids=np.concatenate([encoded.token_ids[part.start : part.stop] for part in parts]))
+def _encoded(prompt: Prompt, encoder: TemplateEncoder, reader: PictureReader | None) -> EncodedPrompt:
+    token_ids, pictures = encoder.prompt(prompt.text, prompt.tools), None
+    if reader is None:
+        if prompt.images or prompt.videos:
+            raise EncodingError(NO_TOWER)
+    else:
+        pictures = reader.pictures_of(prompt)
+        token_ids, _ = reader.expand(token_ids, (True,) * len(token_ids), pictures)
+    return EncodedPrompt(prompt, np.array(token_ids, dtype=np.int32), pictures or None)
+
+
+def _cut(encoded: EncodedPrompt, parts: tuple[range, range], reader: PictureReader | None) -> EncodedPrompt:
+    token_ids = np.concatenate([encoded.token_ids[part.start : part.stop] for part in parts])
+    if reader is not None and encoded.pictures is not None:
+        before, after = (reader.placeholders(tuple(ids.tolist())) for ids in (encoded.token_ids, token_ids))
+        if before != after:
+            raise CutError(
+                "the cut goes through an image or a video. Raise the limit, or set data.overlongPrompts: Skip."
+            )
+    return replace(encoded, token_ids=token_ids)

@@ -7,6 +7,7 @@ The arrays are numpy arrays, so that a batch can be sent between processes witho
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,14 @@ def _no_patches() -> NDArray[np.float32]:
 
 def _no_grids() -> NDArray[np.int64]:
     return np.empty((0, 3), dtype=np.int64)
+
+
+class PictureSource(Protocol):
+    """Pictures of one sequence, whose patches can be read."""
+
+    def read(self) -> "PictureArrays":
+        """Return the patches. Raises DataError, with the row of the data, for pictures that cannot be read."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +63,15 @@ class PictureArrays:
     ) -> "PictureArrays":
         """Create arrays from (patches, grids) of images and of videos; None: no pictures of that kind."""
         return cls(*(images or (_no_patches(), _no_grids())), *(videos or (_no_patches(), _no_grids())))
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays, in bytes."""
+        return sum(each.nbytes for each in (self.patches, self.grids, self.video_patches, self.video_grids))
+
+    def read(self) -> "PictureArrays":
+        """Return this object: its pictures have been read."""
+        return self
 
     def placeholders(self, merge: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the number of placeholder tokens of each image, and of each video.

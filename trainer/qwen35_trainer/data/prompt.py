@@ -33,8 +33,8 @@ class Prompt:
 
     id: `<source>/<row>`, the same in every run. text: a plain text, or chat messages. answer: the reference answer, if the
     source has one. metadata: the other fields of the row (files), or `gym` and `entry` (gym). tools: functions that the
-    model may call. images, videos: one for each image and video part of the messages, in order. All values are plain, so
-    that a prompt can be sent between processes.
+    model may call. images, videos: one for each image and video part of the messages, in order. place: file and row, of a
+    row with images or videos, for errors. All values are plain, so that a prompt can be sent between processes.
     """
 
     id: str
@@ -45,6 +45,12 @@ class Prompt:
     tools: tuple[Tool, ...] = ()
     images: tuple[Image, ...] = ()
     videos: tuple[Video, ...] = ()
+    place: str = field(default="", compare=False)
+
+    @property
+    def described(self) -> str:
+        """The prompt's id, and the place of its row if it is known, for errors."""
+        return f"prompt {self.id} ({self.place})" if self.place else f"prompt {self.id}"
 
     @property
     def messages(self) -> tuple[ChatMessage, ...]:

@@ -75,7 +75,8 @@ def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = Fal
                     f"{source.name}/{number}",
                     source.name,
                     files,
-                    path.parent,
+                    path,
+                    place=located.place,
                     answers_required=answers_required,
                     columnar=form == "Parquet",
                 )

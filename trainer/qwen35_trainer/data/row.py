@@ -14,16 +14,24 @@ type DataRow = Mapping[str, object]
 
 
 def prompt_of(
-    row: DataRow, identity: str, source: str, files: FilesSpec, folder: Path, *, answers_required: bool, columnar: bool
+    row: DataRow,
+    identity: str,
+    source: str,
+    files: FilesSpec,
+    file: Path,
+    *,
+    place: str,
+    answers_required: bool,
+    columnar: bool,
 ) -> Prompt:
     """Convert a row of a data file to a prompt. Raises RowError for a malformed row.
 
-    identity: id of the prompt. folder: the folder of the data file, to which paths of images are relative.
+    identity: id of the prompt. file: the data file, to whose folder paths of images are relative. place: the row's place in it.
     answers_required: whether a row without an answer is refused. columnar: whether the format (Parquet) gives every row
     the fields of all other rows, with null where the row has no such field.
     """
     images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
-    media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, folder)
+    media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, file.parent)
     text = _text(_required(row, files.promptField, "promptField"), files.promptField, media, columnar=columnar)
     media.check_used()
     answer = None
@@ -41,6 +49,7 @@ def prompt_of(
         tools=_tools(_optional(row, files.toolsField), files.toolsField, columnar=columnar),
         images=tuple(media.images),
         videos=tuple(media.videos),
+        place=f"{file}, {place}" if media.images or media.videos else "",
     )
 
 

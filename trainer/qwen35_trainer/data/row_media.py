@@ -140,7 +140,9 @@ def video_of(value: object, folder: Path, name: str) -> Video:
     """
     frames = value.get("frames") if isinstance(value, Mapping) else None
     fps = value.get("fps") if isinstance(value, Mapping) else None
-    if not isinstance(frames, list) or not frames or isinstance(fps, bool) or not isinstance(fps, int | float):
+    if frames == []:
+        raise RowError(f"{name}: the video has no frames. List its images in frames, or remove it")
+    if not isinstance(frames, list) or isinstance(fps, bool) or not isinstance(fps, int | float):
         raise RowError(f"{name}: {{frames: [image, …], fps: frames per second}} is expected, found {kind(value)}")
     if fps <= 0:
         raise RowError(f"{name}: fps {fps} is not above 0")

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from qwen35_trainer.data.picture_reader import PictureReader, PictureSet
+from qwen35_trainer.data.picture_reader import NO_TOWER, PictureReader
+from qwen35_trainer.data.picture_set import PictureSet
 from qwen35_trainer.data.prompt import ChatMessage, Prompt
 from qwen35_trainer.data.template import EncodingError, TemplateEncoder, TokenIds
 from qwen35_trainer.data.truncation import CutError, fit, select
@@ -77,7 +78,7 @@ def encode_examples(
         try:
             examples += _examples(prompt, encoder, reader)
         except EncodingError as reason:
-            problems.append(f"prompt {prompt.id}: {reason}")
+            problems.append(f"{prompt.described}: {reason}")
 
     def cut(example: SupervisedExample, parts: tuple[range, range]) -> SupervisedExample:
         return _cut(example, parts, reader)
@@ -91,9 +92,7 @@ def _examples(prompt: Prompt, encoder: TemplateEncoder, reader: PictureReader | 
     if isinstance(prompt.text, str) and not encoder.has_template:
         return [_plain(prompt, prompt.text, str(prompt.answer), encoder)]
     if reader is None and (prompt.images or prompt.videos):
-        raise EncodingError(
-            "the model has no vision tower for its images and videos. Remove them, or use a model with a vision tower."
-        )
+        raise EncodingError(NO_TOWER)
     answer: tuple[ChatMessage, ...] = ()
     if prompt.answer is not None:
         answer = ({"role": "assistant", "content": prompt.answer},)
@@ -164,7 +163,7 @@ def _example(
     if reader is None:
         return SupervisedExample(prompt, token_ids, mask)
     context = messages[: stretch[-1].index + 1]
-    pictures = PictureSet(reader, prompt.images[: _parts(context, "image")], prompt.videos[: _parts(context, "video")])
+    pictures = reader.pictures_of(prompt, _parts(context, "image"), _parts(context, "video"))
     token_ids, mask = reader.expand(token_ids, mask, pictures)
     return SupervisedExample(prompt, token_ids, mask, pictures if pictures else None)
 

@@ -66,7 +66,7 @@ def fit[T: Encoded](
             try:
                 fitting.append(cut(entry, kept_positions(length, limit, rule)))
             except CutError as reason:
-                all_problems.append(f"prompt {entry.prompt.id}, {length} tokens cut to {limit_name} {limit}: {reason}")
+                all_problems.append(f"{entry.prompt.described}, {length} tokens cut to {limit_name} {limit}: {reason}")
     if offenders and rule == "Error":
         all_problems.append(_too_long(offenders, limit, limit_name))
     if not fitting and not all_problems:
@@ -84,9 +84,17 @@ def fit[T: Encoded](
 
 def _too_long(offenders: Sequence[Encoded], limit: int, limit_name: str) -> str:
     longest = max(len(entry.token_ids) for entry in offenders)
-    named = ", ".join(f"{entry.prompt.id} ({len(entry.token_ids)} tokens)" for entry in offenders[:_MAX_NAMED_PROMPTS])
+    named = ", ".join(_described(entry) for entry in offenders[:_MAX_NAMED_PROMPTS])
     more = len(offenders) - _MAX_NAMED_PROMPTS
     return (
         f"{len(offenders)} longer than {limit_name} {limit}: {named}{f' and {more} more' if more > 0 else ''}. "
         f"Raise {limit_name} to {longest}, or set data.overlongPrompts: Skip to leave them out, or Truncate… to cut them."
     )
+
+
+def _described(entry: Encoded) -> str:
+    prompt, length = entry.prompt, f"{len(entry.token_ids)} tokens"
+    if not prompt.images and not prompt.videos:
+        return f"{prompt.id} ({length})"
+    pictures = f"{length} with its {len(prompt.images)} images and {len(prompt.videos)} videos"
+    return f"{prompt.id} ({pictures}; {prompt.place})" if prompt.place else f"{prompt.id} ({pictures})"

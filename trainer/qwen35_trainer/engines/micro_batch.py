@@ -156,12 +156,13 @@ def _inputs(
         prompt = batch.prompts[start : start + batch.prompt_lengths[sample]]
         response = slice(first, first + batch.response_lengths[sample] - 1)
         sequences.append(torch.from_numpy(np.concatenate((prompt, batch.responses[response])).astype(np.int64)))
-        # A placeholder that the model generated does not stand for a picture; one in a tool's output may.
-        generated = np.concatenate((np.zeros(len(prompt), dtype=np.bool_), batch.trainable[response]))
-        written.append(torch.from_numpy(generated))
+        # A placeholder that the model generated stands for no picture. In supervised samples, later turns of a user may show some.
+        learned = batch.trainable[response] if batch.log_probs is None else np.ones_like(batch.trainable[response])
+        written.append(torch.from_numpy(np.concatenate((np.zeros(len(prompt), dtype=np.bool_), learned))))
     if batch.pictures is None:
         return ModelInput.of_text(sequences, packed=packed, device=device)
-    pictures = [batch.pictures[sample] for sample in samples]
+    sources = [batch.pictures[sample] for sample in samples]
+    pictures = [None if source is None else source.read() for source in sources]
     return multimodal_input(sequences, pictures, config, written=written, packed=packed, device=device)
 
 

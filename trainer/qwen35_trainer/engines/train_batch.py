@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen35_trainer.data.candidates import Candidates
-from qwen35_trainer.data.picture_arrays import PictureArrays
+from qwen35_trainer.data.picture_arrays import PictureSource
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class TrainBatch:
     sample is a baseline."""
     updates: int = 1
     """Number of optimizer steps. The samples are divided into this number of equal parts, in order, one for each step."""
-    pictures: tuple[PictureArrays | None, ...] | None = None
-    """Images and videos of each of the N samples; an entry is None if the sample has none or is not held.
+    pictures: tuple[PictureSource | None, ...] | None = None
+    """Images and videos of each of the N samples, read when a micro-batch is computed; an entry is None if the sample has none
+    or is not held.
 
     None: text only.
     """

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen35_trainer.data.candidates import Candidates
+from qwen35_trainer.data.picture_arrays import PictureSource
 from qwen35_trainer.pipeline.events import SequenceId
 
 if TYPE_CHECKING:
@@ -109,12 +110,14 @@ class SequenceRequest:
 
     sequence: SequenceId
     prompt: NDArray[np.int32]
-    """(P,) token ids of the prompt."""
+    """(P,) token ids of the prompt, with a placeholder for each token of a picture."""
     max_tokens: int
     """Maximum number of response tokens, including `kept`."""
     sampling: Sampling = field(default_factory=Sampling)
     kept: GeneratedTokens = NO_TOKENS
     """Response tokens that exist already, generated ones and tokens of the environment. Generation continues after them."""
+    pictures: PictureSource | None = None
+    """Pictures of the prompt, which the engine reads when it computes the prompt. None: the prompt has only text."""
 
 
 class EndReason(StrEnum):
@@ -154,6 +157,8 @@ class EngineLimits:
     """Number of tokens for which the model has embeddings."""
     min_prefill: int = 1
     """Minimum number of tokens of prompt and kept response together from which generation can start."""
+    reads_pictures: bool = False
+    """Whether the engine computes prompts with pictures."""
 
     def problem(self, request: SequenceRequest) -> str:
         """Return why a sequence cannot be generated, or an empty text if it can."""
@@ -163,6 +168,8 @@ class EngineLimits:
                 f"group {group}: prompt {prompt} + response {request.max_tokens} tokens exceed the engine's "
                 f"{self.max_length}; lower data.maxPromptTokens or data.maxResponseTokens"
             )
+        if request.pictures is not None and not self.reads_pictures:
+            return f"group {group}: the prompt has pictures, and the engine or its model reads text only"
         if prompt == 0:
             return f"group {group}: the prompt is empty"
         if prompt + kept < self.min_prefill:

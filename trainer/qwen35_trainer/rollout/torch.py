@@ -20,10 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.models.adapted_linear import attach, detach
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.models.qwen3_5.family import text_model
+from qwen35_trainer.models.qwen3_5.multimodal import kinds_and_positions
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.candidate_log import CandidateLog
 from qwen35_trainer.rollout.rollout_engine import (
@@ -33,6 +36,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     GeneratedTokens,
     SequenceRequest,
     StepOutput,
+    failed,
 )
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
@@ -91,7 +95,8 @@ class TorchEngine:
         device = text.embed_tokens.weight.device
         self._decoder = Decoder(model, slots, max_length, float32_logits=float32_logits)
         self._end_token, self._slots = end_token, slots
-        self._limits = EngineLimits(max_length, text.config.vocab_size)
+        has_tower = hasattr(model.model, "visual")
+        self._limits = EngineLimits(max_length, text.config.vocab_size, reads_pictures=has_tower)
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0
         self._parameters = dict(model.named_parameters())  # tied parameters once, as in a publication
@@ -244,10 +249,10 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> StepOutput:
         probed = self._probed()
-        started, prefilled = self._admit()
+        started, prefilled, unreadable = self._admit()
         n = len(self._running)
         if n == 0:
-            return StepOutput(probed=probed)
+            return StepOutput(tuple(unreadable), probed=probed)
         temperature, top_p, top_k, min_p = self._sampling[:n].unbind(1)
         tokens, log_probs, candidates = sample(
             self._logits[:n], temperature, top_p, top_k.to(torch.int64), min_p, self._generator
@@ -267,7 +272,7 @@ class TorchEngine:
             running = len(self._running)
             self._logits[:running] = self._decoder.step(tokens[:running])
             self._logits_version[:running] = self._version
-        return StepOutput(finished, started, n, prefilled, prefills=prefilled > 0, probed=probed)
+        return StepOutput((*unreadable, *finished), started, n, prefilled, prefills=prefilled > 0, probed=probed)
 
     def _probed(self) -> tuple[NDArray[np.float32], ...] | None:
         """Compute the probe, if there is one, with the decoder's own functions."""
@@ -276,16 +281,17 @@ class TorchEngine:
         sequences, self._probe = self._probe, []
         return tuple(values.cpu().numpy() for values in self._decoder.log_probs(sequences))
 
-    def _admit(self) -> tuple[dict[SequenceId, int], int]:
+    def _admit(self) -> tuple[dict[SequenceId, int], int, list[Completed]]:
         """Assign free slots to waiting sequences. New samples of a prompt share one prefill.
 
-        Returns the sequences that had no tokens before, with the version that computes their first token, and the number
-        of tokens that the prefill computed.
+        Returns the sequences that had no tokens before, with the version that computes their first token, the number of
+        tokens that the prefill computed, and the sequences that ended because their pictures could not be read.
         """
         start = len(self._running)
-        admitted = [self._waiting.popleft() for _ in range(min(self._slots - start, len(self._waiting)))]
-        if not admitted:
-            return {}, 0
+        readable, unreadable = self._readable(self._slots - start)
+        if not readable:
+            return {}, 0, unreadable
+        admitted = [request for request, _ in readable]
         # A sequence that already has tokens has a prefix of its own.
         prefixes: dict[tuple[int, int], list[int]] = {}
         for slot, request in enumerate(admitted, start):
@@ -293,7 +299,9 @@ class TorchEngine:
             prefixes.setdefault((group, index if len(request.kept) else -1), []).append(slot)
         firsts = [admitted[held[0] - start] for held in prefixes.values()]
         prompts = [np.concatenate((request.prompt, request.kept.ids)).tolist() for request in firsts]
-        logits = self._decoder.prefill(prompts, list(prefixes.values()))
+        pictures = [readable[held[0] - start][1] for held in prefixes.values()]
+        generated = [len(request.kept) for request in firsts]
+        logits = self._decoder.prefill(prompts, list(prefixes.values()), pictures, generated)
         for row, held in enumerate(prefixes.values()):
             self._logits[held] = logits[row]
         new = slice(start, start + len(admitted))
@@ -309,7 +317,30 @@ class TorchEngine:
             self._put_back(slot, request.kept)
             self._candidates.begin(slot, request.kept, truncates=request.sampling.truncates)
         started = {request.sequence: self._version for request in admitted if not len(request.kept)}
-        return started, sum(map(len, prompts))
+        return started, sum(map(len, prompts)), unreadable
+
+    def _readable(self, most: int) -> tuple[list[tuple[SequenceRequest, PictureArrays | None]], list[Completed]]:
+        """Take up to `most` waiting sequences, and read their pictures.
+
+        Returns the sequences with the patches of their pictures, and those that ended because their pictures could not be read.
+        """
+        readable: list[tuple[SequenceRequest, PictureArrays | None]] = []
+        unreadable: list[Completed] = []
+        while self._waiting and len(readable) < most:
+            request = self._waiting.popleft()
+            try:
+                readable.append((request, self._pictures_of(request)))
+            except (DataError, ValueError) as reason:
+                unreadable.append(failed(request, str(reason)))
+        return readable, unreadable
+
+    def _pictures_of(self, request: SequenceRequest) -> PictureArrays | None:
+        """Read the pictures of a request. Raises ValueError if they do not match the placeholders of its prompt."""
+        if request.pictures is None:
+            return None
+        arrays = request.pictures.read()
+        kinds_and_positions(np.asarray(request.prompt, np.int64), arrays, self._model.config, None)
+        return arrays
 
     def _set_stop_tokens(self, slots: slice, admitted: Sequence[SequenceRequest]) -> None:
         stop = [(self._end_token, *request.sampling.stop) for request in admitted]

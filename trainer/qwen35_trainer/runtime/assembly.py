@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen35_trainer.data.candidates import Candidates
-from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt
-from qwen35_trainer.data.picture_arrays import PictureArrays
+from qwen35_trainer.data.picture_arrays import PictureSource
 from qwen35_trainer.data.sft import SupervisedExample
-from qwen35_trainer.data.template import EncodingError
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.rewards.reward import CombinedScore
@@ -103,6 +101,7 @@ def assemble(
         group=np.array([group.group for group in groups for _ in group.sequences], dtype=np.int64),
         baseline=baseline if greedy_last else None,
         updates=updates,
+        pictures=_pictures([group.prompt.pictures for group in groups for _ in group.sequences]),
     )
     return batch, age
 
@@ -150,8 +149,7 @@ def _runs(versions: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
     """Pack supervised examples into a batch. The tokens before the first target of an example are its prompt.
 
-    updates: number of updates of the batch. The pictures of the examples are read here. Raises DataError for pictures
-    that cannot be read.
+    updates: number of updates of the batch. The pictures of the examples are read by the ranks that compute them.
     """
     splits = [max(1, example.loss_mask.index(True)) for example in examples]
     pairs = list(zip(examples, splits, strict=True))
@@ -162,23 +160,13 @@ def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> 
         response_lengths=np.array([len(example.token_ids) - at for example, at in pairs], dtype=np.int64),
         trainable=_flat([example.loss_mask[at:] for example, at in pairs], np.bool_),
         updates=updates,
-        pictures=_pictures(examples),
+        pictures=_pictures([example.pictures for example in examples]),
     )
 
 
-def _pictures(examples: Sequence[SupervisedExample]) -> tuple[PictureArrays | None, ...] | None:
-    if all(example.pictures is None for example in examples):
-        return None
-    problems: list[str] = []
-    arrays: list[PictureArrays | None] = []
-    for example in examples:
-        try:
-            arrays.append(None if example.pictures is None else example.pictures.read())
-        except EncodingError as reason:
-            problems.append(f"prompt {example.prompt.id}: {reason}")
-    if problems:
-        raise DataError(problems)
-    return tuple(arrays)
+def _pictures(sources: Sequence[PictureSource | None]) -> tuple[PictureSource | None, ...] | None:
+    """Return the pictures of all samples of a batch; None if there are none."""
+    return None if all(source is None for source in sources) else tuple(sources)
 
 
 def _flat[T: np.generic](rows: Sequence[Sequence[int]], dtype: type[T]) -> NDArray[T]:

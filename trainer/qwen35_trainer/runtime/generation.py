@@ -313,7 +313,12 @@ class Generation:
         group, buffer = self._groups[name[0]], self._buffers[name]
         kept = buffer.tokens() if len(buffer) else NO_TOKENS
         return SequenceRequest(
-            name, group.prompt.token_ids, self._parts.spec.data.maxResponseTokens, group.sampling_of(name[1]), kept
+            name,
+            group.prompt.token_ids,
+            self._parts.spec.data.maxResponseTokens,
+            group.sampling_of(name[1]),
+            kept,
+            group.prompt.pictures,
         )
 
     def _finish(self, name: SequenceId, reason: EndReason, error: str) -> None:

@@ -52,7 +52,7 @@ class Job:
     vocabulary: int
     """Number of tokens of the tokenizer."""
     pictures: bool
-    """Whether any training example contains an image or a video."""
+    """Whether any training prompt or example contains an image or a video."""
     end_token: int
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))

@@ -81,7 +81,7 @@ class SupervisedLoop:
                     await self._save(tasks)
                 return "Stopped"
             started = time.time()
-            # In a thread, because reading images would block the run's other coroutines.
+            # In a thread, because the tokens of a large batch take a while to pack.
             batch = await asyncio.to_thread(self.supervised.batch, self._batch)
             waited = time.time() - started
             await training.train(NextBatch(batch, version=0, age=TokenAge({}, 0), waited=waited))

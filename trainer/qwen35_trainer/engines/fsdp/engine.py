@@ -67,7 +67,7 @@ class FSDPEngine(UpdatingEngine):
         if self._trains_router and not hasattr(text_config(self._model), "num_experts"):
             raise ValueError(f"spec.train.router: {type(self._model).__name__} has no router; remove its losses")
         if spec.train.batch.removePadding:
-            check_packing(self._model)
+            check_packing(self._model, pictures=self._pictures and hasattr(self._model.model, "visual"))
         parked = spec.train.offload.optimizer and not spec.train.offload.parameters
         self._optimizers = Optimizers.of(self._model, spec.train.optimizer, torch.device("cpu") if parked else None)
         self._storage = dist.new_group(backend="gloo", timeout=timeout)

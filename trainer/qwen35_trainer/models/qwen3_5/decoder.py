@@ -8,6 +8,10 @@ the first `n`, so that every step works on views and gathers nothing.
         slot   0    1    2   …   n-1 │ n  …
               seq  seq  seq      seq │ free          prefill: fills slots n…   step: advances 0…n-1   move: closes a hole
 
+A prompt may contain pictures. After a picture, the positions of the rotary embedding continue at its longer side
+(`positions.py`), so they are fewer than the tokens. Each slot therefore has an *offset*: the rotary position of its next token,
+less its number of tokens. The offset of a text is 0.
+
 Weights are read from the live model at every call. When they are replaced between two steps, the KV cache and the recurrent
 states that the old weights computed stay in each slot and are not recomputed: the next token is computed from them with the
 new weights, as with vLLM's `pause(mode="keep")`.
@@ -16,21 +20,29 @@ new weights, as with vLLM's `pause(mode="keep")`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from qwen35_trainer.models.qwen3_5 import HFModule, full_attention, linear_attention, products
+from qwen35_trainer.models.qwen3_5 import HFModule, full_attention, linear_attention, products, vision
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.models.qwen3_5.linear_attention import LinearState
+from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
+
+if TYPE_CHECKING:
+    from qwen35_trainer.data.picture_arrays import PictureArrays
+
+type Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine of the rotary embedding: (rows or 1, T, channels) of prompts, and (n, channels) of single tokens."""
 
 
 class Decoder:
-    """Decodes up to `slots` sequences of at most `max_length` tokens each with the text part of a Qwen3.5 model.
+    """Decodes up to `slots` sequences of at most `max_length` tokens each with a Qwen3.5 model.
 
-    float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
+    The vision tower is used for prompts with pictures only; the model must then be adapted. float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
     """
 
     def __init__(self, model: HFModule, slots: int, max_length: int, *, float32_logits: bool = False) -> None:
@@ -41,6 +53,7 @@ class Decoder:
         cos, sin = self._text.rotary_emb(weight.new_zeros(1), positions)
         self._cos, self._sin = cos[0], sin[0]  # (max_length, rotary dims)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
+        self._offsets = torch.zeros_like(self.lengths)
         self._layers: list[LinearState | tuple[Tensor, Tensor]] = []
         for layer in self._text.layers:
             if hasattr(layer, "linear_attn"):
@@ -60,24 +73,35 @@ class Decoder:
             for each in self._layers
             for table in ((each.inputs, each.memory) if isinstance(each, LinearState) else each)
         ]
-        return [self.lengths, *states]
+        return [self.lengths, self._offsets, *states]
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[Sequence[int]],
+        pictures: Sequence[PictureArrays | None] = (),
+        generated: Sequence[int] = (),
+    ) -> Tensor:
         """Process prompts, and store the decoding state of prompt i in each of `slots[i]`.
 
-        Returns next-token logits (prompts, V).
+        pictures: the pictures of each prompt; empty: all prompts are text. generated: the number of tokens at the end of
+        each prompt that the model generated, and that stand for no picture; used only with pictures. Returns next-token
+        logits (prompts, V). Raises ValueError if the placeholders of a prompt do not match its pictures.
         """
         device = self.lengths.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64, device=device)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
+        sequences = [torch.tensor(prompt) for prompt in prompts]
+        if any(each is not None for each in pictures):
+            hidden, rotary, following = self._scene(sequences, pictures, generated)
+        else:
+            hidden = self._text.embed_tokens(pad_sequence(sequences, batch_first=True).to(device))
+            rotary, following = self._text_rotary(hidden.shape[1]), lengths
         rows = [row for row, group in enumerate(slots) for _ in group]
         source = torch.tensor(rows, dtype=torch.int64, device=device)
         target = torch.tensor([slot for group in slots for slot in group], dtype=torch.int64, device=device)
-        hidden = self._prompt_states(tokens, lengths, source, target)
-        self.lengths[target] = lengths[source]
+        hidden = self._prompt_states(hidden, rotary, lengths, source, target)
+        self.lengths[target], self._offsets[target] = lengths[source], (following - lengths)[source]
         last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
         return self._logits(last)
 
@@ -88,26 +112,46 @@ class Decoder:
         lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
         tokens = pad_sequence([torch.tensor(sequence, device=device) for sequence in sequences], batch_first=True)
         none = torch.empty(0, dtype=torch.int64, device=device)
-        hidden = self._prompt_states(tokens, lengths, none, none)
+        embedded = self._text.embed_tokens(tokens)
+        hidden = self._prompt_states(embedded, self._text_rotary(tokens.shape[1]), lengths, none, none)
         log_probs = []
         for row, length in enumerate(lengths.tolist()):
             predicted = self._logits(hidden[row, : length - 1]).log_softmax(-1)
             log_probs.append(predicted.gather(1, tokens[row, 1:length, None]).squeeze(1))
         return log_probs
 
-    def _prompt_states(self, tokens: Tensor, lengths: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        """Return the last layer's output (rows, T, D) for `tokens` (rows, T), padded on the right to rows of `lengths`.
+    def _text_rotary(self, length: int) -> Rotary:
+        return self._cos[None, :length], self._sin[None, :length]
 
-        The decoding state of row `source[i]` is stored in slot `target[i]`.
+    def _scene(
+        self, sequences: Sequence[Tensor], pictures: Sequence[PictureArrays | None], generated: Sequence[int]
+    ) -> tuple[Tensor, Rotary, Tensor]:
+        """Embed prompts of which some have pictures, as for `prefill`.
+
+        Returns the first layer's input (rows, T, D), its rotary embedding, and the rotary position (rows,) of the token that
+        follows each prompt.
         """
-        hidden = self._text.embed_tokens(tokens)
+        device = self.lengths.device
+        written = [torch.arange(len(ids)) >= len(ids) - count for ids, count in zip(sequences, generated, strict=True)]
+        inputs = multimodal_input(sequences, pictures, self._model.config, written=written, packed=False, device=device)
+        hidden = vision.embed(self._model, inputs)
+        places = inputs.positions[..., 1:]  # time, height, width
+        last = torch.tensor([len(ids) - 1 for ids in sequences], device=device)
+        following = places[torch.arange(len(sequences), device=device), last].amax(-1) + 1
+        return hidden, self._text.rotary_emb(hidden, places.movedim(-1, 0)), following
+
+    def _prompt_states(self, hidden: Tensor, rotary: Rotary, lengths: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Return the last layer's output (rows, T, D) for the first layer's input `hidden`, whose rows have `lengths` tokens.
+
+        Rows are padded on the right. The decoding state of row `source[i]` is stored in slot `target[i]`.
+        """
         for layer, state in zip(self._text.layers, self._layers, strict=True):
             mixer_input = layer.input_layernorm(hidden)
             if isinstance(state, LinearState):
                 mixed, final = linear_attention.sequence(layer.linear_attn, mixer_input, lengths)
                 state.inputs[target], state.memory[target] = final.inputs[source], final.memory[source]
             else:
-                mixed = self._attend_prompt(layer.self_attn, mixer_input, state, source, target)
+                mixed = self._attend_prompt(layer.self_attn, mixer_input, rotary, state, source, target)
             hidden = _feed_forward(layer, hidden + mixed)
         return hidden
 
@@ -117,6 +161,8 @@ class Decoder:
         n = tokens.shape[0]
         positions = self.lengths[:n]
         longest = int(positions.max()) + 1
+        places = positions + self._offsets[:n]
+        rotary = self._cos[places], self._sin[places]
         hidden = self._text.embed_tokens(tokens)
         for layer, state in zip(self._text.layers, self._layers, strict=True):
             mixer_input = layer.input_layernorm(hidden)
@@ -124,7 +170,7 @@ class Decoder:
                 view = LinearState(state.inputs[:n], state.memory[:n])
                 mixed = linear_attention.step(layer.linear_attn, mixer_input, view)
             else:
-                mixed = self._attend_token(layer.self_attn, mixer_input, state, positions, longest)
+                mixed = self._attend_token(layer.self_attn, mixer_input, rotary, state, positions, longest)
             hidden = _feed_forward(layer, hidden + mixed)
         self.lengths[:n] += 1
         return self._logits(hidden)
@@ -135,30 +181,38 @@ class Decoder:
 
         source, target: (moves,) int64. No slot may be in both.
         """
-        self.lengths[target] = self.lengths[source]
+        self.lengths[target], self._offsets[target] = self.lengths[source], self._offsets[source]
         for state in self._layers:
             for table in (state.inputs, state.memory) if isinstance(state, LinearState) else state:
                 table[target] = table[source]
 
     def _attend_prompt(
-        self, layer: HFModule, hidden: Tensor, cache: tuple[Tensor, Tensor], source: Tensor, target: Tensor
+        self,
+        layer: HFModule,
+        hidden: Tensor,
+        rotary: Rotary,
+        cache: tuple[Tensor, Tensor],
+        source: Tensor,
+        target: Tensor,
     ) -> Tensor:
         length = hidden.shape[1]
-        query, key, value, gate = full_attention.project(
-            layer, hidden, self._cos[:length, None], self._sin[:length, None]
-        )
+        query, key, value, gate = full_attention.project(layer, hidden, *(each.unsqueeze(-2) for each in rotary))
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         cache[0][target, :, :length], cache[1][target, :, :length] = key[source], value[source]
         output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return layer.o_proj(output.transpose(1, 2).flatten(2) * gate)
 
     def _attend_token(
-        self, layer: HFModule, hidden: Tensor, cache: tuple[Tensor, Tensor], positions: Tensor, longest: int
+        self,
+        layer: HFModule,
+        hidden: Tensor,
+        rotary: Rotary,
+        cache: tuple[Tensor, Tensor],
+        positions: Tensor,
+        longest: int,
     ) -> Tensor:
         n = hidden.shape[0]
-        query, key, value, gate = full_attention.project(
-            layer, hidden, self._cos[positions, None], self._sin[positions, None]
-        )
+        query, key, value, gate = full_attention.project(layer, hidden, *(each.unsqueeze(-2) for each in rotary))
         rows = torch.arange(n, device=hidden.device)
         cache[0][rows, :, positions], cache[1][rows, :, positions] = key, value
         keys, values = cache[0][:n, :, :longest], cache[1][:n, :, :longest]

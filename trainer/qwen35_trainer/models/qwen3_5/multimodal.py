@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -42,14 +43,9 @@ def multimodal_input(
             types.append(torch.zeros_like(sequence))
             places.append(torch.from_numpy(text_positions(len(sequence))))
             continue
-        kinds = token_types(
-            sequence.numpy(),
-            image_token=config.image_token_id,
-            video_token=config.video_token_id,
-            written=None if written is None else written[i].numpy().astype(np.bool_),
-        )
+        generated = None if written is None else written[i].numpy().astype(np.bool_)
         try:
-            rows = positions(kinds, arrays.grids, arrays.video_grids, config.vision_config.spatial_merge_size)
+            kinds, rows = kinds_and_positions(sequence.numpy(), arrays, config, generated)
         except ValueError as error:
             problems.append(f"sequence {i}: {error}")
             continue
@@ -62,6 +58,18 @@ def multimodal_input(
         positions=_joined(places, packed).to(device),
         pictures=Pictures.of(pictures, _joined(types, packed), device),
     )
+
+
+def kinds_and_positions(
+    sequence: NDArray[np.int64], arrays: PictureArrays, config: HFConfig, written: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the kind (length,) and the positions (length, 4) of each token of a sequence with pictures.
+
+    sequence: (length,) token ids. config, written: as for `multimodal_input`. Raises ValueError if the placeholders do not
+    match the pictures.
+    """
+    kinds = token_types(sequence, image_token=config.image_token_id, video_token=config.video_token_id, written=written)
+    return kinds, positions(kinds, arrays.grids, arrays.video_grids, config.vision_config.spatial_merge_size)
 
 
 def _joined(rows: Sequence[Tensor], packed: bool) -> Tensor:

@@ -2,11 +2,13 @@
 
 A Gated DeltaNet layer carries a state from left to right through a row, and its convolution reads a few earlier tokens.
 If a kernel does not get the boundaries of sequences, or ignores them, one sequence changes the next without an error:
-positions are right, and the loss looks normal.
+positions are right, and the loss looks normal. In a training with pictures, the vision tower must also keep the pictures of a
+row apart, whose patches it reads as one row.
 
     row       a a a B B B … B c D … D e e e …      scored: B and D
     changed   x x x B B B … B y D … D z z z …      the neighbours are different tokens: B and D must not change
     separate  B | D | …                            B and D must be equal to those of padded sequences
+    pictures  B, D and e show one each; that of e changes with its tokens
 
 The comparison with the second row is the precise test: both rows have the same shapes and run the same kernels, so that
 rounding is the same too, and every difference is a leak. Separate sequences use other kernels, which round differently, and
@@ -17,19 +19,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_config, text_model
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 SEQUENCE_LENGTHS = (3, 70, 1, 17, 9)
 """Lengths of the five test sequences a, B, c, D and e, in tokens. Most tokens are near a boundary, where a leak is largest. B is
 longer than the 64 positions of a kernel's chunk, and c is shorter than the convolution."""
+PLACEHOLDERS = range(2, 4)
+"""Positions of the placeholders of a picture in each of the sequences B, D and e, which are long enough for them."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,13 @@ class PackingInexact(RuntimeError):
     failure = FailureReason.PACKING_INEXACT
 
 
-def check_packing(model: HFModule) -> None:
+def check_packing(model: HFModule, *, pictures: bool = False) -> None:
     """Check that packing changes neither log-probs nor gradients by more than rounding. Raises PackingInexact if it does.
 
     A hundred random tokens are scored and differentiated in a packed row, in a packed row with different neighbours, and as
     separate padded sequences. The second pass must agree with the first within NEIGHBOUR_TOLERANCE (the precise test), and
-    the third within SEPARATE_TOLERANCES, which depend on the precision of the layers.
+    the third within SEPARATE_TOLERANCES, which depend on the precision of the layers. pictures: whether some of the sequences
+    show a picture each; the model must have a vision tower then.
 
     Call this once after loading, on all ranks and before any gradient: it leaves gradients at None. The model must be
     adapted, and may be sharded. With a context group it must be sharded over that group too, because gradients are compared
@@ -84,10 +92,11 @@ def check_packing(model: HFModule) -> None:
         for i, s in enumerate(sequences)
     ]
     targets = torch.cat(sequences).flip(0)
-    row = _pass(model, sequences, targets, packed=True)
-    changed = _difference(_pass(model, neighbours, targets, packed=True), row, ~_of_neighbours())
+    shown, of_neighbours = ((_pictures(model, seeds) if pictures else None) for seeds in ((1, 2, 3), (1, 2, 4)))
+    row = _pass(model, sequences, shown, targets, packed=True)
+    changed = _difference(_pass(model, neighbours, of_neighbours, targets, packed=True), row, ~_of_neighbours())
     separate = _difference(
-        row, _pass(model, sequences, targets, packed=False), torch.ones(len(targets), dtype=torch.bool)
+        row, _pass(model, sequences, shown, targets, packed=False), torch.ones(len(targets), dtype=torch.bool)
     )
     allowed = SEPARATE_TOLERANCES.get(row.precision, SEPARATE_TOLERANCES[torch.bfloat16])
     problems = [
@@ -124,11 +133,55 @@ def _of_neighbours() -> Tensor:
     return torch.cat([torch.full((length,), _neighbour(i)) for i, length in enumerate(SEQUENCE_LENGTHS)])
 
 
-def _pass(model: HFModule, sequences: list[Tensor], targets: Tensor, *, packed: bool) -> _Pass:
+def _pictures(model: HFModule, seeds: tuple[int, int, int]) -> list[PictureArrays | None]:
+    """Return the picture of each sequence, two features of random patches; None: the sequence is too short for one.
+
+    seeds: seeds of the pictures of the sequences B, D and e.
+    """
+    tower = model.config.vision_config
+    grid = np.array([[1, tower.spatial_merge_size, len(PLACEHOLDERS) * tower.spatial_merge_size]])
+    shape = int(grid.prod()), tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
+    waiting = iter(seeds)
+    return [
+        PictureArrays.of(images=(np.random.default_rng(next(waiting)).normal(size=shape).astype(np.float32), grid))
+        if length >= PLACEHOLDERS.stop
+        else None
+        for length in SEQUENCE_LENGTHS
+    ]
+
+
+def _inputs(
+    model: HFModule,
+    sequences: list[Tensor],
+    pictures: list[PictureArrays | None] | None,
+    *,
+    packed: bool,
+    device: torch.device,
+) -> ModelInput:
+    if pictures is None:
+        return ModelInput.of_text(sequences, packed=packed, device=device)
+    tokens, drawn = [], []
+    for sequence, shown in zip(sequences, pictures, strict=True):
+        is_drawn = torch.ones(len(sequence), dtype=torch.bool)
+        if shown is not None:
+            is_drawn[PLACEHOLDERS.start : PLACEHOLDERS.stop] = False
+        tokens.append(sequence.where(is_drawn, model.config.image_token_id))
+        drawn.append(is_drawn)
+    return multimodal_input(tokens, pictures, model.config, written=drawn, packed=packed, device=device)
+
+
+def _pass(
+    model: HFModule,
+    sequences: list[Tensor],
+    pictures: list[PictureArrays | None] | None,
+    targets: Tensor,
+    *,
+    packed: bool,
+) -> _Pass:
     device = text_model(
         model
     ).rotary_emb.inv_freq.device  # that of a buffer, since parameters may be parked on the host
-    inputs = ModelInput.of_text(sequences, packed=packed, device=device)
+    inputs = _inputs(model, sequences, pictures, packed=packed, device=device)
     width = 0 if packed else inputs.tokens.shape[1]
     starts = (
         torch.tensor([0, *SEQUENCE_LENGTHS]).cumsum(0).tolist()
