@@ -2,7 +2,7 @@
 
     train, validation           tiny-grpo.yaml, tiny-sft.yaml: the digit behind the mark          3>81047=  →  8
     tools-train, -validation    tiny-sft-tools.yaml: a sum, computed by a tool                    3+4  →  add(3, 4)  →  7
-    images-train, -validation   tiny-sft-vision.yaml: which quarter of the image is bright        ▝  →  2
+    images-train, -validation   tiny-sft-vision.yaml, tiny-grpo-vision.yaml: the bright quarter   ▝  →  2
 
 Training and held-out rows are disjoint.
 """

@@ -140,9 +140,16 @@ SHAPES = {
 """config.json by what is published so."""
 
 
-def write(folder: Path, shape: str, *, per_expert: bool = False) -> Any:
-    """Write the folder; returns the library's model of it, in float32, with the values that are stored."""
+def write(folder: Path, shape: str, *, per_expert: bool = False, spread: float | None = None) -> Any:
+    """Write the folder; returns the library's model of it, in float32, with the values that are stored.
+
+    spread: standard deviation of the weights; None: that of the shape, at which every part shows in the results.
+    """
     config = SHAPES[shape]
+    if spread is not None:
+        config = copy.deepcopy(config)
+        for part in (config["text_config"], config["vision_config"]):
+            part["initializer_range"] = spread
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     generation = {"eos_token_id": [18], "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from qwen35_trainer.data.encode import EncodedPrompt
+from qwen35_trainer.data.picture_processor import Patching, PictureProcessor
+from qwen35_trainer.data.picture_set import PictureSet
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.manifest import load_manifest
@@ -213,6 +216,21 @@ async def test_a_group_is_generated_from_the_prompt_at_its_position_with_the_man
         for _, request in room.pool.submitted
     ] == [((0, index), [2, 2], 20, Sampling(0.5)) for index in range(2)]
     assert room.sent(POOL) == [[]]
+
+
+async def test_the_pictures_of_a_prompt_go_with_its_sequences_to_every_replica(room):
+    pictures = PictureSet(PictureProcessor(None, Patching(4, 2, 2)), (Path("cat.png"),), ())
+    room.prompts[2] = replace(room.prompts[2], pictures=pictures)
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5)})
+        room.move()
+        room.give_back(POOL, NAME, tokens(6))
+        room.lose(LANE)
+        room.start(OTHER, NAME, keep=2)
+    moved = [(number, request.pictures) for number, request in room.pool.submitted if request.sequence == NAME]
+    assert moved == [(POOL, pictures), (LANE, pictures), (OTHER, pictures)]
+    assert room.sent(OTHER) == [[5, 6]]
 
 
 async def test_with_remax_the_last_sample_of_a_group_is_greedy(tmp_path, write):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from qwen35_trainer.data.tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 from qwen35_trainer.progress.sample_file import read_samples
+from tests.models import published
+from tests.models.scenes import END, IMAGE, START, VIDEO
 from tests.patience import PATIENCE
 
 from .conftest import Ended, Write
 
-TEMPLATE = Path(__file__).parents[2] / "examples" / "tiny" / "chat.jinja"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TEMPLATE = EXAMPLES / "tiny" / "chat.jinja"
+CHARACTERS = "rgby?\nuseaitn"
+PUBLISHED: dict[str, object] = {"model.source": {"path": "model"}, "data.chatTemplate": {}}
+"""Changes to train a folder of published shape."""
+SPREAD = 0.05
+"""Standard deviation of the weights of that folder, with which it learns."""
+LEARNING: dict[str, object] = {
+    "train.batch": {"promptsPerUpdate": 16, "microBatchSequences": 64, "removePadding": True},
+    "train.optimizer": {"learningRate": 3e-3, "weightDecay": 0.0, "schedule": "Linear"},
+}
 COLOURS = {"r": (255, 0, 0), "g": (0, 255, 0), "b": (0, 0, 255), "y": (255, 255, 0)}
 SOURCE = {
     "name": "colours",
@@ -24,7 +40,7 @@ SOURCE = {
 }
 SETTINGS: dict[str, object] = {
     "model.source.random": {"hiddenSize": 64, "intermediateSize": 64, "fullAttentionInterval": 2, "layers": 2}
-    | {"characters": "rgby?\nuseaitn", "vision": {}},
+    | {"characters": CHARACTERS, "vision": {}},
     "data.train": [SOURCE],
     "data.validation": [SOURCE | {"name": "held-out", "files": SOURCE["files"] | {"paths": ["validation.jsonl"]}}],
     "data.chatTemplate": {"file": str(TEMPLATE)},
@@ -35,15 +51,6 @@ SETTINGS: dict[str, object] = {
     "train.optimizer": {"learningRate": 3e-3, "weightDecay": 0.0},
     "evaluation": {"everyUpdates": 0, "atStart": False},
 }
-
-LEARNING = (
-    "--set",
-    "train.updates=80",
-    "--set",
-    "train.batch.promptsPerUpdate=16",
-    "--set",
-    "train.optimizer.schedule=Linear",
-)
 
 
 def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 0) -> None:
@@ -63,6 +70,31 @@ def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 
                 Image.fromarray(pixels).save(folder / names[-1])
             lines.append(json.dumps({"problem": "<image>" * len(names) + "?", "answer": colour, "images": names}))
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def write_published(folder: Path) -> None:
+    """Write a vision-language folder of published shape, with a tokenizer, its chat template, and the settings of its processor."""
+    published.write(folder, "0.8B, tied", spread=SPREAD)
+    special = {"<|endoftext|>": 16, "<|im_start|>": 17, "<|im_end|>": 18, VISION_START: START, VISION_END: END}
+    special |= {IMAGE_PAD: IMAGE, VIDEO_PAD: VIDEO}
+    vocabulary = {character: index for index, character in enumerate(CHARACTERS)} | special
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=list(special),
+        chat_template=TEMPLATE.read_text(),
+    )
+    tokenizer.save_pretrained(folder)
+    processor = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    processor |= {
+        "size": {"shortest_edge": 64, "longest_edge": 256},
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 
 def written(write: Write, folder: Path, changes: dict[str, object] | None = None, **options: Any) -> Path:
@@ -93,7 +125,11 @@ def succeeded(ended: Ended) -> Ended:
 def test_a_policy_trains_on_pictures_and_continues_after_a_resume(
     local: Any, write: Write, tmp_path: Path, mode: str
 ) -> None:
-    changes = {"mode": mode} | ({"async": {"stallSeconds": PATIENCE}} if mode == "Colocated" else {})
+    """In mode Colocated with a folder of published shape, whose pictures of 16 × 16 pixels are as large as its processor allows."""
+    changes: dict[str, object] = {"mode": mode}
+    if mode == "Colocated":
+        write_published(tmp_path / "model")
+        changes |= {"async": {"stallSeconds": PATIENCE}} | PUBLISHED
     file = written(write, tmp_path, changes)
     succeeded(local.run(file, "--set", "train.updates=2"))
     ended = succeeded(local.run(file, "--set", "train.updates=3", "--resume", "auto"))
@@ -120,6 +156,18 @@ def test_a_damaged_picture_costs_its_own_group_and_is_named_with_file_and_row(
     assert [record.update for record in ended.of(UpdateRecord)] == [1, 2]
 
 
+def test_a_damaged_picture_ends_a_supervised_run_with_file_and_row(local: Any, tmp_path: Path) -> None:
+    whole = (EXAMPLES / "tiny" / "images" / "1-140.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[:60])
+    row = json.dumps({"prompt": "<image>where?", "images": ["cut.png"], "answer": "1"})
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n" * 12)
+    changes = (f"data.train[0].files.paths[0]={tmp_path}/rows.jsonl", "evaluation.atStart=false")
+    settings = [word for change in changes for word in ("--set", change)]
+    ended = local.run(EXAMPLES / "tiny-sft-vision.yaml", *settings, output=tmp_path / "out")
+    assert ended.code == 1
+    assert re.search(r"prompt train/\d+ \(.*rows.jsonl, line \d+\): .*cut.png: the image is damaged", ended.err)
+
+
 def test_what_a_run_cannot_show_is_refused_with_file_and_row_before_it_starts(
     local: Any, write: Write, tmp_path: Path
 ) -> None:
@@ -143,14 +191,30 @@ def test_what_a_run_cannot_show_is_refused_with_file_and_row_before_it_starts(
 
 
 @pytest.mark.soak
-def test_a_policy_learns_what_only_the_pictures_tell(local: Any, write: Write, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "updates"), [pytest.param({}, 80, id="random"), pytest.param(PUBLISHED, 120, id="published")]
+)
+def test_a_policy_learns_what_only_the_pictures_tell(
+    local: Any, write: Write, tmp_path: Path, source: dict[str, object], updates: int
+) -> None:
     """The same prompts with blank pictures stay at chance."""
     blank = SOURCE | {"name": "blank", "files": SOURCE["files"] | {"paths": ["blank/validation.jsonl"]}}
     sources = [*SETTINGS["data.validation"], blank]
     (tmp_path / "blank").mkdir()
     write_pictures(tmp_path / "blank", 0, blank=True)
-    file = written(write, tmp_path, {"data.validation": sources}, rows=512)
-    ended = succeeded(local.run(file, *LEARNING))
+    if source:
+        write_published(tmp_path / "model")
+    changes = LEARNING | source | {"data.validation": sources, "train.updates": updates}
+    ended = succeeded(local.run(written(write, tmp_path, changes, rows=512)))
     *_, evaluation = ended.of(EvaluationRecord)
-    assert evaluation.reward_by_source["held-out"] >= 0.9
+    rewards = [round(record.reward_mean, 2) for record in ended.of(UpdateRecord)][:: updates // 10]
+    assert evaluation.reward_by_source["held-out"] >= 0.9, rewards
     assert evaluation.reward_by_source["blank"] <= 0.5
+
+
+@pytest.mark.soak
+def test_the_example_learns_to_see(local: Any, tmp_path: Path) -> None:
+    ended = succeeded(local.run(EXAMPLES / "tiny-grpo-vision.yaml", output=tmp_path / "out"))
+    first, *_, last = ended.of(EvaluationRecord)
+    assert first.accuracy < 0.2
+    assert last.accuracy >= 0.9

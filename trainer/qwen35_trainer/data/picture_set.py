@@ -49,7 +49,7 @@ class PictureSet:
 
     def read(self) -> PictureArrays:
         """Read all pictures, unless this process has kept them. Raises DataError, with the row, for a damaged file."""
-        return _KEPT.read(self)
+        return _kept_arrays.read(self)
 
 
 class _KeptArrays:
@@ -77,4 +77,4 @@ class _KeptArrays:
         return arrays
 
 
-_KEPT = _KeptArrays()
+_kept_arrays = _KeptArrays()
