@@ -57,6 +57,7 @@ class _KeptArrays:
 
     def __init__(self) -> None:
         self._arrays: OrderedDict[PictureSet, PictureArrays] = OrderedDict()  # the last one was used last
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def read(self, pictures: PictureSet) -> PictureArrays:
@@ -69,11 +70,11 @@ class _KeptArrays:
         except EncodingError as reason:
             raise DataError([f"{pictures.row}: {reason}" if pictures.row else str(reason)]) from reason
         with self._lock:
-            self._arrays[pictures] = arrays
-            size = sum(each.nbytes for each in self._arrays.values())
-            while size > MAX_KEPT_BYTES:
-                _, dropped = self._arrays.popitem(last=False)
-                size -= dropped.nbytes
+            if pictures not in self._arrays:  # another thread may have read them meanwhile
+                self._arrays[pictures] = arrays
+                self._bytes += arrays.nbytes
+            while self._bytes > MAX_KEPT_BYTES:
+                self._bytes -= self._arrays.popitem(last=False)[1].nbytes
         return arrays
 
 
