@@ -140,8 +140,8 @@ class ForgetsTheLastKeptToken(TorchEngine):
         continued = [[*each.prompt.tolist(), *each.kept.ids.tolist()] for each in self._waiting if len(each.kept)]
         prefill = self._decoder.prefill
 
-        def shortened(prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> torch.Tensor:
-            return prefill([prompt[:-1] if prompt in continued else prompt for prompt in prompts], slots)
+        def shortened(prompts: Sequence[Sequence[int]], *arguments: Any) -> torch.Tensor:
+            return prefill([prompt[:-1] if prompt in continued else prompt for prompt in prompts], *arguments)
 
         with mock.patch.object(self._decoder, "prefill", shortened):
             return super()._admit()
