@@ -101,7 +101,7 @@ async def test_the_message_of_a_first_checkpoint_that_fails_speaks_of_no_earlier
     )
 
 
-@pytest.mark.parametrize("crash_at", ["_seal", "_remove", "sync"])
+@pytest.mark.parametrize("crash_at", ["_seal", "FolderWriter.delete", "FolderWriter.publish", "sync"])
 async def test_a_crash_between_two_steps_of_a_save_leaves_a_whole_checkpoint(tmp_path, monkeypatch, crash_at):
     class Crash(BaseException):
         """The process is gone: nothing cleans up."""
@@ -113,7 +113,7 @@ async def test_a_crash_between_two_steps_of_a_save_leaves_a_whole_checkpoint(tmp
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_store, crash_at, crash)
+        patch.setattr(f"{checkpoint_store.__name__}.{crash_at}", crash)
         with pytest.raises(Crash):
             await store.save(progress(40), write_all)
     assert CheckpointStore(tmp_path, 3).latest().progress.update == 20

@@ -1,14 +1,18 @@
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from qwen35_trainer.epoch import FolderRefused, Owner, read_owner, take
 from qwen35_trainer.manifest import Manifest, load_manifest
-from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.owner import Claim
 
 
 @pytest.fixture
@@ -21,22 +25,32 @@ def folder(tmp_path) -> RunFolder:
     return RunFolder(tmp_path / "out")
 
 
+OWNER = Owner("run", "attempt", "host", "output")
+
+
+def claim(folder: RunFolder, manifest: Manifest, *, resume: bool = False) -> None:
+    """Claim the folder as an attempt does that ends immediately."""
+    epoch = take(folder.root, replace(OWNER, attempt=secrets.token_hex(4)), read_owner(folder.root))
+    folder.claim(manifest, epoch, folder.next_identity(manifest, resume=resume), resume=resume)
+    epoch.end()
+
+
 def test_a_folder_that_does_not_exist_is_fine_and_stays_absent(folder, manifest):
     folder.check(manifest, resume=False)
     assert not folder.root.exists()
 
 
 def test_a_claimed_folder_says_whose_it_is(folder, manifest):
-    folder.claim(manifest)
+    claim(folder, manifest)
     assert load_manifest(folder.manifest) == manifest
     assert folder.identity.startswith("tiny-")
 
 
 def test_a_run_keeps_its_identity_when_it_is_resumed(folder, manifest):
-    folder.claim(manifest)
+    claim(folder, manifest)
     before = folder.identity
     folder.check(manifest, resume=True)
-    folder.claim(manifest, resume=True)
+    claim(folder, manifest, resume=True)
     assert folder.identity == before
 
 
@@ -66,7 +80,7 @@ TRAINED = {
 
 @pytest.mark.parametrize("leftover", TRAINED)
 def test_what_an_earlier_run_has_trained_is_continued_or_left_alone(folder, manifest, leftover):
-    folder.claim(manifest)
+    claim(folder, manifest)
     TRAINED[leftover](folder)
     command = "qwen35 run mine.yaml --resume auto"
     with pytest.raises(
@@ -76,7 +90,7 @@ def test_what_an_earlier_run_has_trained_is_continued_or_left_alone(folder, mani
 
 
 def test_a_folder_in_which_nothing_was_trained_is_used_by_the_corrected_manifest(folder, manifest, write, tmp_path):
-    folder.claim(manifest)
+    claim(folder, manifest)
     folder.metrics.write_text(EVALUATED)
     folder.journal.touch()
     folder.samples.touch()
@@ -88,32 +102,32 @@ def test_a_folder_in_which_nothing_was_trained_is_used_by_the_corrected_manifest
     corrected = load_manifest(write(tmp_path / "corrected", {"model.source.random.layers": 4}))
     folder.check(corrected, resume=False)
     assert folder.metrics.exists()
-    folder.claim(corrected)
+    claim(folder, corrected)
     assert load_manifest(folder.manifest) == corrected
     assert folder.identity != identity, "metric services would continue the run that failed"
-    assert sorted(path.name for path in folder.root.iterdir()) == ["logs", "run.id", "run.yaml"]
+    assert sorted(path.name for path in folder.root.iterdir()) == ["logs", "owner.json", "run.id", "run.yaml"]
     assert (folder.logs / "driver.log").read_text() == "why it failed"
 
 
 def test_a_folder_in_which_another_run_trained_meanwhile_is_not_claimed(folder, manifest):
-    folder.claim(manifest)
+    claim(folder, manifest)
     folder.check(manifest, resume=False)
     (folder.checkpoints / "update-000001").mkdir(parents=True)
     with pytest.raises(FolderRefused, match="trained meanwhile"):
-        folder.claim(manifest)
+        claim(folder, manifest)
 
 
 def test_a_run_that_is_resumed_keeps_its_records(folder, manifest):
-    folder.claim(manifest)
+    claim(folder, manifest)
     folder.metrics.write_text(EVALUATED)
-    folder.claim(manifest, resume=True)
+    claim(folder, manifest, resume=True)
     assert folder.metrics.read_text() == EVALUATED
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_folder_of_a_run_that_has_not_ended_is_refused_until_it_has(folder, manifest, resume):
     with folder.held():
-        folder.claim(manifest)
+        claim(folder, manifest)
         with pytest.raises(
             FolderRefused, match="is the folder of a run that has not ended; wait for it, or name anoth"
         ):
@@ -123,7 +137,7 @@ def test_the_folder_of_a_run_that_has_not_ended_is_refused_until_it_has(folder, 
 
 def test_a_run_that_was_killed_holds_its_folder_no_longer(folder, manifest):
     """By the kernel: nobody is left to give the lock back."""
-    folder.claim(manifest)
+    claim(folder, manifest)
     hold = (
         "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
     )
@@ -153,7 +167,7 @@ def test_a_run_that_was_killed_holds_its_folder_no_longer(folder, manifest):
 def test_a_run_may_continue_with_changes_unless_its_weights_would_mean_something_else(
     folder, manifest, write, tmp_path, changes, refused
 ):
-    folder.claim(manifest)
+    claim(folder, manifest)
     other = load_manifest(write(tmp_path / "other", changes))
     with nullcontext() if refused is None else pytest.raises(FolderRefused, match=refused):
         folder.check(other, resume=True)
@@ -199,14 +213,14 @@ def test_a_place_that_cannot_be_written_is_refused_by_name(manifest, read_only):
 def test_a_claim_that_fails_leaves_nothing(manifest, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FolderRefused, match="cannot be written: Not a directory"):
-        RunFolder(tmp_path / "file" / "out").claim(manifest)
+        Claim(tmp_path / "file" / "out", None, ()).take(OWNER)
     full = Path("/dev/full")
     if full.exists():
         folder = RunFolder(tmp_path / "out")
-        folder.root.mkdir()
-        (folder.root / ".run.yaml.partial").symlink_to(full)
+        epoch = take(folder.root, OWNER, None)
+        (epoch.workspace / "run.yaml").symlink_to(full)
         with pytest.raises(FolderRefused, match="No space left on device"):
-            folder.claim(manifest)
+            folder.claim(manifest, epoch, "tiny-1")
         assert not folder.root.exists()
 
 
@@ -215,15 +229,15 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("file", ["run.yaml", "run.id"])
+@pytest.mark.parametrize("file", ["owner.json", "run.yaml", "run.id"])
 def test_a_claim_that_is_killed_leaves_a_folder_for_the_next_run(folder, manifest, monkeypatch, file, after):
     """Killed at each file that it renames into its place."""
-    replace = Path.replace
+    rename = Path.replace
 
     def then_killed(path: Path, target: Path) -> Path:
         if target.name == file and not after:
             raise Killed
-        replaced = replace(path, target)
+        replaced = rename(path, target)
         if target.name == file:
             raise Killed
         return replaced
@@ -231,8 +245,8 @@ def test_a_claim_that_is_killed_leaves_a_folder_for_the_next_run(folder, manifes
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", then_killed)
         with pytest.raises(Killed):
-            folder.claim(manifest)
+            claim(folder, manifest)
     folder.check(manifest, resume=folder.manifest.exists())
-    folder.claim(manifest)
+    claim(folder, manifest)
     assert folder.identity.startswith("tiny-")
-    assert sorted(path.name for path in folder.root.iterdir()) == ["run.id", "run.yaml"]
+    assert sorted(path.name for path in folder.root.iterdir()) == ["owner.json", "run.id", "run.yaml"]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_trainer.epoch import FolderRefused, Superseded
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord
 from qwen35_trainer.runtime import checkpoint_store
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore
-from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
+from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job
 from qwen35_trainer.runtime.resuming import RunStart, find_start
 from qwen35_trainer.runtime.run_command import _claimed
@@ -29,7 +30,7 @@ class Run:
     in_cluster: bool = False
     stack: ExitStack = field(default_factory=ExitStack)
     job: Job | None = None
-    aside: Path | None = None
+    made: Path | None = None
     """The folder that it has written to last, before that was renamed."""
 
     def find(self, resume: str | Path | None = None) -> RunStart:
@@ -58,12 +59,12 @@ class Run:
             end_token=0,
             in_cluster=self.in_cluster,
         )
-        self.job = self.stack.enter_context(_claimed(job, start.claim, resume=resume is not None))
+        self.job = self.stack.enter_context(_claimed(job, start, resume=resume is not None))
         return self
 
     def save(self, *updates: int) -> "Run":
         async def write(folder: Path) -> None:
-            self.aside = folder
+            self.made = folder
             (folder / "state").write_text(self.file.parent.name)
 
         assert self.job is not None
@@ -154,9 +155,9 @@ def test_of_two_that_start_at_the_same_time_the_second_to_claim_is_refused(run):
 def test_the_newest_checkpoint_may_be_taken_over_by_name_and_the_run_before_saves_there_no_more(run, shared):
     first = run("a").start().save(20, 40)
     second = run("b").start(shared / "update-000040")
-    with pytest.raises(CheckpointError, match=r"update-000060 was not saved: .* was taken over by tiny-"):
+    with pytest.raises(Superseded, match=r"update-000060 was not saved: .* was taken over by tiny-"):
         first.save(60)
-    assert first.aside.name.startswith(".update-000040."), "it wrote for minutes before it looked"
+    assert first.made.name == "update-000040", "it wrote nothing before it looked"
     second.save(60)
     second.end()
     assert (shared / "update-000060" / "state").read_text() == "b"
@@ -220,7 +221,7 @@ def test_a_copy_of_the_output_folder_takes_over_and_the_original_is_refused(run,
     copy = run("b")
     shutil.copytree(original.output, copy.output, ignore=shutil.ignore_patterns("run.lock"))
     copy.start("auto").save(40)
-    with pytest.raises(CheckpointError, match="was taken over by"):
+    with pytest.raises(Superseded, match="was taken over by"):
         original.save(40)
 
 
@@ -295,7 +296,7 @@ def test_pods_of_one_training_share_their_folder_however_often_they_start(run, s
     assert zombie.job.resume.progress.update == 20
     newest = run("pod-3", title="math", in_cluster=True).start("auto")
     assert newest.job.resume.progress.update == 40
-    with pytest.raises(CheckpointError, match="was taken over by default/math"):
+    with pytest.raises(Superseded, match="was taken over by default/math"):
         zombie.save(60)
     newest.save(60)
 
@@ -353,9 +354,7 @@ def test_a_record_that_cannot_be_read_is_named_with_what_to_do(run, shared):
     run("a").start().save(20).end()
     for content in ("", "[]", '{"run": "x"}', "\x00"):
         (shared / "owner.json").write_text(content)
-        with pytest.raises(
-            FolderRefused, match=r"owner.json does not say whose checkpoints these are .* Delete it if no"
-        ):
+        with pytest.raises(FolderRefused, match=r"owner.json does not say whose folder this is .* Delete it if no"):
             run("a").find("auto")
 
 
@@ -413,7 +412,7 @@ def test_an_attempt_that_lost_the_folder_while_it_saved_deletes_nothing_of_the_n
             new.start("auto").save(60, 80)
 
     monkeypatch.setattr(checkpoint_store, "sync", stall)
-    with pytest.raises(CheckpointError, match=r"update-000040 was saved, but this run ends: .* was taken over by"):
+    with pytest.raises(Superseded, match=r"update-000040 was saved, but this run ends: .* was taken over by"):
         old.save(40)
     assert saved(shared) == ["update-000060", "update-000080"]
 
@@ -456,20 +455,21 @@ def test_two_attempts_that_are_both_alive_write_into_folders_of_their_own(run, s
     old = run("pod-1", title="math", in_cluster=True).start("auto").save(20)
 
     def write_again(folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)  # as PyTorch's writer does
         (folder / "state").write_text("old")
 
     async def write(folder: Path) -> None:
         write_again(folder)
         new = await asyncio.to_thread(lambda: run("pod-2", title="math", in_cluster=True).start("auto").save(40))
-        assert (new.job.resume.progress.update, new.aside != folder) == (20, True)
+        assert (new.job.resume.progress.update, new.made != folder) == (20, True)
         write_again(folder)
 
-    with pytest.raises(CheckpointError, match=r"update-000040 was not saved: .* was taken over by"):
+    with pytest.raises(Superseded, match=r"update-000040 was not saved: .* was taken over by"):
         asyncio.run(old.job.checkpoints.save(CheckpointMeta(40, 40, 0, (), 1.0), write))
     assert (shared / "update-000040" / "state").read_text() == "pod-2"
     assert CheckpointStore(shared, 2).latest().progress.update == 40
-    assert not list(shared.glob(".update-*"))
+    new = run("pod-3", title="math", in_cluster=True).start("auto").save(60)
+    assert [path.name for path in shared.glob(".*")] == [new.job.checkpoint_epoch.workspace.name]
 
 
 def _abandoned(run, shared: Path) -> Path:

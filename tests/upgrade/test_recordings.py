@@ -23,13 +23,13 @@ from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.writes import Create, Delete
 from qwen35_trainer.contract import parse_control, parse_progress
 from qwen35_trainer.contract.shared_names import DATA_FOLDER
+from qwen35_trainer.epoch import read_owner
 from qwen35_trainer.manifest import ManifestError, load_manifest, parse_spec
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, CheckpointStore, load
 from qwen35_trainer.runtime.export_command import export
-from qwen35_trainer.runtime.owner import read_owner
 from tests.operator.kube.memory_api import MemoryApi
 from tests.upgrade.recording import Recording, recordings
 

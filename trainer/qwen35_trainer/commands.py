@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from qwen35_trainer.exits import CANNOT_RUN, FAILED, INTERRUPTED, REFUSED, fail
+from qwen35_trainer.exits import CANNOT_RUN, FAILED, INTERRUPTED, REFUSED, SUPERSEDED, fail
 from qwen35_trainer.simulate import simulate_commands
 
 app = typer.Typer(
@@ -75,10 +75,10 @@ def run(
     started = started_at()
     console = Console()
     from qwen35_trainer.data.data_errors import DataError
+    from qwen35_trainer.epoch import FolderRefused, Superseded
     from qwen35_trainer.exits import Interrupted
     from qwen35_trainer.manifest import ManifestError, load_manifest
     from qwen35_trainer.runtime.checkpoint_store import CheckpointError
-    from qwen35_trainer.runtime.folder import FolderRefused
     from qwen35_trainer.runtime.link.operator_link import LinkRefused
     from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, reporting
     from qwen35_trainer.runtime.results import NOTHING_SAVED, failure_text, print_end
@@ -105,6 +105,8 @@ def run(
             )
     except (LinkRefused, ManifestError, DataError, FolderRefused, CheckpointError) as error:
         fail(str(error), REFUSED)
+    except Superseded as superseded:
+        fail(str(superseded), SUPERSEDED)
     except Interrupted as interrupted:
         fail(str(interrupted), INTERRUPTED)
     except (ReportFailed, OutcomeUndelivered) as error:
@@ -142,11 +144,11 @@ def export(
     ] = False,
 ) -> None:
     """Write the trained model as a Hugging Face folder."""
+    from qwen35_trainer.epoch import FolderRefused
     from qwen35_trainer.manifest import ManifestError
     from qwen35_trainer.runtime.checkpoint_store import CheckpointError
     from qwen35_trainer.runtime.export_command import ExportRefused
     from qwen35_trainer.runtime.export_command import export as export_model
-    from qwen35_trainer.runtime.folder import FolderRefused
 
     try:
         done = export_model(what, output, source=source, adapter=adapter)

@@ -7,9 +7,9 @@ from typing import NoReturn
 
 from qwen35_trainer.failure_reasons import FailureReason
 
-FAILED, REFUSED, CANNOT_RUN, INTERRUPTED = 1, 2, 3, 130
+FAILED, REFUSED, CANNOT_RUN, SUPERSEDED, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes: the run failed; the command was refused before anything started; the manifest is valid, but this release cannot run it;
-a signal ended the run without a last checkpoint.
+another attempt owns the folders of the run, so this one ended (epoch.py); a signal ended the run without a last checkpoint.
 
 No exit code stands for a preemption: a preempted pod gets SIGTERM, and its run ends like any other that gets it (runtime/signals.py).
 The operator reads Preempted from the pod's status (kube/object_parsing.py).

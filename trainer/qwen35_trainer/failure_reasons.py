@@ -144,6 +144,13 @@ class FailureReason(StrEnum):
         True,
         "What hangs is mostly a process, a device or a connection, and the next attempt has others.",
     )
+    SUPERSEDED = (
+        "Superseded",
+        "Another attempt has taken over the folder of the run or of its checkpoints, or saved there while this one started. This "
+        "attempt wrote nothing after that.",
+        True,
+        "One attempt owns the folders, and the next one takes them over. It does not count against `maxRestarts`.",
+    )
     DRIVER_LOST = ("DriverLost", "The driver's process ended.", True, "The next attempt starts another driver.")
     INTERRUPTED = (
         "Interrupted",

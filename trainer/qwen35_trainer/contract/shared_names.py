@@ -35,6 +35,8 @@ It is "true" if the pod holds replicas of the lane, and "false" if it holds othe
 TRAINING_VARIABLE = "QWEN35_TRAINING"
 NAMESPACE_VARIABLE = "QWEN35_NAMESPACE"
 ATTEMPT_VARIABLE = "QWEN35_ATTEMPT"
+UID_VARIABLE = "QWEN35_TRAINING_UID"
+"""Environment variable with the uid of the training, which tells its attempts from those of an earlier one of the same name."""
 POOL_VARIABLE = "QWEN35_POOL"
 POD_VARIABLE = "POD_NAME"
 """Environment variable with the name of the pod in which a process runs."""

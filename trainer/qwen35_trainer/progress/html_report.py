@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs no network."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from string import Template
@@ -31,14 +31,17 @@ def write_report(
     resolved_manifest_yaml: str,
     summary: Summary,
     output: Path | None = None,
+    write: Callable[[Path, str], None] = write_page,
 ) -> Path:
     """Write the report to `output`, by default `run_dir`/report.html, and return its path. The file is replaced atomically.
+
+    write: writes a text to a path.
 
     Numbers come from the summary, charts from the records that `run` keeps, and responses from samples.jsonl. The
     report omits parts for which the run has no data.
     """
     path = output or run_dir / "report.html"
-    write_page(path, render_report(run_dir.name, run, resolved_manifest_yaml, summary, _samples(run_dir, summary)))
+    write(path, render_report(run_dir.name, run, resolved_manifest_yaml, summary, _samples(run_dir, summary)))
     return path
 
 

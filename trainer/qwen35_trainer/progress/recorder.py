@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
+from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.progress.records import FinishRecord, RunRecord, SpanRecord, line_start, to_line
 from qwen35_trainer.progress.sinks.sink import Sink
 from qwen35_trainer.progress.span_budget import SpanBudget
@@ -19,17 +20,22 @@ class Recorder:
     (`span_budget.py`), while sinks receive every span. A process that dies while it writes leaves an incomplete last
     line. The next Recorder of the same file removes that line, so a resumed run continues in the same file.
 
+    writer: writes into the folder of the file; None: no other attempt of the run writes there. The Recorder of a later attempt
+    replaces the file by a copy, so what an earlier attempt appends after that is in no file. Before each record except spans, the
+    attempt checks that it still owns the folder; if not, Superseded is raised.
+
     Raises OSError, with the name of the file, when the file cannot be opened or written, for example on a full disk.
     The file then still ends with a complete line.
     """
 
-    def __init__(self, path: Path, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, path: Path, sinks: Sequence[Sink] = (), writer: FolderWriter | None = None) -> None:
         self._path = path
+        self._writer = writer or FolderWriter(path.parent)
         self._sinks = tuple(sinks)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a buffer would keep bytes that a full disk refused, and write them into the middle of later lines.
-            self._file = path.open("a+b", buffering=0)
+            self._file = self._writer.open_appending(path)
             self._size = _complete_size(self._file)
             self._file.truncate(self._size)
             self._spans = SpanBudget(_count(self._file, line_start(SpanRecord)))
@@ -41,6 +47,7 @@ class Recorder:
         if isinstance(record, SpanRecord):
             self._write_all(self._spans.add(record))
         else:
+            self._check()
             if isinstance(record, FinishRecord):
                 self._write_all(self._spans.flush())
             self._write(record)
@@ -61,6 +68,12 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check(self) -> None:
+        try:
+            self._writer.check()
+        except OSError as error:
+            raise self._failure("write to", error) from error
 
     def _write_all(self, records: Iterable[RunRecord]) -> None:
         for record in records:

@@ -10,12 +10,13 @@ million characters.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from qwen35_trainer.page import write_page
+from qwen35_trainer.atomic_files import FolderWriter, write_all
 from qwen35_trainer.progress.records import writable
 
 type MomentKind = Literal["trained", "held out"]
@@ -79,11 +80,16 @@ _ADAPTER: Final = TypeAdapter(Moment)
 class SampleFile:
     """Appends moments to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
 
+    writer: writes into the folder of the file; None: no other attempt of the run writes there. The file of a later attempt
+    replaces that of an earlier one, so what the earlier one appends after that is in no file.
+
     Raises OSError if the file cannot be read or written, and ValueError if a complete line of it is not a moment.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writer: FolderWriter | None = None) -> None:
         self._path = path
+        self._writer = writer or FolderWriter(path.parent)
+        self._file: FileIO | None = None
         self._moments = read_samples(path)
         self._rewrite()  # removes a torn line that a killed process may have left
 
@@ -97,13 +103,29 @@ class SampleFile:
         if self._lines >= MAX_FILE_LINES:
             self._rewrite()
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(moment))
+        assert self._file is not None, "the file was closed"
+        self._writer.check()
+        write_all(self._file, _line(moment).encode())
         self._lines += 1
 
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def _rewrite(self) -> None:
-        write_page(self._path, "".join(map(_line, self._moments)))
-        self._lines = len(self._moments)
+        made = self._writer.place(self._path.name)
+        with self._writer.guarded():
+            file = made.open("wb", buffering=0)  # a buffer would keep what a full disk refused, and write it again later
+        try:
+            write_all(file, "".join(map(_line, self._moments)).encode())
+            self._writer.publish(made, self._path)
+        except BaseException:
+            file.close()
+            made.unlink(missing_ok=True)
+            raise
+        self.close()
+        self._file, self._lines = file, len(self._moments)
 
 
 def read_samples(path: Path) -> list[Moment]:

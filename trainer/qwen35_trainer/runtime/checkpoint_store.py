@@ -1,17 +1,18 @@
 """Checkpoints that are complete or absent.
 
-    owner.json                            the run that owns the folder: owner.py
-    .update-000020.<attempt>.partial/     written first: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
+    owner.json                            the attempt that owns the folder: qwen35_trainer/epoch.py
+    .epoch-000003-…/update-000020/        written first: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
     update-000020/                        the same folder, renamed once everything is on disk
 
-A crash or a full disk leaves at most a `.partial` folder, which is never read, and which the next save deletes. Its
-name contains the attempt, so that two attempts never write into the same folder. Two attempts may run at the same time
-if a node was cut off from the network.
+A crash or a full disk leaves at most a folder in the attempt's workspace, which is never read, and which the next save deletes.
+Two attempts may run at the same time if a node was cut off from the network. Then only the owner of the folder renames
+anything there: the other one ends with Superseded, and deletes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -20,10 +21,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from qwen35_trainer.atomic_files import sync
+from qwen35_trainer.atomic_files import FolderWriter, sync
+from qwen35_trainer.epoch import Epoch, FolderRefused, Superseded
 from qwen35_trainer.failure_reasons import FailureReason
-from qwen35_trainer.runtime.folder import FolderRefused
-from qwen35_trainer.runtime.owner import Owner, hold
 
 META_FILE, CONTENTS_FILE, MANIFEST_FILE = "progress.json", "contents.json", "manifest.yaml"
 MIN_FREE_BYTES = 4096
@@ -40,12 +40,6 @@ class StorageFailed(CheckpointError):
     """A checkpoint could not be written, or its storage could not be read. This may be temporary."""
 
     failure = FailureReason.STORAGE_FAILED
-
-
-class FolderTakenOver(CheckpointError):
-    """Another run, or a later attempt of this run, has taken over the folder of the checkpoints."""
-
-    failure = FailureReason.FOLDER_REFUSED
 
 
 @dataclass(frozen=True)
@@ -82,41 +76,43 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one run. Keeps the newest `keep` checkpoints; `keep` may change between saves."""
 
-    def __init__(self, folder: Path, keep: int, manifest: str = "", owner: Owner | None = None) -> None:
+    def __init__(self, folder: Path, keep: int, manifest: str = "", epoch: Epoch | None = None) -> None:
         """Open the checkpoints in `folder`.
 
         keep: number of checkpoints to keep. manifest: manifest of the run as YAML, which each checkpoint contains; "":
-        no manifest is saved. owner: the attempt that saves; None: no other attempt can save here, so the owner is not
-        checked.
+        no manifest is saved. epoch: the period in which the attempt that saves owns the folder; None: no other attempt can
+        save here.
         """
-        self.folder, self.keep, self._manifest, self._owner = folder, keep, manifest, owner
+        self.folder, self.keep, self._manifest = folder, keep, manifest
+        self.writer: FolderWriter = epoch or FolderWriter(folder)
 
     async def save(self, progress: CheckpointMeta, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save a checkpoint, and return its path. If that fails, earlier checkpoints stay complete.
 
         progress: the state of the run. write: writes all other files into the folder that it gets. Raises StorageFailed
-        if the files cannot be written, and FolderTakenOver if another attempt has taken over the folder.
+        if the files cannot be written, and Superseded if another attempt owns the folder.
         """
         final = self.folder / f"update-{progress.update:06d}"
-        name = final.name if self._owner is None else f"{final.name}.{self._owner.attempt}"
-        partial = self.folder / f".{name}.partial"
         earlier = True
         try:
             earlier = bool(self.complete)
-            await asyncio.to_thread(self._begin, partial)
-            await write(partial)
-            await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread, because flushing takes long
-        except FolderRefused as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise FolderTakenOver(f"checkpoint {final} was not saved: {error}") from error
+            partial = await asyncio.to_thread(self._begin, final.name)
+            try:
+                await write(partial)
+                await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread: flushing takes long
+            except Exception:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+        except (Superseded, FolderRefused) as error:
+            raise _ended(f"checkpoint {final} was not saved", error) from error
         except Exception as error:
+            self._check_after(error, final)
             reason = _reason(error) + _full(self.folder, error)
-            shutil.rmtree(partial, ignore_errors=True)
             raise StorageFailed(f"checkpoint {final} was not saved: {reason}; {_advice(earlier=earlier)}") from error
         try:
             await asyncio.to_thread(self._delete_old, final)
-        except FolderRefused as error:
-            raise FolderTakenOver(f"checkpoint {final} was saved, but this run ends: {error}") from error
+        except (Superseded, FolderRefused) as error:
+            raise _ended(f"checkpoint {final} was saved, but this run ends", error) from error
         return final
 
     def latest(self) -> SavedCheckpoint | None:
@@ -133,45 +129,49 @@ class CheckpointStore:
         complete = self.complete
         return complete[-1] if complete else None
 
-    def _hold(self) -> None:
-        """Check the owner of the folder. Raises FolderRefused when another attempt has taken it over."""
-        if self._owner is not None:
-            hold(self.folder, self._owner)
+    def _begin(self, name: str) -> Path:
+        """Create the empty folder for the files of a checkpoint, and return its path.
 
-    def _begin(self, partial: Path) -> None:
-        """Create the empty folder `partial` for the files of a checkpoint.
-
-        Raises FolderRefused if another attempt has taken over the checkpoints, and OSError if the disk fails.
+        Raises Superseded if another attempt owns the folder of the checkpoints, and OSError if the disk fails.
         """
-        self._hold()
+        partial = self.writer.place(name)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
+        return partial
 
     def _finish(self, partial: Path, final: Path, progress: CheckpointMeta) -> None:
         (partial / META_FILE).write_text(json.dumps(asdict(progress)))
         if self._manifest:
             (partial / MANIFEST_FILE).write_text(self._manifest)
         _seal(partial)
-        self._hold()  # again, because writing takes minutes, and what follows deletes checkpoints
-        _remove(final)  # written by an attempt that reached this update before the run resumed from an earlier one
-        partial.rename(final)
+        self.writer.delete(
+            final
+        )  # written by an attempt that reached this update before the run resumed from an earlier one
+        self.writer.publish(partial, final)
         sync(self.folder)
 
     def _delete_old(self, newest: Path) -> None:
         """Delete old checkpoints. Of the checkpoints up to `newest`, the last `keep` are kept.
 
         Checkpoints of later updates than `newest` are deleted too, because this run will make those updates again. If
-        another attempt has taken over the folder, nothing is deleted and FolderRefused is raised, because the later
-        checkpoints may belong to that attempt.
+        another attempt owns the folder, nothing is deleted and Superseded is raised, because the later checkpoints may
+        belong to that attempt.
         """
-        self._hold()
+        self.writer.check()
         complete = self.complete
-        kept = complete[: complete.index(newest) + 1][-self.keep :]
+        kept = [path for path in complete if update_of(path) <= update_of(newest)][-self.keep :]
         for path in complete:
             if path not in kept:
-                _remove(path)
-        for leftover in self.folder.glob(".update-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+                self.writer.delete(path)
+        self.writer.clean()
+
+    def _check_after(self, error: Exception, final: Path) -> None:
+        """Raise Superseded instead of `error` if writing failed because another attempt has deleted the workspace."""
+        with contextlib.suppress(OSError):  # the disk may fail again; `error` is reported then
+            try:
+                self.writer.check()
+            except (Superseded, FolderRefused) as ended:
+                raise _ended(f"checkpoint {final} was not saved", ended) from error
 
     @property
     def complete(self) -> list[Path]:
@@ -229,18 +229,6 @@ def update_of(path: Path) -> int:
     return -1 if number is None else number
 
 
-def _remove(path: Path) -> None:
-    """Delete a checkpoint if it exists.
-
-    It is renamed first, because a folder that is half deleted must not look like a checkpoint.
-    """
-    if path.exists():
-        to_delete = path.with_name(f".{path.name}.deleted")
-        shutil.rmtree(to_delete, ignore_errors=True)
-        path.rename(to_delete)
-        shutil.rmtree(to_delete, ignore_errors=True)
-
-
 def _number(path: Path) -> int | None:
     """Return the number of the update in the name of a checkpoint's folder; None for any other name."""
     digits = path.name.removeprefix("update-")
@@ -260,6 +248,13 @@ def _seal(folder: Path) -> None:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
+
+
+def _ended(what: str, error: Superseded | FolderRefused) -> Superseded | FolderRefused:
+    """Return `error` with a message that begins with `what`."""
+    if isinstance(error, Superseded):
+        return Superseded(f"{what}: {error}", by_later_attempt=error.by_later_attempt)
+    return FolderRefused(f"{what}: {error}")
 
 
 def _advice(*, earlier: bool) -> str:

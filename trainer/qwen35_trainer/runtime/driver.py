@@ -146,7 +146,8 @@ class Driver(Process):
         finish: FinishRecord | None = None
         try:
             # In a thread: opening reads the earlier records of a resumed run.
-            with await asyncio.to_thread(Recorder, job.folder.metrics, [*self._sinks(), self._broadcast]) as recorder:
+            sinks = [*self._sinks(), self._broadcast]
+            with await asyncio.to_thread(Recorder, job.folder.metrics, sinks, job.writer) as recorder:
                 finish = await self._finish(recorder, clock)
                 recorder.append(finish)
         except Exception as error:
@@ -418,10 +419,10 @@ class Driver(Process):
             ),
             generation=generation,
             training=training,
-            journal=JournalFile(self._job.folder.journal),
+            journal=JournalFile(self._job.folder.journal, self._job.writer),
             inbox=inbox,
             stop=self._stop,
-            sampler=Sampler(self._job.folder.samples, data.decoder),
+            sampler=Sampler(self._job.folder.samples, data.decoder, self._job.writer),
             evaluates=bool(data.validation),
             probes=_probes(spec, data),
             turns=_turns(training, self._pool) if self._shares_devices else None,

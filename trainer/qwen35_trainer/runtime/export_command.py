@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen35_trainer.atomic_files import sync
+from qwen35_trainer.epoch import read_owner
 from qwen35_trainer.manifest import LoRASpec, Manifest, TrainingSpec, TrainSpec, load_manifest
 from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, SavedCheckpoint, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import checkpoint_folder
-from qwen35_trainer.runtime.owner import read_owner, run_of
+from qwen35_trainer.runtime.owner import run_of
 from qwen35_trainer.runtime.resuming import newest_of_lineage
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Exports checkpoints while a run continues, each by `qwen35 export` in a separate process.
 
-    a checkpoint is complete ─► wanted? ─► qwen35 export CHECKPOINT --output exports/update-000020 ─► a record
+    a checkpoint is complete ─► wanted? ─► qwen35 export CHECKPOINT ─► renamed to exports/update-000020 ─► a record
                                                            └── stop request or deadline: killed, and its files are deleted
 
 Training continues during an export. The next save waits until the export has ended, because a save deletes old
@@ -20,6 +20,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.runtime.background import done_before
 
 EXPORT_COMMAND = (sys.executable, "-m", "qwen35_trainer.cli", "export")
@@ -33,35 +34,38 @@ _MAX_PROBLEM_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Exports:
-    """Exports checkpoints of a run, and deletes old exports."""
+    """Exports checkpoints of a run, and deletes old exports.
+
+    Each export is made in the workspace of the attempt, and renamed when it is complete (qwen35_trainer/epoch.py).
+    """
 
     stop: asyncio.Event
     """The event that is set when the run has to stop. It ends a running export."""
     seconds: float
     """Maximum duration of an export, in seconds."""
 
-    async def export(self, checkpoint: Path, keep: int) -> tuple[Path, str]:
+    async def export(self, checkpoint: Path, keep: int, writer: FolderWriter) -> tuple[Path, str]:
         """Export the model of `checkpoint`. After success, delete all exports except the newest `keep`.
 
-        Returns the folder of the export, and the reason why the export failed; "" after success.
+        Returns the folder of the export, and the reason why the export failed; "" after success. writer: writes into the folder of
+        the checkpoints. Raises Superseded if another attempt owns that folder.
         """
         output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
         if self.stop.is_set():
             return output, STOPPED_PROBLEM
-        # An attempt may have exported this update before the run resumed from an earlier one.
-        await asyncio.to_thread(shutil.rmtree, output, ignore_errors=True)
+        making = await asyncio.to_thread(_begin, writer, output)
         try:
-            problem = await self._run(checkpoint, output)
+            problem = await self._run(checkpoint, making / output.name)
+            if not problem:
+                await asyncio.to_thread(_finish, writer, making / output.name, output, keep)
         finally:
-            await asyncio.to_thread(_delete_leftovers, output.parent)
-        if not problem:
-            await asyncio.to_thread(_delete_old, output, keep)
+            await asyncio.to_thread(shutil.rmtree, making, ignore_errors=True)
         return output, problem
 
     async def _run(self, checkpoint: Path, output: Path) -> str:
         """Export `checkpoint` to `output` in another process. Returns the problem, or "" after success."""
         temporary = output.parent / _TEMPORARY_FOLDER
-        temporary.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(parents=True)
         silent = asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(
             *EXPORT_COMMAND,
@@ -71,7 +75,7 @@ class Exports:
             stdin=silent,
             stdout=silent,
             stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"TMPDIR": str(temporary)},  # where `_delete_leftovers` finds the files of a killed export
+            env=os.environ | {"TMPDIR": str(temporary)},  # so that the files of a killed export are deleted too
         )
         try:
             communicating = asyncio.ensure_future(asyncio.wait_for(process.communicate(), self.seconds))
@@ -90,25 +94,34 @@ class Exports:
         return text or f"it ended with code {process.returncode}"
 
 
-def _delete_leftovers(folder: Path) -> None:
-    """Delete the files in `folder` of exports that were killed or failed.
+def _begin(writer: FolderWriter, output: Path) -> Path:
+    """Create the folder in which an export is made, and return its path.
 
-    No export runs at this time, because a run makes one export at a time.
+    What is left of an earlier export with this output is deleted. So are the files of a killed export of an earlier release,
+    which were in the folder of the exports.
     """
-    for leftover in (folder / _TEMPORARY_FOLDER, *folder.glob(".update-*.partial")):
+    making = writer.place(f"export-{output.name}")
+    shutil.rmtree(making, ignore_errors=True)
+    with writer.guarded():
+        making.mkdir()
+    for leftover in (output.parent / _TEMPORARY_FOLDER, *output.parent.glob(".update-*.partial")):
         shutil.rmtree(leftover, ignore_errors=True)
+    return making
 
 
-def _delete_old(newest: Path, keep: int) -> None:
-    """Delete old exports. Of the exports up to `newest`, the last `keep` are kept.
+def _finish(writer: FolderWriter, made: Path, output: Path, keep: int) -> None:
+    """Rename a complete export to its output, and delete old exports. Of the exports up to it, the last `keep` are kept.
 
-    Exports of later updates than `newest` are deleted too, because this run will make those updates again.
+    Exports of later updates are deleted too, because this run will make those updates again.
     """
-    complete = sorted(newest.parent.glob("update-*"), key=_number)
-    kept = [path for path in complete if _number(path) <= _number(newest)][-keep:]
-    for path in complete:
+    output.parent.mkdir(exist_ok=True)
+    writer.delete(output)  # exported by an attempt that reached this update before the run resumed from an earlier one
+    writer.publish(made, output)
+    exports = sorted(output.parent.glob("update-*"), key=_number)
+    kept = [path for path in exports if _number(path) <= _number(output)][-keep:]
+    for path in exports:
         if path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            writer.delete(path)
 
 
 def _number(path: Path) -> int:

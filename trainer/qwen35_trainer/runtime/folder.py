@@ -5,10 +5,11 @@ run.id            the run's name at metric services, the same for all its attemp
 run.lock          empty; locked by the run that uses the folder
 metrics.jsonl     every record, one line each
 samples.jsonl     a few responses of some updates and evaluations; not in SFT
-checkpoints/      update-000020/ … complete or absent; owner.json
+checkpoints/      update-000020/ … complete or absent; owner.json, .epoch-…/ as here
 journal           what happened to each prompt since the newest checkpoint
 tensorboard/      logs/           one log file per process
 summary.json      report.html     at the end
+owner.json        the attempt that writes here; .epoch-000003-…/ is its workspace (epoch.py)
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import fcntl
 import logging
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen35_trainer.atomic_files import write_atomically
-from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.epoch import OWNER_FILE, WORKSPACE_PREFIX, Epoch, FolderRefused, Superseded
 from qwen35_trainer.manifest import Manifest, dump_manifest
 from qwen35_trainer.manifest.document import parse_document
 from qwen35_trainer.manifest.fixed import Difference, differences
@@ -37,12 +36,6 @@ from qwen35_trainer.progress.sample_file import SAMPLES_FILE_NAME
 logger = logging.getLogger(__name__)
 
 STILL_RUNNING_ADVICE = "is the folder of a run that has not ended; wait for it, or name another folder"
-
-
-class FolderRefused(ValueError):
-    """A folder cannot be used for this run. The message contains the reason and what to do."""
-
-    failure = FailureReason.FOLDER_REFUSED
 
 
 @dataclass(frozen=True)
@@ -114,49 +107,47 @@ class RunFolder:
             raise FolderRefused(f"--output {problem}")
         if self.manifest.exists():
             self._check_owner(manifest, resume=resume, how_to_resume=how_to_resume, in_cluster=in_cluster)
-        elif self.root.exists() and any(path not in (self.lock, _aside(self.manifest)) for path in self.root.iterdir()):
+        elif self.root.exists() and any(not self._is_from_claim(path) for path in self.root.iterdir()):
             raise FolderRefused(
                 f"--output {self.root} holds files that do not belong to a run; name a new or empty folder"
             )
 
-    def claim(self, manifest: Manifest, *, resume: bool = False) -> None:
+    def next_identity(self, manifest: Manifest, *, resume: bool) -> str:
+        """Return the identity that a run gets here: that of the run in the folder if it is resumed, otherwise a new one."""
+        if resume:
+            with contextlib.suppress(FileNotFoundError):
+                return self.identity
+        return f"{manifest.metadata.name}-{secrets.token_hex(4)}"
+
+    def claim(self, manifest: Manifest, epoch: Epoch, identity: str, *, resume: bool = False) -> None:
         """Write the manifest and the identity of a run to the folder. Raises FolderRefused if that is impossible.
 
-        The manifest is written first. A process that is killed earlier leaves an empty folder, and a process that is
+        epoch: the period in which this run owns the folder. identity: result of `next_identity`.
+
+        The manifest is written first. A process that is killed earlier leaves a folder without a run, and a process that is
         killed later leaves a run that can be resumed. Without `resume`, the records of an earlier run, which has
         trained nothing, are deleted; its logs stay.
         """
         new = not self.manifest.exists()
         if not new and not resume and self.has_trained:
             raise FolderRefused(f"--output {self.root} holds a run that trained meanwhile; name another folder")
-        identity = self.root / "run.id"
+        name = self.root / "run.id"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.manifest, dump_manifest(manifest), durable=True)
-            if not resume or not identity.exists():
-                write_atomically(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n", durable=True)
+            epoch.write(self.manifest, dump_manifest(manifest), durable=True)
+            if not resume or not name.exists():
+                epoch.write(name, f"{identity}\n", durable=True)
             if not new and not resume:
                 for records in (self.metrics, self.samples, self.journal, self.summary, self.root / "report.html"):
-                    records.unlink(missing_ok=True)
-                shutil.rmtree(self.tensorboard, ignore_errors=True)
+                    epoch.delete(records)
+                epoch.delete(self.tensorboard)
         except OSError as error:
             if new:
-                with contextlib.suppress(OSError):
-                    self.manifest.unlink(missing_ok=True)
+                with contextlib.suppress(OSError, Superseded):
+                    epoch.delete(self.manifest)
+                    epoch.end(keep_record=False)
                     self.lock.unlink(missing_ok=True)
                     self.root.rmdir()
             raise FolderRefused(_unwritable(self.root, error)) from error
-
-    @contextmanager
-    def claimed(self, manifest: Manifest, *, resume: bool, locked: bool) -> Iterator[None]:
-        """Context manager: claim the folder for a run. Raises FolderRefused if that is impossible.
-
-        resume: whether the run continues the run in the folder. locked: whether other runs are kept out of the folder
-        until the end.
-        """
-        with self.held() if locked else contextlib.nullcontext():
-            self.claim(manifest, resume=resume)
-            yield
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -174,6 +165,11 @@ class RunFolder:
             if not _locked(file.fileno()):
                 raise FolderRefused(f"--output {self.root} {STILL_RUNNING_ADVICE}")
             yield
+
+    def _is_from_claim(self, path: Path) -> bool:
+        """Return whether a process that was killed while it claimed the folder has left this file or folder."""
+        names = (self.lock.name, OWNER_FILE, f".{self.manifest.name}.partial")
+        return path.name in names or path.name.startswith(WORKSPACE_PREFIX)
 
     def _check_owner(self, manifest: Manifest, *, resume: bool, how_to_resume: str, in_cluster: bool) -> None:
         if self.lock.exists():
@@ -253,7 +249,3 @@ def _locked(file: int) -> bool:
     except OSError:
         logger.warning("the file system of the output folder has no locks: nothing prevents two runs from using it")
     return True
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")

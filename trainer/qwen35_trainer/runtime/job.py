@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.sft import SupervisedExample
+from qwen35_trainer.epoch import Epoch
 from qwen35_trainer.manifest import Manifest, TrainingSpec, dump_manifest
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.commands import SchedulingSnapshot
@@ -21,7 +23,7 @@ from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore, SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.journal_file import read_journal
-from qwen35_trainer.runtime.owner import Owner, run_of
+from qwen35_trainer.runtime.owner import run_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +62,10 @@ class Job:
 
     The attempt's checkpoints, owner.json and journal contain this name.
     """
-    owner: Owner | None = None
-    """The owner record in the folder of the checkpoints.
+    epoch: Epoch | None = None
+    """The period in which this attempt owns the output folder. None: the folder is not claimed yet."""
+    checkpoint_epoch: Epoch | None = None
+    """The period in which this attempt owns the folder of the checkpoints.
 
     None: that folder is not claimed yet, or the run has no such folder.
     """
@@ -71,13 +75,18 @@ class Job:
         return self.manifest.spec
 
     @property
+    def writer(self) -> FolderWriter:
+        """Writes into the output folder."""
+        return self.epoch or FolderWriter(self.folder.root)
+
+    @property
     def checkpoints(self) -> CheckpointStore | None:
         """The checkpoints of the run. None in a cluster without storage, because all ranks must write to one folder."""
         if self.in_cluster and self.spec.checkpoint.storage is None:
             return None
         folder = checkpoint_folder(self.folder, self.spec, self.base)
         manifest = dump_manifest(_with_absolute_model_path(self.manifest, self.base))
-        return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.owner)
+        return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.checkpoint_epoch)
 
     @property
     def publications(self) -> Path | None:

@@ -1,10 +1,12 @@
 """The file of the journal. It consists of complete lines. A line counts only after it has been flushed to disk.
 
     add ─► added ──flush──► one write, fsync ─► done: the recorded actions may be carried out
-    compact ─► .journal.partial: written, fsync ─► renamed over the journal, fsync of the folder
+    compact ─► a file beside it: written, fsync ─► renamed over the journal, fsync of the folder
 
 Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous
-flush. After a failed write, the end of the file is unknown, so every later write fails too.
+flush. After a failed write, the end of the file is unknown, so every later write fails too. Before each write, the attempt
+checks that it still owns the folder (qwen35_trainer/epoch.py). Every attempt begins a file of its own, so an earlier one never
+appends to the journal of a later one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from qwen35_trainer.atomic_files import sync
+from qwen35_trainer.atomic_files import FolderWriter, sync, write_all
+from qwen35_trainer.epoch import Superseded
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, compact, encode
@@ -57,9 +60,10 @@ class JournalFile:
     task that waits for a write is cancelled, the write still completes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writer: FolderWriter | None = None) -> None:
+        """Name the journal at `path`. writer: writes into its folder; None: no other attempt writes there."""
         self.path = path
-        self._partial = path.with_name(f".{path.name}.partial")
+        self._writer = writer or FolderWriter(path.parent)
         self._file: FileIO | None = None
         self._added: deque[bytes] = deque()  # threads may take from one end what is added at the other
         self._broken: OSError | None = None
@@ -79,7 +83,8 @@ class JournalFile:
     async def flush(self) -> None:
         """Write all added records to disk.
 
-        Raises JournalNotWritten if the disk fails. Every later write then raises JournalNotWritten too.
+        Raises JournalNotWritten if the disk fails, and Superseded if another attempt owns the folder. Every later write then
+        raises the same exception.
         """
         await self._do(self._append)
 
@@ -92,7 +97,10 @@ class JournalFile:
 
         def act() -> None:
             self._append()
-            self._replace(compact(self.path.read_bytes(), batch))
+            # Not from `path`, where a later attempt may have its own journal.
+            file = self._opened
+            file.seek(0)
+            self._replace(compact(file.readall(), batch))
 
         await self._do(act)
 
@@ -120,26 +128,35 @@ class JournalFile:
                 ) from error
 
     def _append(self) -> None:
-        added = b"".join(self._added.popleft() for _ in range(len(self._added)))
-        if not added:
+        if not self._added:
             return
-        if self._file is None:
-            raise ValueError(f"journal {self.path} is not open: call begin first")
+        self._writer.check()
+        added = b"".join(self._added.popleft() for _ in range(len(self._added)))
+        file = self._opened
         try:
-            _write(self._file, added)
+            _write(file, added)
         except OSError as error:
             self._broken = error
             raise
 
+    @property
+    def _opened(self) -> FileIO:
+        if self._file is None:
+            raise ValueError(f"journal {self.path} is not open: call begin first")
+        return self._file
+
     def _replace(self, data: bytes) -> None:
-        # Not `write_atomically`: the new file stays open, because later records are appended to it.
-        file = FileIO(self._partial, "w")
+        # Not `FolderWriter.write`: the new file stays open, because later records are appended to it.
+        made = self._writer.place(self.path.name)
+        with self._writer.guarded():
+            file = FileIO(made, "w+")
         try:
-            _write(file, data)
-            self._partial.replace(self.path)
-        except OSError:
+            with self._writer.guarded():
+                _write(file, data)
+            self._writer.publish(made, self.path)
+        except (OSError, Superseded):
             file.close()
-            self._partial.unlink(missing_ok=True)
+            made.unlink(missing_ok=True)
             raise
         if self._file is not None:
             self._file.close()
@@ -152,7 +169,5 @@ class JournalFile:
 
 
 def _write(file: FileIO, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
+    write_all(file, data)
     os.fsync(file.fileno())

@@ -1,51 +1,24 @@
-"""The owner of a folder of checkpoints: the attempt of a run that may save there.
+"""The claims of a run on its output folder and on the folder of its checkpoints. `qwen35_trainer/epoch.py` explains epochs.
 
-    owner.json: run, attempt, host, output, start
+    an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► an epoch of its own ─► it writes
 
-    an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► its attempt is recorded
-    a save begins ────► does the record name this attempt? ─► written ─► does it still? ─► renamed, old ones deleted
-
-The owner is recorded in a file instead of a lock, because network file systems have no locks, or keep the locks of a
-lost node. A run that crashed may claim its folder again at any time. After that, an earlier attempt that still runs
-somewhere cannot save.
+A run that crashed may claim its folders again at any time. After that, an earlier attempt that still runs somewhere can write
+nothing, and ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 
-from qwen35_trainer.atomic_files import write_atomically
+from qwen35_trainer.contract.shared_names import ATTEMPT_VARIABLE, CLUSTER_VARIABLE, UID_VARIABLE
+from qwen35_trainer.epoch import Epoch, FolderRefused, Owner, Superseded, read_owner, take
 from qwen35_trainer.manifest import Manifest
-from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
-
-OWNER_FILE = "owner.json"
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The attempt of a run that saves checkpoints into a folder."""
-
-    run: str
-    """Identity of the run, which all its attempts share (see `run_of`)."""
-    attempt: str
-    """Name of the attempt, which is new at each start of the run."""
-    host: str
-    output: str
-    """Path of the run's output folder on `host`."""
-    start: str = ""
-    """The checkpoint from which the attempt began: its name if it is in the folder, or else its path.
-
-    Later checkpoints that another attempt left in the folder are not part of this attempt's lineage. The field is empty
-    if the attempt began from the model, and in records of releases without this field.
-    """
-
-    def __str__(self) -> str:
-        return f"{self.run} ({self.host}:{self.output})"
+from qwen35_trainer.runtime.folder import RunFolder
 
 
 def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | None:
@@ -63,43 +36,32 @@ def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | 
         return None
 
 
-def read_owner(folder: Path) -> Owner | None:
-    """Return the owner of a folder of checkpoints. None: the folder is new, or of an old release without owners.
+def owner_of(
+    run: str,
+    attempt: str,
+    folder: RunFolder,
+    *,
+    in_cluster: bool,
+    environment: Mapping[str, str] = os.environ,
+) -> Owner:
+    """Return the owner's record of an attempt.
 
-    Raises FolderRefused if the record is damaged, and OSError if it cannot be read, which may be temporary.
+    run: identity of the run. attempt: name of the attempt. environment: in a cluster, the variables of the head pod, which contain the attempt's number, its RayCluster and the training's uid.
     """
-    path = folder / OWNER_FILE
-    try:
-        record = json.loads(path.read_text())
-        # Earlier releases wrote no start.
-        return Owner(**{field.name: str({"start": "", **record}[field.name]) for field in fields(Owner)})
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise FolderRefused(
-            f"{path} does not say whose checkpoints these are ({type(error).__name__}). Delete it if no run saves there "
-            "any more, then continue with --resume auto"
-        ) from error
-
-
-def hold(folder: Path, owner: Owner) -> None:
-    """Check that `owner` may still save into the folder. If the folder's owner record was deleted, write it again.
-
-    Raises FolderRefused if another attempt owns the folder or the record is damaged, and OSError if the disk fails.
-    """
-    current = read_owner(folder)
-    if current is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, owner)
-    elif current.attempt != owner.attempt:
-        raise FolderRefused(
-            f"{folder} was taken over by {current}. Name another folder in spec.checkpoint.storage.path to continue next to that run"
-        )
+    owner = Owner(run, attempt, gethostname(), str(folder.root))
+    if not in_cluster:
+        return owner
+    return replace(
+        owner,
+        training=environment.get(UID_VARIABLE, ""),
+        number=int(environment.get(ATTEMPT_VARIABLE, "0")),
+        cluster=environment.get(CLUSTER_VARIABLE, ""),
+    )
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The state of a folder of checkpoints, as read before a run claims the folder."""
+    """The state of a folder, as read before a run claims the folder."""
 
     folder: Path
     owner: Owner | None
@@ -108,43 +70,61 @@ class Claim:
 
     @classmethod
     def on(cls, folder: Path) -> Claim:
-        """Return the present state of a folder of checkpoints.
+        """Return the present state of a folder.
 
         Raises FolderRefused for a damaged owner record, and OSError for one that cannot be read.
         """
-        return cls(folder, read_owner(folder), tuple(sorted(path.name for path in folder.glob("update-*"))))
+        return cls(folder, read_owner(folder), _checkpoints(folder))
 
     @contextmanager
-    def held(self, owner: Owner) -> Iterator[None]:
-        """Context manager: record `owner` as the folder's owner while the body runs.
+    def held(self, owner: Owner) -> Iterator[Epoch]:
+        """Context manager: let `owner` own the folder of the checkpoints while the body runs.
 
-        At the end the record is deleted if the folder contains no checkpoint; otherwise it stays. Raises FolderRefused
-        if the folder cannot be written, or if its owner or its checkpoints have changed since this state was read.
+        At the end the record is deleted if the folder contains no checkpoint; otherwise it stays. Raises what `take` raises.
+        """
+        epoch = self.take(owner)
+        try:
+            yield epoch
+        finally:
+            # Without this, the next run with this folder is refused.
+            epoch.end(keep_record=bool(_checkpoints(self.folder)))
+
+    def take(self, owner: Owner) -> Epoch:
+        """Begin the epoch of `owner` in the folder.
+
+        Raises FolderRefused if the folder cannot be written, or if its owner or its checkpoints have changed since this state was
+        read. In a cluster raises Superseded instead, because another attempt of the training has changed them and the operator then
+        starts the next one. A later attempt takes the folder over whatever an earlier one has changed meanwhile.
         """
         try:
             current = Claim.on(self.folder)
-            if current.owner != self.owner:
-                raise FolderRefused(
-                    f"{self.folder} was claimed by {current.owner} meanwhile. Name another folder, or start again"
-                )
-            if current.checkpoints != self.checkpoints:
-                raise FolderRefused(f"a run has saved into {self.folder} meanwhile. End it, then start this one again")
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _write(self.folder, owner)
+            in_cluster, before = owner.number > 0, current.owner
+            takes_over = in_cluster and before is not None and owner.is_later_than(before)
+            if (problem := self._difference(current)) and not takes_over:
+                if not in_cluster:
+                    raise FolderRefused(f"{problem}. Name another folder, or start again")
+                raise Superseded(problem, by_later_attempt=before is not None and before.is_later_than(owner))
+            epoch = take(self.folder, owner, self.owner)
+            # An earlier attempt may have saved until this moment. This attempt would delete what it did not begin from.
+            if (saved := _checkpoints(self.folder)) != self.checkpoints:
+                epoch.check()  # unless it was a later one, which has taken over
+                epoch.end()
+                problem = f"{self.folder} has the checkpoints {', '.join(saved) or 'none'} now, because an attempt has saved meanwhile"
+                raise Superseded(problem) if in_cluster else FolderRefused(f"{problem}. Start again")
         except OSError as error:
-            raise FolderRefused(f"{self.folder} cannot be written: {error.strerror}; name another folder") from error
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError, FolderRefused):  # without this, the next run with this folder is refused
-                if read_owner(self.folder) == owner and not any(self.folder.glob("update-*")):
-                    (self.folder / OWNER_FILE).unlink()
+            raise FolderRefused(
+                f"{self.folder} cannot be written: {error.strerror or error}; name another folder"
+            ) from error
+        return epoch
+
+    def _difference(self, current: Claim) -> str:
+        """Return what has changed in the folder since this state was read. "" if nothing has."""
+        if current.owner != self.owner:
+            return f"{self.folder} was claimed by {current.owner} meanwhile"
+        if current.checkpoints != self.checkpoints:
+            return f"a run has saved into {self.folder} meanwhile"
+        return ""
 
 
-def _write(folder: Path, owner: Owner) -> None:
-    """Write the owner record, and return when it is on disk.
-
-    The write is atomic, because an incomplete record after a crash would make every later run refuse the folder.
-    """
-    content = json.dumps(asdict(owner), indent=2) + "\n"
-    write_atomically(folder / OWNER_FILE, content, suffix=f"{owner.attempt}.partial", durable=True)
+def _checkpoints(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in folder.glob("update-*")))

@@ -19,6 +19,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import groupby
 from os.path import commonprefix
 from pathlib import Path
@@ -26,7 +27,9 @@ from typing import Final
 
 import numpy as np
 
+from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.data.prompt import ChatMessage, Image, Prompt, Video
+from qwen35_trainer.epoch import Superseded
 from qwen35_trainer.progress.sample_file import (
     MAX_ANSWER_CHARACTERS,
     MAX_PROMPT_CHARACTERS,
@@ -64,11 +67,12 @@ _MAX_ERROR_CHARACTERS: Final = 300
 class Sampler:
     """Writes samples of the responses of one run to the file `path`, for reports.
 
-    decoder: turns tokens into text. An error is logged once and does not end the run.
+    decoder: turns tokens into text. writer: writes into the folder of the file; None: no other attempt of the run writes there.
+    An error is logged once and does not end the run.
     """
 
-    def __init__(self, path: Path, decoder: ResponseDecoder) -> None:
-        self._path, self._decoder = path, decoder
+    def __init__(self, path: Path, decoder: ResponseDecoder, writer: FolderWriter | None = None) -> None:
+        self._path, self._decoder, self._writer = path, decoder, writer
         self._warned = False
         self._queue: queue.Queue[tuple[MomentKind, int, int, list[SequencePick]] | None] = queue.Queue(
             _MAX_QUEUED_MOMENTS
@@ -105,17 +109,17 @@ class Sampler:
 
     def _write(self) -> None:
         try:
-            file = SampleFile(self._path)
             decode = self._decoder.load()
             process.trim()
-            while (moment := self._queue.get()) is not None:
-                kind, update, version, picks = moment
-                try:
-                    texts = tuple(sample(pick, version, decode) for pick in picks)
-                    file.add(Moment(kind=kind, update=update, version=version, samples=texts))
-                except Exception as error:  # noqa: BLE001  # the texts or the tokenizer cause it, and the next samples may work
-                    self._warn(f"{type(error).__name__}: {error}")
-        except (OSError, ValueError) as error:
+            with closing(SampleFile(self._path, self._writer)) as file:
+                while (moment := self._queue.get()) is not None:
+                    kind, update, version, picks = moment
+                    try:
+                        texts = tuple(sample(pick, version, decode) for pick in picks)
+                        file.add(Moment(kind=kind, update=update, version=version, samples=texts))
+                    except Exception as error:  # noqa: BLE001  # the texts or the tokenizer cause it, and the next samples may work
+                        self._warn(f"{type(error).__name__}: {error}")
+        except (OSError, ValueError, Superseded) as error:
             self._warn(str(error))
             while self._queue.get() is not None:  # `close` must not wait for room
                 pass

@@ -10,7 +10,7 @@
 
 The newest checkpoint is the newest of the lineage. After --resume DIR, checkpoints of later updates in the folder
 belong to an abandoned attempt, until the run saves for the first time. `owner.json` names the checkpoint from which the
-last attempt began (owner.py).
+last attempt began (epoch.py).
 
 A run resumes only from checkpoints of a run with the same fixed fields (manifest/fixed.py). This module writes nothing.
 """
@@ -24,6 +24,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+from qwen35_trainer.epoch import OWNER_FILE, FolderRefused, Owner
 from qwen35_trainer.manifest import Manifest, TrainingSpec
 from qwen35_trainer.manifest.fixed import differences
 from qwen35_trainer.progress.metrics_file import read_records
@@ -38,9 +39,9 @@ from qwen35_trainer.runtime.checkpoint_store import (
     load,
     update_of,
 )
-from qwen35_trainer.runtime.folder import FolderRefused, RunFolder, listed, spec_in, unwritable
+from qwen35_trainer.runtime.folder import RunFolder, listed, spec_in, unwritable
 from qwen35_trainer.runtime.job import checkpoint_folder, with_model_at
-from qwen35_trainer.runtime.owner import OWNER_FILE, Claim, Owner, run_of
+from qwen35_trainer.runtime.owner import Claim, run_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class RunStart:
     """The checkpoint from which the run begins. None: it begins from the model of the manifest."""
     claim: Claim | None
     """The state of the folder in which the run saves. None in a cluster without storage, where nothing is saved."""
+    output: Claim
+    """The state of the output folder."""
 
 
 def find_start(
@@ -67,15 +70,13 @@ def find_start(
     """
     spec = manifest.spec
     if in_cluster and spec.checkpoint.storage is None:
-        return RunStart(None, None)
+        return RunStart(None, None, _claim_on(folder.root))
     place = checkpoint_folder(folder, spec, base)
     option = "--output" if spec.checkpoint.storage is None else "spec.checkpoint.storage.path"
     if (problem := unwritable(place)) is not None:
         raise FolderRefused(f"{option} {problem}")
-    try:
-        claim = Claim.on(place)
-    except OSError as error:
-        raise StorageFailed(f"{place} cannot be read: {error.strerror}") from error
+    # First, because another attempt may save and claim while this one looks. Its claim then refuses what has changed.
+    output, claim = _claim_on(folder.root), _claim_on(place)
     present = _CheckpointFolder(place, claim.owner, tuple(CheckpointStore(place, spec.checkpoint.keep).complete))
     foreign = present.is_foreign(run_of(manifest, folder, in_cluster=in_cluster), folder)
     chosen = None if resume is None else present.newest_of_lineage if resume == "auto" else Path(resume).resolve()
@@ -98,7 +99,14 @@ def find_start(
             f"checkpoint {checkpoint.path} is of a run with another manifest:\n{lines}\n"
             f"Restore these values to continue that run. {advice.for_a_new_run}"
         )
-    return RunStart(checkpoint, claim)
+    return RunStart(checkpoint, claim, output)
+
+
+def _claim_on(folder: Path) -> Claim:
+    try:
+        return Claim.on(folder)
+    except OSError as error:
+        raise StorageFailed(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def newest_of_lineage(folder: Path, owner: Owner | None) -> Path | None:

@@ -14,17 +14,16 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from qwen35_trainer.atomic_files import write_atomically
 from qwen35_trainer.contract import Control
+from qwen35_trainer.epoch import Epoch, FolderRefused, Superseded
 from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import Manifest, ManifestError, check_new, dump_manifest
@@ -40,11 +39,11 @@ from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.machine import devices_here, too_few_devices, uninstalled
-from qwen35_trainer.runtime.owner import Claim, Owner, run_of
+from qwen35_trainer.runtime.owner import owner_of, run_of
 from qwen35_trainer.runtime.preflight import problems_of, unsupported, untransported
 from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.process import MemoryWatch, share_cores, trim
-from qwen35_trainer.runtime.resuming import find_start, start_name
+from qwen35_trainer.runtime.resuming import RunStart, find_start, start_name
 from qwen35_trainer.runtime.signals import SECOND_SIGNAL, Signals, limit
 
 if TYPE_CHECKING:  # Ray takes a second to import, so it is imported after the checks that do not need it
@@ -108,7 +107,7 @@ def run(
     pods. how_to_resume: the command that continues this run, for messages.
 
     Raises ManifestError, DataError, FolderRefused or CheckpointError, before anything is written, if the manifest, the
-    data, a folder or the checkpoint cannot be used. Raises Interrupted if a signal leaves no time to save, and
+    data, a folder or the checkpoint cannot be used. Raises Superseded if another attempt has taken over a folder. Raises Interrupted if a signal leaves no time to save, and
     ReportFailed if the run has ended but its results cannot be written.
     """
     problems = [*unsupported(manifest), *uninstalled(manifest.spec)]
@@ -139,10 +138,24 @@ def run(
             prepare, manifest, base, folder, resume=start.checkpoint, started=started, in_cluster=in_cluster
         )
         prepared = _Prepared(run_in_thread("data", preparing))  # while Ray starts, because both take seconds
-        claimed = partial(_claimed, claim=start.claim, resume=resume is not None)
-        finish = follower.signals.attend(partial(_train, prepared, claimed, follower, in_cluster), needs=prepared.done)
+        claimed = partial(_claimed, start=start, resume=resume is not None)
+        ended = follower.signals.attend(partial(_train, prepared, claimed, follower, in_cluster), needs=prepared.done)
         follower.phase("writing the report")
-        return FinishedRun(finish, _report(manifest, folder, finish, bound, memory.stop() if memory else None), folder)
+        peak_rss_mib = memory.stop() if memory else None
+        try:
+            return FinishedRun(ended.finish, _report(ended, folder, bound, peak_rss_mib), folder)
+        finally:
+            ended.epoch.end()
+
+
+@dataclass(frozen=True)
+class _EndedTraining:
+    """A training whose results are still to be written."""
+
+    manifest: Manifest
+    finish: FinishRecord
+    epoch: Epoch
+    """The period in which this attempt owns the output folder. It is not over."""
 
 
 class _Prepared:
@@ -176,11 +189,11 @@ def _train(
     claimed: Callable[[Job], AbstractContextManager[Job]],
     follower: _Follower,
     in_cluster: bool,
-) -> FinishRecord:
+) -> _EndedTraining:
     """Run the part of the command that needs Ray: claim the folders, start the driver, and follow it to the end.
 
     claimed: returns the context manager that claims the folders for a job. Raises Interrupted if a signal, or an order
-    to stop before the training begins, ends the run.
+    to stop before the training begins, ends the run, and Superseded if another attempt has taken over a folder.
     """
     import ray
 
@@ -195,28 +208,55 @@ def _train(
             follower.reporter.training(job.updates_total)
             shared = ray.put(data)
             del data
-            return _drive(owned, shared, follower)
+            finish = _drive(owned, shared, follower)
+            if finish.reason == FailureReason.SUPERSEDED:
+                raise _superseded(owned, finish.message)
+            assert owned.epoch is not None, "the folder is claimed"
+            return _EndedTraining(owned.manifest, finish, owned.epoch)
+
+
+def _superseded(job: Job, message: str) -> Superseded:
+    """Return the exception for a driver that has found another attempt in its place. message: that of the driver."""
+    later = False
+    for epoch in (job.epoch, job.checkpoint_epoch):
+        try:
+            if epoch is not None:
+                epoch.check()
+        except Superseded as error:
+            later |= error.by_later_attempt
+        except (OSError, FolderRefused):  # then it is not known whose the folder is, and the operator gets a report
+            continue
+    return Superseded(message, by_later_attempt=later)
 
 
 @contextmanager
-def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
+def _claimed(job: Job, start: RunStart, *, resume: bool) -> Iterator[Job]:
     """Context manager: claim the output folder and the folder of the checkpoints.
 
-    claim: state of the folder of the checkpoints; None: the run saves none. Yields the job, with the owner record of
-    that folder if it has one. Raises FolderRefused if another run uses or has changed a folder.
+    start: what the run has found in the folders. Yields the job, with the epochs in which it owns them. The epoch of the output
+    folder is not over at the end, unless the body raises an exception: the results are written into it.
+
+    Raises FolderRefused if another run uses or has changed a folder, and Superseded if another attempt of this run has.
     """
-    manifest, folder = job.manifest, job.folder
-    # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
-    with folder.claimed(manifest, resume=resume, locked=not job.in_cluster):
-        if claim is None:
-            yield job
-            return
-        run = run_of(manifest, folder, in_cluster=job.in_cluster)
-        assert run is not None, "the output folder is claimed"
-        start = start_name(job.resume, claim.folder)
-        owner = Owner(run, job.attempt, gethostname(), str(folder.root), start)
-        with claim.held(owner):
-            yield replace(job, owner=owner)
+    manifest, folder, in_cluster = job.manifest, job.folder, job.in_cluster
+    with ExitStack() as stack:
+        if not in_cluster:  # there a network disk may keep the lock of a lost node
+            stack.enter_context(folder.held())
+        identity = folder.next_identity(manifest, resume=resume)
+        run = run_of(manifest, folder, in_cluster=True) if in_cluster else identity
+        assert run is not None, "a run of a cluster always has one"
+        owner = owner_of(run, job.attempt, folder, in_cluster=in_cluster)
+        epoch = start.output.take(owner)
+        try:
+            folder.claim(manifest, epoch, identity, resume=resume)
+            owned = replace(job, epoch=epoch)
+            if start.claim is not None:
+                owner = replace(owner, start=start_name(job.resume, start.claim.folder))
+                owned = replace(owned, checkpoint_epoch=stack.enter_context(start.claim.held(owner)))
+            yield owned
+        except BaseException:
+            epoch.end()
+            raise
 
 
 def _check(manifest: Manifest, file: Path) -> None:
@@ -225,21 +265,22 @@ def _check(manifest: Manifest, file: Path) -> None:
         raise ManifestError(file, problems)
 
 
-def _report(
-    manifest: Manifest, folder: RunFolder, finish: FinishRecord, bound: int | None, peak_rss_mib: float | None
-) -> Summary:
-    """Write summary.json and report.html, and return the summary. Raises ReportFailed if they cannot be written.
+def _report(ended: _EndedTraining, folder: RunFolder, bound: int | None, peak_rss_mib: float | None) -> Summary:
+    """Write summary.json and report.html, and return the summary.
+
+    Raises ReportFailed if they cannot be written, and Superseded if another attempt has taken over the folder.
 
     bound: the maximum lag; None in SFT. peak_rss_mib: peak memory of the run's processes in MiB; None: not measured.
     """
     try:
         run = RunFold.of(read_records(folder.metrics))
         summary = summary_of(run.totals, max_version_lag=bound, peak_rss_mib=peak_rss_mib)
-        write_atomically(folder.summary, json.dumps(summary, indent=2) + "\n")
-        write_report(folder.root, run, dump_manifest(manifest), summary)
+        ended.epoch.write(folder.summary, json.dumps(summary, indent=2) + "\n")
+        write_report(folder.root, run, dump_manifest(ended.manifest), summary, write=ended.epoch.write)
     except (OSError, ValueError) as error:
-        ended = f"{finish.outcome}: {finish.message}" if finish.message else finish.outcome
-        raise ReportFailed(f"{ended}\nThe report was not written: {error}") from error
+        finish = ended.finish
+        outcome = f"{finish.outcome}: {finish.message}" if finish.message else finish.outcome
+        raise ReportFailed(f"{outcome}\nThe report was not written: {error}") from error
     return summary
 
 
@@ -283,7 +324,7 @@ def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> Finis
             message, reason = f"the driver was lost: {loss_text(error)}", FailureReason.DRIVER_LOST
         message = f"{message} Continue with --resume auto"
         finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started, reason=reason)
-        with Recorder(job.folder.metrics, [follower.view, follower.reporter]) as recorder:
+        with Recorder(job.folder.metrics, [follower.view, follower.reporter], job.writer) as recorder:
             recorder.append(finish)
         return finish
 

@@ -179,8 +179,8 @@ class TrainSession:
         """Save a checkpoint, unless the run saves none. Sets `copied` as soon as training may continue.
 
         snapshot: the state of scheduling. version: version of the weights. Returns when the checkpoint is complete and,
-        if the manifest requests it, exported. Raises CheckpointError if it cannot be written, and ActorLost or Stalled
-        if a train worker is lost or does not answer.
+        if the manifest requests it, exported. Raises CheckpointError if it cannot be written, Superseded if another attempt owns
+        the folder, and ActorLost or Stalled if a train worker is lost or does not answer.
         """
         if self.checkpoints is None:
             copied.set()
@@ -235,7 +235,8 @@ class TrainSession:
         if wanted == "None" or (wanted == "AtEnd" and update < self.updates_total):
             return
         started = time.time()
-        folder, problem = await self.exports.export(checkpoint, self.live.now.checkpointKeep)
+        assert self.checkpoints is not None, "this checkpoint is one of them"
+        folder, problem = await self.exports.export(checkpoint, self.live.now.checkpointKeep, self.checkpoints.writer)
         if problem:
             logger.error("checkpoint %s was not exported: %s", checkpoint, problem)
         self.recorder.append(

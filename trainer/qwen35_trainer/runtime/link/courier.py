@@ -90,6 +90,11 @@ class Courier:
             self._thread.join(CANCEL_SECONDS)
             raise Undelivered(self._problem)
 
+    def abandon(self) -> None:
+        """End the thread without another report."""
+        self._call_on_thread(self._cancel)
+        self._thread.join(CANCEL_SECONDS)
+
     def _call_on_thread[*Arguments](self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         with contextlib.suppress(RuntimeError):  # the thread has ended through a bug, which `finish` reports
             self._loop.call_soon_threadsafe(act, *arguments)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.contract.shared_names import CLUSTER_VARIABLE, POD_VARIABLE
+from qwen35_trainer.epoch import Superseded
 from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import Manifest, dump_manifest
@@ -146,10 +147,16 @@ class Reporter:
     def conclude(self, error: BaseException | None = None) -> None:
         """Send the last report, with the outcome of the attempt. Without a link to an operator, do nothing.
 
+        Nothing is sent if a later attempt owns the run's folder: the report would replace the one of that attempt, and the operator
+        does not wait for this one.
+
         error: the exception that ended the run; None: it ended without one. Raises OutcomeUndelivered if the operator does
         not receive the report within FINAL_REPORT_SECONDS, or INTERRUPTED_REPORT_SECONDS after a signal.
         """
         if self._courier is None:
+            return
+        if isinstance(error, Superseded) and error.by_later_attempt:
+            self._courier.abandon()
             return
         end = self._attempt_end(error)
         hurried = isinstance(error, Interrupted) and not self.stop_ordered

@@ -1,0 +1,339 @@
+"""Epochs: the periods in which one attempt of a run owns a folder that all its attempts write to.
+
+    folder/owner.json                     the owner: epoch, attempt, cluster, host. Read again before every write
+    folder/.epoch-000007-1f2e3d4c/        the workspace of epoch 7, in which its attempt makes everything that it writes
+
+    attempt 1, epoch 6                    attempt 2                                 attempt 1, which still runs
+    ──────────────────                    ─────────                                 ───────────────────────────
+    make .epoch-000006-…/update-000020
+                                          create .epoch-000007-…                    check: it owns the folder ─┐
+                                          newer epochs? none                                                   │
+                                          delete .epoch-000006-…                                               │
+                                          rename owner.json into place                                         │
+                                          delete .epoch-000006-… again                                         ▼
+                                          choose the checkpoint                     rename out of .epoch-000006-…: fails
+                                          rename update-000020 into place           check: Superseded, the attempt ends
+
+An attempt publishes a file or a folder by renaming it out of its workspace, and deletes by renaming into the workspace. It
+checks the owner before each rename. An attempt may still stop between the check and the rename, for minutes, when its node
+stalls or is cut off. The rename then fails, because the next attempt has deleted the workspace before it became the owner.
+Files that stay open for appending get a new inode in every epoch, so that an earlier attempt appends to a file without a name.
+
+Two attempts that begin at the same time are ordered by (epoch, attempt). Each creates its workspace before it lists those of
+others, so at least one sees the other. The lower one gives up, or finds its workspace deleted when it renames owner.json.
+
+This relies on what local file systems, NFS (v3 and v4, mounted without `nocto`), CephFS, Lustre and GPFS guarantee: a folder
+is created once, a rename is atomic and fails if its source or its target's folder is gone, and who opens a file or lists a
+folder sees what others have completed. It needs no locks, no links and no clocks. It does not hold on object stores that are
+mounted as a file system, which rename a folder file by file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from io import FileIO
+from pathlib import Path
+
+from qwen35_trainer.atomic_files import FolderWriter, sync
+from qwen35_trainer.failure_reasons import FailureReason
+
+OWNER_FILE = "owner.json"
+WORKSPACE_PREFIX = ".epoch-"
+REVOKE_SECONDS = 20.0
+"""Maximum time in which the workspace of an earlier attempt is deleted while that attempt still writes into it."""
+_REVOKE_PAUSE_SECONDS = 0.05
+_WORKSPACE_NAME = re.compile(r"\.epoch-(\d+)-([^.]+)")
+_OPEN_DELETED_PREFIX = ".nfs"
+"""First characters of the name that an NFS client gives to a file that a process of the same machine has still open."""
+
+
+class FolderRefused(ValueError):
+    """A folder cannot be used for this run. The message contains the reason and what to do."""
+
+    failure = FailureReason.FOLDER_REFUSED
+
+
+class Superseded(RuntimeError):
+    """Another attempt or run owns the folder, so this one has to end. It must write nothing more.
+
+    by_later_attempt: whether the owner is an attempt of the same training that its operator has started later. The operator then
+    does not wait for this attempt.
+    """
+
+    failure = FailureReason.SUPERSEDED
+
+    def __init__(self, message: str, *, by_later_attempt: bool = False) -> None:
+        super().__init__(message)
+        self.by_later_attempt = by_later_attempt
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The attempt of a run that owns a folder: the content of owner.json."""
+
+    run: str
+    """Identity of the run, which all its attempts share."""
+    attempt: str
+    """Name of the attempt, which is random and new at each start of the run."""
+    host: str
+    output: str
+    """Path of the run's output folder on `host`."""
+    start: str = ""
+    """The checkpoint from which the attempt began: its name if it is in the folder, or else its path.
+
+    Later checkpoints that another attempt left in the folder are not part of this attempt's lineage. The field is empty
+    if the attempt began from the model, and in records of releases without this field.
+    """
+    training: str = ""
+    """uid of the training in the cluster. Empty outside of a cluster, and in records of earlier releases."""
+    number: int = 0
+    """Number of the attempt, by the operator's count. 0 outside of a cluster, and in records of earlier releases."""
+    cluster: str = ""
+    """Name of the RayCluster. An attempt that its queue has evicted continues in another one, with the same number."""
+    epoch: int = 0
+    """Number of the epoch, which is higher than those of all earlier owners. 0 in records of earlier releases."""
+
+    def __str__(self) -> str:
+        number = f"attempt {self.number}, " if self.number else ""
+        return f"{self.run} ({number}{self.host}:{self.output})"
+
+    def is_later_than(self, other: Owner) -> bool:
+        """Return whether the operator has started this attempt after `other`, an attempt of the same training."""
+        return self.training == other.training != "" and self.number > other.number
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Return the owner of a folder. None: the folder is new, or of an old release without owners.
+
+    Raises FolderRefused if the record is damaged, and OSError if it cannot be read, which may be temporary.
+    """
+    path = folder / OWNER_FILE
+    try:
+        record = json.loads(path.read_text())
+        return Owner(
+            run=str(record["run"]),
+            attempt=str(record["attempt"]),
+            host=str(record["host"]),
+            output=str(record["output"]),
+            # Earlier releases wrote none of these.
+            start=str(record.get("start", "")),
+            training=str(record.get("training", "")),
+            number=int(record.get("number", 0)),
+            cluster=str(record.get("cluster", "")),
+            epoch=int(record.get("epoch", 0)),
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise FolderRefused(
+            f"{path} does not say whose folder this is ({type(error).__name__}). Delete it if no run writes there "
+            "any more, then continue with --resume auto"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Epoch(FolderWriter):
+    """Writes into a folder for as long as one attempt owns it. Get one from `take`; a copy in another process is the same epoch.
+
+    Every method raises Superseded as soon as another attempt owns the folder, FolderRefused if the owner's record is damaged,
+    and OSError if the disk fails.
+    """
+
+    owner: Owner
+
+    @property
+    def workspace(self) -> Path:
+        """The folder in which the attempt makes what it writes. Other attempts delete it when they take the folder."""
+        return self.folder / f"{WORKSPACE_PREFIX}{self.owner.epoch:06d}-{self.owner.attempt}"
+
+    def check(self) -> None:
+        """Check that the attempt still owns the folder. If somebody deleted the record or the folder, write it again."""
+        current = read_owner(self.folder)
+        if current is None:
+            self._restore()
+        elif current.attempt != self.owner.attempt:
+            raise _superseded(self.folder, current, self.owner)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Context manager: raise Superseded in place of an OSError, if another attempt has deleted the workspace."""
+        try:
+            yield
+        except OSError as error:
+            current = read_owner(self.folder)
+            if current is not None and current.attempt != self.owner.attempt:
+                raise _superseded(self.folder, current, self.owner) from error
+            if isinstance(error, FileNotFoundError) and not self.workspace.exists() and self.folder.exists():
+                raise Superseded(f"{self.folder} is being taken over by another attempt. {_ADVICE}") from error
+            raise
+
+    def place(self, name: str) -> Path:
+        """Return the path in the workspace at which a file or folder `name` is made."""
+        self.check()
+        # Somebody may have deleted it by hand. After another attempt has, `publish` notices that at its check.
+        self.workspace.mkdir(exist_ok=True)
+        return self.workspace / name
+
+    def publish(self, made: Path, path: Path) -> None:
+        self.check()
+        with self.guarded():
+            made.replace(path)
+
+    def delete(self, path: Path) -> None:
+        to_delete = self.place(f"{path.name}.{secrets.token_hex(4)}.deleted")
+        with self.guarded():
+            try:
+                path.rename(to_delete)
+            except FileNotFoundError:
+                if path.exists():  # then the workspace is missing
+                    raise
+                return
+        if to_delete.is_dir():
+            shutil.rmtree(to_delete, ignore_errors=True)
+        else:
+            to_delete.unlink(missing_ok=True)
+
+    def open_appending(self, path: Path) -> FileIO:
+        """Open a file for reading and appending. It is replaced by a copy, to which no earlier attempt appends."""
+        copy = self.place(path.name)
+        with self.guarded():
+            copy.unlink(missing_ok=True)
+            try:
+                if path.exists():
+                    shutil.copyfile(path, copy)
+                # Opened before the rename: after it, a later attempt may have replaced the file again.
+                file = copy.open("a+b", buffering=0)
+            except OSError:
+                copy.unlink(missing_ok=True)
+                raise
+        try:
+            self.publish(copy, path)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def clean(self) -> None:
+        """Delete what is left in the workspaces of earlier epochs. What cannot be deleted stays, which does no harm."""
+        with contextlib.suppress(OSError):
+            for path in _workspaces(self.folder, before=self._order):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def end(self, *, keep_record: bool = True) -> None:
+        """Delete the workspace, and the owner's record unless `keep_record`. Does nothing if another attempt owns the folder."""
+        with contextlib.suppress(OSError, FolderRefused, Superseded):
+            if not keep_record and read_owner(self.folder) == self.owner:
+                self.delete(self.folder / OWNER_FILE)
+        shutil.rmtree(self.workspace, ignore_errors=True)
+
+    @property
+    def _order(self) -> tuple[int, str]:
+        return self.owner.epoch, self.owner.attempt
+
+    def _restore(self) -> None:
+        """Write the deleted record again, unless another attempt has deleted the workspace and ended since."""
+        if self.folder.exists() and not self.workspace.exists():
+            raise Superseded(f"{self.folder} was taken over by another attempt, which has ended. {_ADVICE}")
+        self.workspace.mkdir(parents=True, exist_ok=True)
+        self._write_record()
+
+    def _write_record(self) -> None:
+        made = self.workspace / OWNER_FILE
+        with self.guarded():
+            made.write_text(json.dumps(asdict(self.owner), indent=2) + "\n")
+            sync(made)
+            made.replace(self.folder / OWNER_FILE)
+            sync(self.folder)
+
+
+_ADVICE = "Name another folder in spec.checkpoint.storage.path to continue next to that run"
+
+
+def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
+    """Begin an epoch in which `owner` owns the folder, and return it. Attempts that owned the folder before can write no more.
+
+    owner: without the number of the epoch, which is the next one. seen: the owner that the caller has read; None: there was none.
+
+    Raises Superseded if the owner is another one now, unless the operator has started this attempt after that one, or if an
+    attempt takes the folder at the same time. Raises FolderRefused if the owner's record is damaged, and OSError if the disk fails.
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    epochs = [order[0] for order, _ in _listed(folder)]
+    current = read_owner(folder)
+    number = 1 + max([*epochs, 0 if current is None else current.epoch])
+    epoch = Epoch(folder, replace(owner, epoch=number))
+    epoch.workspace.mkdir(exist_ok=True)  # its name is random: if it exists, an answer of the file server was lost
+    try:
+        _check_newest(epoch, seen)
+        _revoke(epoch)
+        epoch._write_record()
+        # Again: until the record was written, an earlier attempt owned the folder, and may have created its workspace again.
+        _revoke(epoch)
+    except BaseException:
+        shutil.rmtree(epoch.workspace, ignore_errors=True)
+        if is_new:
+            with contextlib.suppress(OSError):  # another attempt has written there meanwhile
+                folder.rmdir()
+        raise
+    return epoch
+
+
+def _check_newest(epoch: Epoch, seen: Owner | None) -> None:
+    """Raise Superseded if another attempt owns the folder since `seen` was read, or takes it and comes after `epoch`."""
+    current, own = read_owner(epoch.folder), epoch.owner
+    if current is not None and current != seen and not own.is_later_than(current):
+        raise _superseded(epoch.folder, current, own)
+    newer = [path.name for order, path in _listed(epoch.folder) if order > epoch._order]
+    if newer or (current is not None and current.epoch >= own.epoch):
+        raise Superseded(f"another attempt takes over {epoch.folder} at the same time. {_ADVICE}")
+
+
+def _superseded(folder: Path, current: Owner, own: Owner) -> Superseded:
+    message = f"{folder} was taken over by {current}. {_ADVICE}"
+    return Superseded(message, by_later_attempt=current.is_later_than(own))
+
+
+def _listed(folder: Path) -> list[tuple[tuple[int, str], Path]]:
+    """Return the workspaces in a folder, each with its order (epoch, attempt), as the file server has them now."""
+    matches = [(_WORKSPACE_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+    return [((int(match[1]), match[2]), path) for match, path in matches if match is not None]
+
+
+def _workspaces(folder: Path, *, before: tuple[int, str]) -> list[Path]:
+    """Return the workspaces of epochs before `before`, and what attempts of releases without epochs have begun to write."""
+    earlier = [path for order, path in _listed(folder) if order < before]
+    return [*earlier, *folder.glob(f"{WORKSPACE_PREFIX}*.revoked"), *folder.glob(".update-*")]
+
+
+def _revoke(epoch: Epoch) -> None:
+    """Delete the workspaces of earlier epochs, so that their attempts can rename nothing from or to them any more.
+
+    Raises Superseded if an earlier attempt writes into its workspace faster than it can be deleted.
+    """
+    deadline = time.monotonic() + REVOKE_SECONDS
+    for path in _workspaces(epoch.folder, before=epoch._order):
+        to_delete = path
+        if not path.name.endswith(".revoked"):
+            to_delete = path.with_name(f"{path.name}.{secrets.token_hex(4)}.revoked")
+            # Renamed first: from now on no process of this machine finds it. Those of others may have cached where it is.
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(to_delete)
+        while not _deleted(to_delete):
+            if time.monotonic() >= deadline:
+                raise Superseded(f"an earlier attempt still writes into {to_delete}. Delete its pods, then start again")
+            time.sleep(_REVOKE_PAUSE_SECONDS)
+
+
+def _deleted(path: Path) -> bool:
+    """Delete a folder. Returns whether it is gone, or contains only files that processes of this machine have open."""
+    shutil.rmtree(path, ignore_errors=True)
+    files = [left for left in path.rglob("*") if not left.is_dir()]
+    return not path.exists() or (bool(files) and all(file.name.startswith(_OPEN_DELETED_PREFIX) for file in files))
