@@ -67,12 +67,12 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     cache = ObjectCache(settings.namespaces, workers.add, metrics.restarted, enqueue_all)
     metrics.queued.set_function(lambda: len(workers))
     metrics.count(trainings.states)
-    reconciler = Reconciler(settings, client, cache, trainings, workers.progressed)
 
     def obstacles() -> list[Problem]:
         return [*cache.incomplete(), *([] if trainings.problem is None else [trainings.problem])]
 
     async def lead() -> None:
+        reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
         await cache.settled()
         enqueue_all()
         await workers.run(reconciler, settings.workers)

@@ -13,6 +13,7 @@ from qwen35_operator.kube.queue import WorkQueue
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
+from qwen35_operator.reconcile.writer import NotLeading
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,10 @@ class ReconcileWorkers:
         except ApiError as error:
             result = "unavailable"
             logger.warning("%s/%s: %s; again in %g s", *key, error, self._queue.add_failed(key))
+        except NotLeading:
+            result = "not leading"
+            logger.warning("%s/%s: not written, because this process may not lead any more", *key)
+            self._queue.add_failed(key)  # in case that it does: the Lease may be renewed after a pause
         except Exception:
             result = "failed"
             logger.exception("%s/%s: this is a bug; again in %g s", *key, self._queue.add_failed(key))

@@ -24,6 +24,7 @@ from tests.testbed.processes import answers, free_ports
 USER = "qwen35-operator"
 RBAC = "rbac.authorization.k8s.io"
 RULES = Path(__file__).parents[2] / "helm" / "qwen35-operator" / "files" / "rules.yaml"
+CLUSTER_RULES = RULES.with_name("cluster-rules.yaml")
 LEASE_RULES = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
 LEASE_NAMESPACE = "default"
 
@@ -144,9 +145,10 @@ def running(plane: ControlPlane, kubeconfig: Path, *options: str, name: str = US
         operator.stop()
 
 
-def rules(*, without: str | None = None) -> list[dict[str, Any]]:
-    """The rules of the operator's ClusterRole, but for one resource."""
-    return [rule for rule in yaml.safe_load(RULES.read_text()) if without not in rule["resources"]]
+def rules(*, without: str | None = None, cluster: bool = True) -> list[dict[str, Any]]:
+    """The rules of the operator's ClusterRole, but for one resource. cluster: otherwise those of its Role in a namespace."""
+    files = [RULES, CLUSTER_RULES] if cluster else [RULES]
+    return [rule for file in files for rule in yaml.safe_load(file.read_text()) if without not in rule["resources"]]
 
 
 def user(plane: ControlPlane, granted: Sequence[dict[str, Any]], namespaces: Sequence[str] = ()) -> Path:

@@ -5,6 +5,7 @@ import pytest
 from tests.controlplane import operator_process
 from tests.controlplane.live_training import LiveTraining
 from tests.virtual.operators import VirtualOperator
+from tests.virtual.plane import VirtualPlane
 
 pytestmark = pytest.mark.worlds("memory", only=True)
 
@@ -37,7 +38,7 @@ FOREIGN = {"metadata": {"name": "demo-1"}, "spec": {"entrypoint": "", "clusterSe
 
 
 def test_every_right_is_used_and_none_is_missing(live_training: LiveTraining, operator: VirtualOperator):
-    """A training's whole life, with a name that is taken, a changed spec, and labels that somebody changes."""
+    """A training's whole life, with a name that is taken, a changed spec, nodes that do not answer, and labels that somebody changes."""
     live_training.plane.api.post(live_training.path("rayjobs", None), FOREIGN)
     live_training.apply(cleanupSecondsAfterFinished=5, checkpoint={"graceSeconds": 5})
     live_training.until_condition("Accepted", "False", "NameTaken")
@@ -47,9 +48,13 @@ def test_every_right_is_used_and_none_is_missing(live_training: LiveTraining, op
     live_training.until_condition("Ready", "True", "Running")
     live_training.scale(4)
     live_training.until_pods("rollout", 4)
-    live_training.edit(suspend=True)
-    live_training.until_state("Suspended")
-    live_training.edit(suspend=False, train={"updates": 7})
+    plane = live_training.plane
+    assert isinstance(plane, VirtualPlane)
+    with plane.kubelets_away():
+        live_training.edit(suspend=True)
+        live_training.until_state("Suspended")
+        live_training.edit(suspend=False, train={"updates": 7})
+        live_training.until_condition("Reconciling", "True", "PodsNotEnded")
     live_training.until_pods("rollout", 4)
     for child in (*OWNED, "networkpolicies/demo"):
         plural, name = child.split("/")

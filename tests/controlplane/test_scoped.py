@@ -21,7 +21,7 @@ def scoped(control_plane: ControlPlane) -> Iterator[OperatorProcess]:
     for name in (*NAMESPACES, OTHER):
         if not control_plane.api.exists(f"/api/v1/namespaces/{name}"):
             control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
-    kubeconfig = operator_process.user(control_plane, operator_process.rules(), NAMESPACES)
+    kubeconfig = operator_process.user(control_plane, operator_process.rules(cluster=False), NAMESPACES)
     options = [*(f"--namespace={name}" for name in NAMESPACES), "--log-format=json"]
     with operator_process.running(control_plane, kubeconfig, *options, name="scoped-operator") as running:
         yield running

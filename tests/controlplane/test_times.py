@@ -1,11 +1,12 @@
 """Back-offs, grace periods, deadlines and hand-overs of minutes: exact, because the time is virtual."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from qwen35_operator.kube.lease import LEASE_SECONDS, RENEW_SECONDS
-from qwen35_operator.reconcile.start import LOST_POD_SECONDS
+from qwen35_operator.reconcile.leftovers import POLL_SECONDS
 from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.story_place import StoryPlace
 from tests.virtual.line import VirtualLine
@@ -116,18 +117,68 @@ def test_a_stall_is_twenty_times_an_update_and_not_nineteen_times(live_training:
     assert live_training.first["reason"] == "Stalled"
 
 
-def test_a_pod_on_a_lost_node_holds_up_the_next_attempt_for_two_minutes(
-    live_training: LiveTraining, plane: VirtualPlane
+def lose_pods(live_training: LiveTraining, plane: VirtualPlane) -> float:
+    """Delete the RayJob while the kubelets are away. Returns when its pods are being deleted, on `plane.monotonic`."""
+    plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))
+    live_training.until(lambda: not live_training.pods("train"), "its pods are being deleted")
+    return plane.monotonic()
+
+
+def nodes_of_train_pods(live_training: LiveTraining, plane: VirtualPlane) -> set[str]:
+    pods = plane.api.get(live_training.path("pods", None))["items"]
+    return {
+        pod["spec"]["nodeName"]
+        for pod in pods
+        if pod["metadata"]["labels"].get("rl.qwen35.io/pool") in ("train", "head")
+    }
+
+
+def taint(plane: VirtualPlane, node: str) -> None:
+    path = f"/api/v1/nodes/{node}"
+    body = plane.api.get(path)
+    body["spec"]["taints"] = [
+        {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+    ]
+    plane.api.request("PUT", path, body)
+
+
+PROOFS: dict[str, Callable[[LiveTraining, VirtualPlane], None]] = {
+    "their nodes are deleted": lambda live, plane: [
+        plane.api.request("DELETE", f"/api/v1/nodes/{node}") for node in nodes_of_train_pods(live, plane)
+    ],
+    "their nodes are out of service": lambda live, plane: [
+        taint(plane, node) for node in nodes_of_train_pods(live, plane)
+    ],
+    "the user says so": lambda live, plane: live.patch(
+        live.path("qwen35trainings", "demo"), {"metadata": {"annotations": {"rl.qwen35.io/force-start": "2"}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("proof", PROOFS)
+def test_pods_on_nodes_that_do_not_answer_hold_up_the_next_attempt_until_there_is_a_proof(
+    live_training: LiveTraining, operator: VirtualOperator, plane: VirtualPlane, proof: str
 ):
     begin(live_training)
     with plane.kubelets_away():
-        plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))
-        live_training.until(lambda: not live_training.pods("train"), "its pods are being deleted")
-        requested = plane.monotonic()
-        plane.wait_until(requested + LOST_POD_SECONDS - SLACK)
+        lost = lose_pods(live_training, plane)
+        plane.wait_until(lost + LONG)
         assert live_training.job(2) is None
-        plane.wait_until(requested + LOST_POD_SECONDS + SLACK)
+        assert live_training.condition("Reconciling") == ("True", "PodsNotEnded")
+        assert live_training.condition("Degraded") == ("True", "PodsNotEnded")
+        assert "force-start=2" in live_training.whole_condition("Degraded")["message"]
+        PROOFS[proof](live_training, plane)
+        plane.wait(POLL_SECONDS + SLACK)
         assert live_training.job(2) is not None
+    assert operator.refused_requests() == {}
+
+
+def test_pods_that_end_at_last_hold_up_nothing_any_more(live_training: LiveTraining, plane: VirtualPlane):
+    begin(live_training)
+    with plane.kubelets_away():
+        plane.wait_until(lose_pods(live_training, plane) + LONG)
+        assert live_training.job(2) is None
+    live_training.until_job(2)
 
 
 def test_six_preemptions_keep_the_attempt_and_cost_no_restart(live_training: LiveTraining, plane: VirtualPlane):

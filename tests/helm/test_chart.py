@@ -46,9 +46,11 @@ def test_everything_is_named_after_the_release_and_labelled_alike(render: Render
 
 
 def test_without_namespaces_there_is_one_cluster_role_and_with_them_a_role_in_each(render: Render):
-    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    rules, cluster_rules = (
+        yaml.safe_load((CHART / "files" / name).read_text()) for name in ("rules.yaml", "cluster-rules.yaml")
+    )
     everywhere = render("rbac.aggregate=false")
-    assert [role["rules"] for role in of(everywhere, "ClusterRole")] == [rules]
+    assert [role["rules"] for role in of(everywhere, "ClusterRole")] == [[*rules, *cluster_rules]]
     assert len(of(everywhere, "ClusterRoleBinding")) == 1
     named = render('watchNamespaces=["a","b"]', "rbac.aggregate=false")
     assert of(named, "ClusterRole") == of(named, "ClusterRoleBinding") == []

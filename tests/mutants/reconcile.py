@@ -51,10 +51,17 @@ RECONCILE = (
     ),
     mutant(
         name="The next attempt starts while a pod of the earlier one runs that nobody has deleted yet.",
-        file="operator/qwen35_operator/reconcile/start.py",
-        old="and (pod.deleting is None or (now - pod.deleting).total_seconds() < LOST_POD_SECONDS)",
-        new="and pod.deleting is not None and (now - pod.deleting).total_seconds() < LOST_POD_SECONDS",
+        file="operator/qwen35_operator/reconcile/leftovers.py",
+        old="return _writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS",
+        new="return 0 <= _deleted_for(pod, now) and (_writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS)",
         killer="tests/operator/reconcile/test_start.py::test_a_pod_that_nobody_deletes_holds_up_the_next_attempt",
+    ),
+    mutant(
+        name="The next attempt starts on a timer, while a train pod of the earlier one may still run and write.",
+        file="operator/qwen35_operator/reconcile/leftovers.py",
+        old="return _writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS",
+        new="return _deleted_for(pod, now) < LOST_POD_SECONDS",
+        killer="tests/operator/reconcile/test_start.py::test_a_pod_that_may_write_holds_up_the_next_attempt_until_there_is_a_proof_of_its_end",
     ),
     mutant(
         name="The deadline counts the present attempt only.",

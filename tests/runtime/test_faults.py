@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from qwen35_trainer.epoch import Owner, read_owner, take
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
@@ -337,6 +338,26 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
     assert (first.lag_histogram, second.response_tokens_mean) == ({0: 3000}, 1500.0)
     assert second.lag_histogram.keys() == {0, 1}
     assert sum(second.lag_histogram.values()) == 3000
+
+
+@pytest.mark.parametrize("taken", ["", "checkpoints"], ids=["the output folder", "the checkpoints"])
+def test_a_run_whose_folder_another_attempt_takes_ends_with_a_code_of_its_own_and_leaves_the_folder(
+    local, write, tmp_path, taken
+):
+    running = local.start("run", write(tmp_path, {"train.updates": 5000, "checkpoint": {"everyUpdates": 1}}))
+    running.wait_until(lambda: any((running.folder / "checkpoints").glob("update-*")), "checkpoint")
+    folder = running.folder / taken
+    other = take(folder, Owner("another", "other", "node-2", "elsewhere"), read_owner(folder))
+    (folder / "journal").write_text("of the other attempt")
+    before = sorted(path.name for path in folder.iterdir())
+    ended = running.end()
+    assert ended.code == 4, ended.err
+    assert "was taken over by another (node-2:elsewhere)" in ended.err
+    assert ended.of(FinishRecord) == []
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert (folder / "journal").read_text() == "of the other attempt"
+    assert not (ended.folder / "summary.json").exists()
+    other.check()
 
 
 @pytest.fixture(scope="module")

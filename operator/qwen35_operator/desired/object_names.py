@@ -26,6 +26,8 @@ UPDATE = f"{DOMAIN}/update"
 Ray. Annotation of a RayJob: the value when these were chosen."""
 IMAGE = f"{DOMAIN}/image"
 """Annotation of a RayJob: the trainer image as the spec or the operator's settings name it. The pods may name its digest."""
+FORCE_START = f"{DOMAIN}/force-start"
+"""Annotation of a training: the number of the attempt that starts although pods of earlier ones may still run."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
 """Annotation of a RayJob: the result of `spec_hash.spec_hash` for the spec with which the attempt was started."""
 

@@ -19,6 +19,7 @@ from qwen35_trainer.contract.shared_names import (
     POD_VARIABLE,
     POOL_VARIABLE,
     TRAINING_VARIABLE,
+    UID_VARIABLE,
 )
 
 CONTAINER: Final = "ray"
@@ -97,6 +98,7 @@ def _environment(
         TRAINING_VARIABLE: training.name,
         NAMESPACE_VARIABLE: training.namespace,
         ATTEMPT_VARIABLE: str(attempt),
+        UID_VARIABLE: training.uid,
         POOL_VARIABLE: pool,
         # Send no usage statistics.
         "RAY_USAGE_STATS_ENABLED": "0",

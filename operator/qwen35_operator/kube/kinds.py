@@ -61,6 +61,8 @@ ROLE: Final = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDING: Final = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 NETWORK_POLICY: Final = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
 EVENT: Final = ObjectKind("Event", "", "v1", "events")
+NODE: Final = ObjectKind("Node", "", "v1", "nodes")
+"""Nodes are read one at a time, when a pod on one may hold up the next attempt."""
 LEASE: Final = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 
 WRITTEN: Final = {

@@ -86,9 +86,19 @@ class Election:
     clock: Callable[[], float]
     leading: bool = False
     """Whether `lead` runs."""
+    _renewed: float = 0.0  # time of `clock` of the last successful renewal
     _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
     _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
+
+    def may_write(self) -> bool:
+        """Return whether this process leads, and its Lease is fresh. It must be asked right before every write.
+
+        `leading` alone is not enough: a process that stood still, with its machine or by a signal, may run a reconcile before it
+        notices that its Lease is over. A write that begins within GIVE_UP_SECONDS of the last renewal has the remaining time to
+        reach the API server before another process leads.
+        """
+        return self.leading and self.clock() - self._renewed < GIVE_UP_SECONDS
 
     async def run(self) -> None:
         """Take part in the election until cancelled, then release the Lease.
@@ -106,7 +116,7 @@ class Election:
         If `lead` takes too long to end, the Lease is not released. renewed: time of the request that acquired the
         Lease. Raises the exception with which `lead` ends, if any.
         """
-        self._holds = True
+        self._holds, self._renewed = True, renewed
         work = asyncio.ensure_future(self._work())
         try:
             await self._renew(work, renewed)
@@ -144,6 +154,7 @@ class Election:
             await asyncio.wait({work}, timeout=min(pause, remaining))
             requested = await self._acquire(renewed + GIVE_UP_SECONDS - self.clock())
             renewed, pause = (renewed, RETRY_SECONDS) if requested is None else (requested, RENEW_SECONDS)
+            self._renewed = renewed
 
     async def _acquire(self, timeout_seconds: float = REQUEST_SECONDS) -> float | None:
         """Acquire or renew the Lease. Returns the time of the request, or None if this did not succeed.

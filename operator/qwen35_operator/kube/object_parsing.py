@@ -189,6 +189,9 @@ def _pod(raw: KubeObject) -> Pod:
         exit_code=code,
         message=message[:MAX_MESSAGE_CHARACTERS],
         image_id=_image_id(status),
+        node=sys.intern(raw.get("spec", {}).get("nodeName") or ""),
+        ended=_ended(status),
+        in_cluster=_is_in_cluster(metadata),
     )
 
 
@@ -196,6 +199,19 @@ def _image_id(status: Mapping[str, Any]) -> str:
     containers = status.get("containerStatuses", ())
     ids = (str(each.get("imageID") or "") for each in containers if each.get("name") == RAY_CONTAINER)
     return sys.intern(next(ids, ""))
+
+
+def _ended(status: Mapping[str, Any]) -> bool:
+    """Return whether all containers of a pod have ended for good, as its kubelet reports."""
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return True
+    states = [container.get("state") or {} for container in status.get("containerStatuses", ())]
+    return bool(states) and all("terminated" in state for state in states)
+
+
+def _is_in_cluster(metadata: Mapping[str, Any]) -> bool:
+    owners = metadata.get("ownerReferences", ())
+    return any(owner.get("controller") and owner.get("kind") == RAY_CLUSTER.name for owner in owners)
 
 
 def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:

@@ -71,6 +71,7 @@ class BuiltInRule:
 
 BUILT_IN: Final = (
     BuiltInRule("preempted", "RestartAndIgnoreMaxRestarts", PREEMPTIONS),
+    BuiltInRule("superseded", "RestartAndIgnoreMaxRestarts", (FailureReason.SUPERSEDED,)),
     BuiltInRule("not-retryable", "Fail", NOT_RETRYABLE),
     BuiltInRule("invalid-job", "Fail", ("ValidationFailed",)),
     BuiltInRule("out-of-memory-at-start", "Fail", OUT_OF_MEMORY, ("head", "train"), before_training=True),

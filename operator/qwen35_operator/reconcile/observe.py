@@ -4,26 +4,27 @@ The input is the training's body, the cached records of its child objects, and t
 API server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired.object_names import RETRY, UPDATE
+from qwen35_operator.desired.object_names import FORCE_START, RETRY, UPDATE
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.queueing import copied_to_job
-from qwen35_operator.kube.api_errors import NotFound
+from qwen35_operator.kube.api_errors import Forbidden, NotFound
 from qwen35_operator.kube.client import Client
-from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB
+from qwen35_operator.kube.kinds import CONFIG_MAP, NODE, POD, RAY_CLUSTER, RAY_JOB
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
+from qwen35_operator.reconcile import leftovers
 from qwen35_operator.reconcile.drift import drifted
-from qwen35_operator.reconcile.observed import ChildKey, Observed, ReadReport
+from qwen35_operator.reconcile.observed import ChildKey, NodeState, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
 from qwen35_trainer.contract.shared_names import control_name, progress_name
@@ -31,6 +32,8 @@ from qwen35_trainer.manifest import Problem, parse_spec
 
 FINAL_RAY_STATUSES = ("SUCCEEDED", "FAILED", "STOPPED")
 """Values of status.jobStatus that a Ray job never leaves."""
+OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
+"""Taint by which an administrator confirms that a node does not run: Kubernetes then gives up its pods and volumes."""
 CACHED_TRAININGS = 2048
 MAX_REQUEST_CHARACTERS = 253
 """Maximum length of the values of RETRY and UPDATE that is read: what the status may contain."""
@@ -91,10 +94,12 @@ def _left_out(raw: KubeObject) -> Problem:
     )
 
 
-async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, client: Client) -> Observed:
+async def observe(
+    raw: KubeObject, cache: ObjectCache, parser: TrainingParser, client: Client, *, reads_nodes: bool = True
+) -> Observed:
     """Collect everything that a decision about this training depends on.
 
-    Raises ApiError if a request to the API server fails.
+    reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. Raises ApiError if a request to the API server fails.
     """
     metadata = raw["metadata"]
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]
@@ -105,6 +110,9 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
     changed, repair_after = drifted(children.values(), client.now())
     progress = await _final_report(children.get(("ConfigMap", progress_name(name))), jobs, client)
     control = children.get(("ConfigMap", control_name(name)))
+    # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
+    status = TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore")
+    pods = _pods(cache, key, created)
     return Observed(
         training=training,
         name=name,
@@ -114,10 +122,10 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
         version=metadata["resourceVersion"],
         created=created,
         deleting="deletionTimestamp" in metadata,
-        # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
-        status=TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore"),
+        status=status,
         retry=metadata.get("annotations", {}).get(RETRY, "")[:MAX_REQUEST_CHARACTERS],
         update_request=metadata.get("annotations", {}).get(UPDATE, "")[:MAX_REQUEST_CHARACTERS],
+        force_start=metadata.get("annotations", {}).get(FORCE_START, "")[:MAX_REQUEST_CHARACTERS],
         problems=problems,
         unavailable=cache.problems(namespace),
         children=children,
@@ -125,7 +133,8 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
         repair_after=repair_after,
         jobs=tuple(jobs),
         clusters=_clusters(cache, key, {job.uid for job in jobs}),
-        pods=_pods(cache, key, created),
+        pods=pods,
+        nodes=await _nodes(leftovers.nodes_to_read(status, pods, client.now()), client if reads_nodes else None),
         report=read_report(progress) if isinstance(progress, MessageConfigMap) else None,
         control=read_control(control) if isinstance(control, MessageConfigMap) else None,
     )
@@ -176,10 +185,27 @@ def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[Ray
 def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod, ...]:
     """Return the training's pods. created: when the training was created.
 
-    A pod of an earlier training of the same name gets attempt number 0: it belongs to no attempt.
+    A pod of an earlier training of the same name gets attempt number 0: it belongs to no attempt. A pod that no RayCluster
+    controls is left out: somebody has copied the labels, for example to debug.
     """
-    pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod)]
+    pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod) and pod.in_cluster]
     return tuple(pod if pod.created >= created else replace(pod, attempt=0) for pod in pods)
+
+
+async def _nodes(names: Sequence[str], client: Client | None) -> dict[str, NodeState]:
+    """Return the states of the nodes with these names. client: None if the operator may not read nodes."""
+    return {name: "Unreadable" if client is None else await _node(name, client) for name in names}
+
+
+async def _node(name: str, client: Client) -> NodeState:
+    try:
+        raw = await client.get(NODE.path(None, name))
+    except NotFound:
+        return "Gone"
+    except Forbidden:
+        return "Unreadable"
+    taints = raw.get("spec", {}).get("taints") or ()
+    return "OutOfService" if any(taint.get("key") == OUT_OF_SERVICE_TAINT for taint in taints) else "Exists"
 
 
 async def _final_report(progress: Child | None, jobs: list[RayJob], client: Client) -> Child | None:

@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
 from qwen35_operator.kube.object_records import Child, Pod, RayCluster, RayJob
 from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.manifest import Problem
+
+type NodeState = Literal["Exists", "Gone", "OutOfService", "Unreadable"]
+"""What the operator knows about a Kubernetes node. OutOfService: somebody has confirmed with the taint
+node.kubernetes.io/out-of-service that nothing runs there. Unreadable: the operator may not read nodes."""
 
 type ChildKey = tuple[str, str]
 """Kind and name of a child, such as ("ConfigMap", "demo-progress")."""
@@ -60,6 +65,10 @@ class Observed:
     jobs: tuple[RayJob, ...] = ()
     clusters: tuple[RayCluster, ...] = ()
     pods: tuple[Pod, ...] = ()
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    """State of the nodes of pods whose end has not been confirmed for long, by name. Other nodes are left out."""
+    force_start: str = ""
+    """Value of the training's annotation FORCE_START; empty if it has none."""
     report: ReadReport | None = None
     """The parsed ConfigMap `-progress`; None while it is absent or empty."""
     control: Control | None = None

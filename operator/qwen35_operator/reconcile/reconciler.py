@@ -45,24 +45,26 @@ class Reconciler:
         cache: ObjectCache,
         trainings: Trainings,
         progressed: Callable[[TrainingKey], None] = lambda key: None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._settings = settings
         self._client = client
         self._cache = cache
         self._trainings = trainings
-        self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed)
+        self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed, may_write)
         self._parser = TrainingParser()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
 
-        Raises Refusal if the API server refused a write, Conflict if an object has changed since it was observed, and
-        another ApiError if a request failed.
+        Raises Refusal if the API server refused a write, Conflict if an object has changed since it was observed,
+        another ApiError if a request failed, and NotLeading if another process may lead by now.
         """
         raw = self._trainings.get(key)
         if raw is None:
             return None
-        observed = await observe(raw, self._cache, self._parser, self._client)
+        everywhere = not self._settings.namespaces
+        observed = await observe(raw, self._cache, self._parser, self._client, reads_nodes=everywhere)
         now: datetime = self._client.now()
         decision = decide(observed, self._settings, now)
         if any(isinstance(write, Create) for write in decision.writes) and not await self._exists(observed):
@@ -104,6 +106,7 @@ class Reconciler:
             return
         patch = {"metadata": {"resourceVersion": observed.version}, "status": changes}
         path = TRAINING.path(observed.namespace, observed.name, "status")
+        self._writer.check_leading()
         try:
             body = await self._client.patch(path, patch, MERGE_PATCH)
         except NotFound:

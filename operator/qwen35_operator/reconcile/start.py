@@ -1,25 +1,20 @@
-"""Starts the next attempt when the clusters and pods of earlier attempts are gone and the backoff is over."""
-
-from datetime import datetime
+"""Starts the next attempt when nothing of earlier attempts may still run, and the backoff is over."""
 
 from qwen35_operator.api.v1alpha1 import Attempt, State
 from qwen35_operator.desired import object_names, ray_job
-from qwen35_operator.reconcile import attempts, child_writes, elasticity, failure_rules, releases
+from qwen35_operator.reconcile import attempts, child_writes, elasticity, failure_rules, leftovers, releases
 from qwen35_operator.reconcile.decision import Verdict
-from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.leftovers import Leftovers
 from qwen35_operator.reconcile.situation import Situation
 from qwen35_operator.reconcile.writes import Create, PostEvent
+from qwen35_operator.status.conditions import yes
 from qwen35_operator.status.times import rfc3339, seconds_since
-
-LOST_POD_SECONDS = 120.0
-"""Maximum time for which a pod delays the next attempt after its deletion was requested. A pod that exists for longer
-is probably on a lost Kubernetes node, and nothing will confirm that it has ended."""
 
 
 def decide(situation: Situation) -> Verdict:
     """Return the verdict that starts the next attempt, or that waits until this is possible.
 
-    An attempt can start when the backoff is over and the clusters and pods of earlier attempts are gone.
+    An attempt can start when the backoff is over and nothing of earlier attempts holds it up (leftovers.py).
     """
     training, now = situation.training, situation.now
     last = attempts.last_attempt(situation.status.attempts)
@@ -27,10 +22,9 @@ def decide(situation: Situation) -> Verdict:
     if last is not None and (wait := _backoff(situation, last)) > 0:
         message = f"attempt {last.number} failed: {last.reason}: {last.message}"
         return Verdict("Restarting", "Backoff", message, after=wait)
-    if remaining := leftovers(situation.observed, now):
-        message = f"earlier pods are still there: {', '.join(remaining[:5])}"
-        return Verdict(state, "Cleaning", message, after=LOST_POD_SECONDS)
     number = attempts.next_number(situation.observed)
+    if remaining := leftovers.leftovers(situation.observed, number, now):
+        return _wait_for(situation, remaining, number, state)
     nodes = elasticity.target(training, situation.status)
     control = child_writes.control_message(training, number, nodes)
     job = ray_job.build(
@@ -49,25 +43,34 @@ def decide(situation: Situation) -> Verdict:
         (
             *child_writes.ensure(situation.observed, training, situation.settings, control),
             Create(job),
+            *_forced(situation, number),
             PostEvent("Normal", "AttemptStarted", f"attempt {number}: RayJob {attempt.job}"),
         ),
         {"attempts": (*situation.status.attempts, attempt)[-attempts.MAX_ATTEMPTS :]},
     )
 
 
-def leftovers(observed: Observed, now: datetime) -> list[str]:
-    """Return the names of the clusters and pods of earlier attempts that must be gone before a new attempt starts.
+def _wait_for(situation: Situation, remaining: Leftovers, number: int, state: State) -> Verdict:
+    """Return the verdict that waits until nothing of earlier attempts may run. number: of the attempt that waits."""
+    if not remaining.lost:
+        return Verdict(state, "Cleaning", f"earlier pods are still there: {remaining}", after=leftovers.POLL_SECONDS)
+    message = leftovers.explanation(situation.observed, remaining.lost, number)
+    return Verdict(
+        state,
+        "PodsNotEnded",
+        message,
+        (PostEvent("Warning", "PodsNotEnded", message),),
+        after=leftovers.POLL_SECONDS,
+        degraded=yes("PodsNotEnded", message),
+    )
 
-    Otherwise two trainers could write to the same checkpoint folder.
-    """
-    clusters = [f"RayCluster {cluster.name}" for cluster in observed.clusters]
-    pods = [
-        f"pod {pod.name}"
-        for pod in observed.pods
-        if pod.phase not in ("Succeeded", "Failed")
-        and (pod.deleting is None or (now - pod.deleting).total_seconds() < LOST_POD_SECONDS)
-    ]
-    return clusters + pods
+
+def _forced(situation: Situation, number: int) -> tuple[PostEvent, ...]:
+    """Return the event of an attempt that starts because of the user's word; none if it starts without it."""
+    if not leftovers.is_forced(situation.observed, number):
+        return ()
+    message = f"attempt {number} does not wait for pods of earlier attempts: annotation {object_names.FORCE_START}"
+    return (PostEvent("Warning", "ForceStarted", message),)
 
 
 def _backoff(situation: Situation, last: Attempt) -> float:

@@ -48,6 +48,10 @@ APPLY_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
 """With `force`, a field that another manager has changed returns to the operator's value: nobody else owns these fields."""
 
 
+class NotLeading(Exception):
+    """Raised instead of a write, because another process may lead by now. The write is left to that process."""
+
+
 class ClusterWriter:
     """Carries out writes to the cluster, and stores the API server's answers in the cache."""
 
@@ -57,30 +61,38 @@ class ClusterWriter:
         cache: ObjectCache,
         component: str,
         progressed: Callable[[TrainingKey], None] = lambda key: None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         """Create a writer.
 
         component: the source that events name. progressed: called with the training after each successful write, to
-        reset the training's backoff.
+        reset the training's backoff. may_write: returns whether this process leads; asked right before each write.
         """
         self._client = client
         self._cache = cache
         self._component = component
         self._progressed = progressed
+        self._may_write = may_write
         self._posted: dict[tuple[str, str, str], datetime] = {}
 
     async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> RefusedWrite | None:
         """Carry out all writes, or stop at the first refused one and return it. Returns None if no write was refused.
 
-        Raises Conflict if an object has changed since it was observed, and another ApiError if a request fails
-        otherwise.
+        Raises Conflict if an object has changed since it was observed, another ApiError if a request fails
+        otherwise, and NotLeading if this process does not lead any more.
         """
         for write in writes:
+            self.check_leading()
             if (refused := await self._write(observed, write)) is not None:
                 return refused
             if not isinstance(write, PostEvent):
                 self._progressed((observed.namespace, observed.name))
         return None
+
+    def check_leading(self) -> None:
+        """Raise NotLeading unless this process leads. Call this right before a write."""
+        if not self._may_write():
+            raise NotLeading
 
     async def _write(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
         match write:

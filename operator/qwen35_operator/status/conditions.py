@@ -66,6 +66,7 @@ REASONS: Final[Mapping[str, str]] = {
     "Backoff": "An attempt failed; the operator waits before it starts the next one.",
     "Retried": "A changed annotation rl.qwen35.io/retry has the failed training tried again.",
     "Cleaning": "Pods of an earlier attempt still exist.",
+    "PodsNotEnded": "Head or train pods of an earlier attempt may still run, on nodes that do not answer; the message names them, and what to do.",
     "Stopping": "The trainer was asked to save and stop.",
     "Suspended": "The training is suspended, because spec.suspend is true.",
     "Succeeded": "The trainer has reported success.",

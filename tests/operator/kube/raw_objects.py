@@ -26,7 +26,13 @@ def pod(
     name: str = "demo-1-rollout-a", *, pool: str = "rollout", lane: str = "", status: Any = None, **metadata_fields
 ) -> dict:
     labels = {object_names.ATTEMPT: "1", object_names.POOL: pool} | ({object_names.LANE: lane} if lane else {})
-    return {"metadata": metadata(name, labels=labels, **metadata_fields), "status": status or {}}
+    owner = {"kind": "RayCluster", "name": "demo-1-x", "uid": "cluster", "controller": True}
+    metadata_fields = {"ownerReferences": [owner], **metadata_fields}
+    return {
+        "metadata": metadata(name, labels=labels, **metadata_fields),
+        "spec": {"nodeName": "node-1"},
+        "status": status or {},
+    }
 
 
 def config_map(name: str = "demo-progress", data: Any = None, **metadata_fields) -> dict:

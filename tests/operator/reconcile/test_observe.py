@@ -1,12 +1,12 @@
 """Which objects count as the training's, and when the API server is read directly."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from qwen35_operator.kube.api_errors import Unavailable
-from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ROLE, ObjectKind
+from qwen35_operator.kube.api_errors import Forbidden, Unavailable
+from qwen35_operator.kube.kinds import CONFIG_MAP, NODE, POD, RAY_CLUSTER, RAY_JOB, ROLE, ObjectKind
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record, training_of
 from qwen35_operator.reconcile.child_writes import config_map
@@ -274,3 +274,47 @@ async def test_what_is_costly_to_make_of_a_training_is_made_once(setup) -> None:
     metadata = {**TRAINING["metadata"], "generation": 4}
     changed = (await setup.observe(metadata=metadata, spec={**SPEC, "seed": 5})).training
     assert "seed: 5" in config_map(changed)["data"]["training.yaml"]
+
+
+async def test_a_pod_with_copied_labels_is_not_one_of_the_trainings_pods(setup) -> None:
+    """A pod to debug, made with `kubectl run --labels`, would hold up the next attempt for ever."""
+    setup.put(POD, raw_objects.pod("debug", pool="train", ownerReferences=[]), raw_objects.pod("real", pool="train"))
+    assert [pod.name for pod in (await setup.observe()).pods] == ["real"]
+
+
+LOST = {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0}
+
+
+@pytest.mark.parametrize(
+    ("node", "state"),
+    [
+        (None, "Gone"),
+        ({}, "Exists"),
+        ({"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}, "Exists"),
+        ({"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}, "OutOfService"),
+    ],
+)
+async def test_the_node_of_a_pod_whose_end_nobody_confirms_is_read(setup, node, state) -> None:
+    setup.put(POD, raw_objects.pod("lost", pool="train", **LOST))
+    setup.api.time += timedelta(seconds=60)
+    if node is not None:
+        setup.api.place(NODE.path(None, "node-1"), {"metadata": {"name": "node-1"}, "spec": node})
+    assert (await setup.observe()).nodes == {"node-1": state}
+    running = {"attempts": [{"number": 1, "job": "demo-1", "outcome": "Running"}]}
+    assert (await setup.observe(status=running)).nodes == {}, "nothing waits for it"
+
+
+async def test_a_node_that_may_not_be_read_is_no_proof(setup) -> None:
+    setup.put(POD, raw_objects.pod("lost", pool="train", **LOST))
+    setup.api.time += timedelta(seconds=60)
+    setup.api.refuse("GET", "nodes", Forbidden(403, "may not"))
+    assert (await setup.observe()).nodes == {"node-1": "Unreadable"}
+    requests = len(setup.api.requests)
+    seen = await observe(TRAINING, setup.cluster, setup.parser, setup.api, reads_nodes=False)
+    assert (seen.nodes, len(setup.api.requests)) == ({"node-1": "Unreadable"}, requests)
+
+
+async def test_the_nodes_of_rollout_pods_and_of_pods_that_end_in_time_are_not_read(setup) -> None:
+    setup.put(POD, raw_objects.pod("rollout", **LOST), raw_objects.pod("train", pool="train"))
+    setup.api.time += timedelta(seconds=60)
+    assert (await setup.observe()).nodes == {}

@@ -41,9 +41,17 @@ def test_a_cluster_without_pods_holds_up_the_next_attempt(failed):
     assert sorted(failed.jobs) == ["demo-1", "demo-2"]
 
 
-def test_a_pod_whose_end_nobody_confirms_holds_up_the_next_attempt_for_two_minutes(failed):
-    failed.clusters.clear()
-    failed.pods = {name: replace(pod, deleting=failed.now) for name, pod in failed.pods.items()}
+def hang(world: World, *pools: str) -> list[str]:
+    """KubeRay deletes the cluster, and nobody confirms the end of the pods of these pools. Returns their nodes."""
+    world.clusters.clear()
+    world.pods = {
+        name: replace(pod, deleting=world.now, ended=False) for name, pod in world.pods.items() if pod.pool in pools
+    }
+    return [pod.node for pod in world.pods.values()]
+
+
+def test_a_rollout_pod_whose_end_nobody_confirms_holds_up_the_next_attempt_for_two_minutes(failed):
+    hang(failed, "rollout")
     failed.wait(119)
     failed.reconcile()
     assert sorted(failed.jobs) == ["demo-1"]
@@ -52,10 +60,97 @@ def test_a_pod_whose_end_nobody_confirms_holds_up_the_next_attempt_for_two_minut
     assert sorted(failed.jobs) == ["demo-1", "demo-2"]
 
 
+@pytest.mark.parametrize("pool", ["train", "head"])
+@pytest.mark.parametrize("state", ["Gone", "OutOfService"])
+def test_a_pod_that_may_write_holds_up_the_next_attempt_until_there_is_a_proof_of_its_end(failed, pool, state):
+    """A partitioned node may reach the storage although it does not reach the API server."""
+    first, *others = hang(failed, pool)
+    failed.nodes.update(dict.fromkeys(others, state))
+    for _ in range(50):
+        failed.wait(1000)
+        failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1"]
+    failed.nodes[first] = state
+    failed.wait(failed.wanted_after)
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1", "demo-2"]
+
+
+def test_a_pod_whose_containers_have_ended_writes_nothing_although_it_still_exists(failed):
+    hang(failed, "train")
+    failed.pods = {name: replace(pod, ended=True) for name, pod in failed.pods.items()}
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1", "demo-2"]
+
+
+def test_status_and_event_say_which_pod_on_which_node_is_waited_for_and_what_to_do(failed):
+    hang(failed, "train")
+    failed.wait(30)
+    failed.reconcile()
+    assert failed.condition("Reconciling").reason == "Cleaning"
+    failed.wait(90)
+    failed.reconcile()
+    found = failed.condition("Reconciling")
+    assert (found.reason, failed.is_true("Degraded")) == ("PodsNotEnded", True)
+    pod = min(failed.pods)
+    assert f"{pod} on node node-of-{pod}" in found.message
+    assert "node.kubernetes.io/out-of-service" in found.message
+    command = "kubectl annotate qwen35training/demo -n team rl.qwen35.io/force-start=2 --overwrite"
+    assert found.message.endswith(command)
+    assert [event.message for event in failed.events if event.reason == "PodsNotEnded"] == [found.message]
+    before = failed.writes
+    failed.wait(600)
+    failed.reconcile()
+    assert failed.writes == before, "the same message costs no write"
+
+
+def test_without_the_right_to_read_nodes_the_message_says_so_and_other_proofs_count(failed):
+    nodes = hang(failed, "train")
+    failed.nodes.update(dict.fromkeys(nodes, "Unreadable"))
+    failed.wait(600)
+    failed.reconcile()
+    assert "(the operator may not read nodes here)" in failed.condition("Reconciling").message
+    failed.pods.clear()
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1", "demo-2"]
+
+
+def test_the_users_word_counts_for_one_attempt(failed):
+    hang(failed, "train")
+    for value in ("", "1", "3", "2 ", "yes"):
+        failed.force_start = value
+        failed.wait(600)
+        failed.reconcile()
+        assert sorted(failed.jobs) == ["demo-1"], value
+    failed.force_start = "2"
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1", "demo-2"]
+    assert "ForceStarted" in {event.reason for event in failed.events}
+    lost = dict(failed.pods)
+    failed.settle(4)
+    failed.report(attempt=2, update=1)
+    failed.finish_job(ok=False)
+    failed.reconcile()
+    failed.clusters.clear()
+    failed.pods = lost
+    failed.wait(6000)
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1", "demo-2"], "the annotation still has the value 2"
+
+
+def test_the_users_word_does_not_count_while_a_cluster_is_not_deleted(failed):
+    failed.force_start = "2"
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1"]
+    failed.clusters = {name: replace(item, deleting=failed.now) for name, item in failed.clusters.items()}
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1", "demo-2"]
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_has_ended_holds_up_nothing(failed, phase):
     failed.clusters.clear()
-    failed.pods = {name: replace(pod, phase=phase, ready=False) for name, pod in failed.pods.items()}
+    failed.pods = {name: replace(pod, phase=phase, ready=False, ended=True) for name, pod in failed.pods.items()}
     failed.reconcile()
     assert sorted(failed.jobs) == ["demo-1", "demo-2"]
 

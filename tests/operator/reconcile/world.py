@@ -17,8 +17,9 @@ from qwen35_operator.api.v1alpha1 import TrainingStatus
 from qwen35_operator.kube.object_records import Child, Pod, RayCluster, RayJob, WorkerGroup
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.decide import decide
+from qwen35_operator.reconcile.leftovers import nodes_to_read
 from qwen35_operator.reconcile.new_status import status_after_refusal
-from qwen35_operator.reconcile.observed import Observed, ReadReport
+from qwen35_operator.reconcile.observed import NodeState, Observed, ReadReport
 from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RefusedWrite, Scale
 from qwen35_trainer.contract import CheckpointReport, ProgressReport, parse_control
 from qwen35_trainer.contract.shared_names import control_name, progress_name
@@ -48,6 +49,9 @@ class World:
     update_request: str = ""
     settings: OperatorSettings = field(default_factory=OperatorSettings)
     image_id: str = ""
+    force_start: str = ""
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    """Name of a node → its state. All others exist."""
     now: datetime = START
     status: TrainingStatus = field(default_factory=TrainingStatus)
     generation: int = 1
@@ -84,6 +88,8 @@ class World:
     # The operator.
 
     def observe(self) -> Observed:
+        pods = tuple(self.pods.values())
+        read = nodes_to_read(self.status, pods, self.now)
         spec, problems = parse_spec(deepcopy(self.spec), new=False)
         training = None
         if not problems:
@@ -106,7 +112,9 @@ class World:
             children={key: child for key, (child, _) in self.children.items()},
             jobs=tuple(self.jobs.values()),
             clusters=tuple(self.clusters.values()),
-            pods=tuple(self.pods.values()),
+            pods=pods,
+            nodes={name: self.nodes.get(name, "Exists") for name in read},
+            force_start=self.force_start,
             report=self._read_report(),
             control=None if control is None else parse_control(control[1]["data"]["control.json"]),
         )
@@ -303,7 +311,20 @@ class World:
             name = f"demo-{attempt}-{group}-{self.pod_count}"
             since = self.now
             self.pods[name] = Pod(
-                name, "team", self._uid(), "1", "demo", *identity, "Pending", False, since, None, "", None, ""
+                name,
+                "team",
+                self._uid(),
+                "1",
+                "demo",
+                *identity,
+                "Pending",
+                False,
+                since,
+                None,
+                "",
+                None,
+                "",
+                f"node-of-{name}",
             )
 
     def _forget(self, job: RayJob) -> None:

@@ -116,7 +116,9 @@ class SampleFile:
     def _rewrite(self) -> None:
         made = self._writer.place(self._path.name)
         with self._writer.guarded():
-            file = made.open("wb", buffering=0)  # a buffer would keep what a full disk refused, and write it again later
+            file = made.open(
+                "wb", buffering=0
+            )  # a buffer would keep what a full disk refused, and write it again later
         try:
             write_all(file, "".join(map(_line, self._moments)).encode())
             self._writer.publish(made, self._path)
