@@ -261,8 +261,8 @@ def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
 
     owner: without the number of the epoch, which is the next one. seen: the owner that the caller has read; None: there was none.
 
-    Raises Superseded if the owner is another one now, unless the operator has started this attempt after that one, or if an
-    attempt takes the folder at the same time. Raises FolderRefused if the owner's record is damaged, and OSError if the disk fails.
+    Raises Superseded if the operator has started the owner after this attempt, if the owner is another one than `seen` and not an
+    earlier attempt, or if an attempt takes the folder at the same time. Raises FolderRefused if the owner's record is damaged, and OSError if the disk fails.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -289,7 +289,7 @@ def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
 def _check_newest(epoch: Epoch, seen: Owner | None) -> None:
     """Raise Superseded if another attempt owns the folder since `seen` was read, or takes it and comes after `epoch`."""
     current, own = read_owner(epoch.folder), epoch.owner
-    if current is not None and current != seen and not own.is_later_than(current):
+    if current is not None and not own.is_later_than(current) and (current != seen or current.is_later_than(own)):
         raise _superseded(epoch.folder, current, own)
     newer = [path.name for order, path in _listed(epoch.folder) if order > epoch._order]
     if newer or (current is not None and current.epoch >= own.epoch):

@@ -474,3 +474,26 @@ def test_there_are_never_two_leaders_and_in_fair_weather_there_is_one(
 async def _later(start: float, election: Election) -> None:
     await asyncio.sleep(start)
     await election.run()
+
+
+def test_a_leader_that_stood_still_may_not_write_before_it_has_renewed_the_lease() -> None:
+    """Its machine was paused: the reconcile that it was in the middle of may go on before the election notices."""
+
+    async def scenario() -> None:
+        candidates, pause = Candidates(), 0.0
+        leader = candidates.candidate("a")
+        leader.clock = lambda: now() + pause
+        assert not leader.may_write()
+        (task,) = candidates.start(leader)
+        await asyncio.sleep(RENEW_SECONDS * 10.5)
+        assert leader.may_write()
+        pause = GIVE_UP_SECONDS - RENEW_SECONDS
+        assert leader.may_write(), "another cannot lead yet"
+        pause = GIVE_UP_SECONDS
+        assert (leader.leading, leader.may_write()) == (True, False)
+        await asyncio.sleep(RENEW_SECONDS * 5)
+        assert not leader.may_write() or candidates.lease["holderIdentity"] == "a"
+        await stop(task)
+        assert not leader.may_write()
+
+    virtual.run(scenario())

@@ -25,6 +25,7 @@ CASES = [
     *((Evidence(reason), "Fail", "not-retryable") for reason in FailureReason if not reason.retryable),
     (Evidence("OutOfMemory", pool="head", trained=False), "Fail", "out-of-memory-at-start"),
     (Evidence("OutOfMemory", pool="head", trained=True), "Restart", "out-of-memory"),
+    (Evidence("Superseded", pool="head"), "RestartAndIgnoreMaxRestarts", "superseded"),
     (Evidence("Stalled"), "Restart", "anything-else"),
     (Evidence("NoFinalState"), "Restart", "anything-else"),
 ]
@@ -103,6 +104,26 @@ def test_a_preemption_does_not_use_up_restarts():
     assert world.status.restarts == 0
     assert world.status.state in ("Running", "Starting")
     assert [attempt.counted for attempt in world.status.attempts[:-1]] == [False] * 5
+
+
+def test_an_old_attempt_that_finds_itself_superseded_costs_the_new_one_nothing():
+    world = World()
+    world.until_running()
+    world.report("Failed", reason="WorkerLost")
+    world.finish_job(ok=False)
+    world.reconcile()
+    world.wait(600)
+    world.settle()
+    world.report(attempt=2, update=9)
+    world.reconcile()
+    restarts = world.status.restarts
+    world.report("Failed", attempt=1, reason="Superseded", message="taken over by attempt 2")
+    world.reconcile()
+    assert [(attempt.number, attempt.outcome) for attempt in world.status.attempts] == [(1, "Failed"), (2, "Running")]
+    world.report("Failed", attempt=2, reason="Superseded", message="the operator counts on this one")
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Superseded"
+    assert (world.status.restarts, world.status.state) == (restarts, "Restarting")
 
 
 @pytest.mark.parametrize("pool", ["head", "rollout", "train"])

@@ -11,6 +11,7 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
+from qwen35_operator.reconcile.writer import NotLeading
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import MemoryApi
 from tests.operator.reconcile.world import SPEC
@@ -265,3 +266,14 @@ async def test_a_spec_that_cannot_be_run_is_reported_and_nothing_created() -> No
     assert setup.api.wrote() == [("PATCH", "status")]
     assert setup.condition("Accepted")["status"] == "False"
     assert "spec.train" in setup.condition("Accepted")["message"]
+
+
+@pytest.mark.parametrize("writes", range(10))
+async def test_a_leader_that_is_replaced_after_any_write_writes_no_more(setup, writes) -> None:
+    """Whatever it does: children, the RayJob, events, and the status."""
+    left = [True] * writes
+    may_write = lambda: bool(left and left.pop())  # noqa: E731
+    setup.reconciler = Reconciler(OperatorSettings(), setup.api, setup.cluster, setup.trainings, may_write=may_write)
+    with pytest.raises(NotLeading):
+        await setup.reconcile()
+    assert len(setup.api.wrote()) == writes

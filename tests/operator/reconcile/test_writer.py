@@ -10,7 +10,7 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import OwnWrite
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter
+from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter, NotLeading
 from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, Scale
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import START, MemoryApi
@@ -429,3 +429,13 @@ async def test_nothing_depends_on_an_event(setup, error, caplog) -> None:
     assert await setup.write(PostEvent("Normal", "Scaled", "to 3"), Create(config())) is None
     assert PATH in setup.api.objects
     assert "team/demo: event Scaled was not posted" in caplog.text
+
+
+async def test_leadership_is_asked_for_right_before_every_write(setup) -> None:
+    """A process that was paused between two writes leaves the second one to the next leader."""
+    answers = [True, False]
+    setup.writer = ClusterWriter(setup.api, setup.cluster, "tests", may_write=lambda: answers.pop(0))
+    with pytest.raises(NotLeading):
+        await setup.write(Create(config()), Create(ray_job()))
+    assert setup.api.wrote() == [("POST", "configmaps")]
+    assert answers == []

@@ -12,6 +12,7 @@ import yaml
 from qwen35_trainer.atomic_files import write_atomically
 from qwen35_trainer.contract import Control, LiveSettings, StopOrder, parse_progress
 from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.epoch import Superseded
 from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.manifest import Manifest, load_manifest
 from qwen35_trainer.progress.packed_history import PackedHistory, unpack
@@ -112,6 +113,17 @@ def test_an_order_to_stop_is_acknowledged_on_arrival(reporter_setup):
     until(lambda: reporter_setup.last().stopAcknowledged == "1-Suspend")
     assert reporter_setup.reporter.stop_ordered
     reporter_setup.conclude()
+
+
+@pytest.mark.parametrize("by_later_attempt", [False, True])
+def test_an_attempt_that_a_later_one_has_replaced_does_not_report_over_it(reporter_setup, by_later_attempt):
+    """If the operator may still count on the attempt, it gets the reason."""
+    superseded = Superseded("the folder was taken over", by_later_attempt=by_later_attempt)
+    last = reporter_setup.conclude(superseded)
+    if by_later_attempt:
+        assert (last.state, last.reason) == ("Running", None)
+    else:
+        assert (last.state, last.reason, last.message) == ("Failed", "Superseded", "the folder was taken over")
 
 
 def test_an_order_for_another_attempt_is_not_ours(reporter_setup):
