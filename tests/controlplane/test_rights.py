@@ -48,19 +48,21 @@ def test_every_right_is_used_and_none_is_missing(live_training: LiveTraining, op
     live_training.until_condition("Ready", "True", "Running")
     live_training.scale(4)
     live_training.until_pods("rollout", 4)
+    live_training.edit(suspend=True)
+    live_training.until_state("Suspended")
+    live_training.edit(suspend=False, train={"updates": 7})
+    live_training.until_pods("rollout", 4)
     plane = live_training.plane
     assert isinstance(plane, VirtualPlane)
     with plane.kubelets_away():
-        live_training.edit(suspend=True)
-        live_training.until_state("Suspended")
-        live_training.edit(suspend=False, train={"updates": 7})
+        plane.api.request("DELETE", live_training.path("rayjobs", "demo-2"))
         live_training.until_condition("Reconciling", "True", "PodsNotEnded")
     live_training.until_pods("rollout", 4)
     for child in (*OWNED, "networkpolicies/demo"):
         plural, name = child.split("/")
         live_training.patch(live_training.path(plural, name), {"metadata": {"labels": {"rl.qwen35.io/training": "x"}}})
     live_training.until(lambda: len(live_training.mine("networkpolicies")) == 1, "it has its label again")
-    live_training.report("Succeeded", attempt=2, message="enough")
+    live_training.report("Succeeded", attempt=3, message="enough")
     live_training.until_state("Succeeded")
     live_training.until(lambda: not live_training.mine("configmaps"), "its children are gone")
 

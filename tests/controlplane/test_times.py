@@ -136,7 +136,7 @@ def nodes_of_train_pods(live_training: LiveTraining, plane: VirtualPlane) -> set
 def taint(plane: VirtualPlane, node: str) -> None:
     path = f"/api/v1/nodes/{node}"
     body = plane.api.get(path)
-    body["spec"]["taints"] = [
+    body.setdefault("spec", {})["taints"] = [
         {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
     ]
     plane.api.request("PUT", path, body)

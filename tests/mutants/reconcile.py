@@ -50,13 +50,6 @@ RECONCILE = (
         killer="tests/operator/reconcile/test_failure_rules.py::test_the_backoff_doubles_up_to_an_hour",
     ),
     mutant(
-        name="The next attempt starts while a pod of the earlier one runs that nobody has deleted yet.",
-        file="operator/qwen35_operator/reconcile/leftovers.py",
-        old="return _writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS",
-        new="return 0 <= _deleted_for(pod, now) and (_writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS)",
-        killer="tests/operator/reconcile/test_start.py::test_a_pod_that_nobody_deletes_holds_up_the_next_attempt",
-    ),
-    mutant(
         name="The next attempt starts on a timer, while a train pod of the earlier one may still run and write.",
         file="operator/qwen35_operator/reconcile/leftovers.py",
         old="return _writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS",

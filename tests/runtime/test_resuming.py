@@ -417,6 +417,18 @@ def test_an_attempt_that_lost_the_folder_while_it_saved_deletes_nothing_of_the_n
     assert saved(shared) == ["update-000060", "update-000080"]
 
 
+def test_an_attempt_that_was_cut_off_deletes_no_later_checkpoint_of_the_next_one(run, shared):
+    """It saves update 405 when the next attempt has 420 and 440, which it would have to delete if it still owned the folder."""
+    old = run("pod-1", title="math", in_cluster=True).start("auto").save(380, 400)
+    new = run("pod-2", title="math", in_cluster=True).start("auto").save(420, 440)
+    assert new.job.resume.progress.update == 400
+    with pytest.raises(Superseded):
+        old.save(405)
+    assert saved(shared) == ["update-000420", "update-000440"]
+    new.save(460)
+    assert saved(shared) == ["update-000440", "update-000460"]
+
+
 def test_a_run_that_was_killed_twice_before_it_saved_starts_again(run, shared):
     first = run("a").start()
     owner = (shared / "owner.json").read_text()

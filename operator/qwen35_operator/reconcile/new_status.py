@@ -65,7 +65,7 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
             "progress": progress,
             "lastCheckpoint": _checkpoint(observed, report),
             "lastExport": _export(observed, report),
-            "rolloutNodes": by_name["rollout"].ready if has_rollout else None,
+            "rolloutNodes": _rollout_nodes(observed, attempt) if has_rollout else None,
             "rolloutSelector": object_names.rollout_selector(observed.name) if has_rollout else None,
         }
     )
@@ -214,6 +214,12 @@ def _pools(observed: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...
         )
 
     return tuple(pool_status(name) for name in nodes)
+
+
+def _rollout_nodes(observed: Observed, attempt: Attempt | None) -> int:
+    """Return the number of rollout nodes that exist, whether they work or not: an autoscaler must not count them twice."""
+    pods = () if attempt is None else attempts.pods_of(observed, attempt.number)
+    return sum(pod.pool == "rollout" and not pod.ended for pod in pods)
 
 
 def _progress(

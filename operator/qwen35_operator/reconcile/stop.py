@@ -17,6 +17,7 @@ from qwen35_operator.reconcile import attempts, child_writes
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation
 from qwen35_operator.reconcile.writes import PostEvent
+from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import StopOrder
 
 SUSPEND, DEADLINE, CHANGED = "Suspend", "DeadlineExceeded", "SpecChanged"
@@ -98,13 +99,25 @@ def _reason_to_stop(situation: AttemptSituation) -> str | None:
 def _order(situation: AttemptSituation, reason: str) -> Verdict:
     number, report = situation.attempt.number, situation.observed.report
     order = StopOrder(id=f"{number}-{reason}", reason=reason, time=situation.now.timestamp())
-    if situation.report is None and (report is None or report.problem is None):
+    has_problem = report is not None and report.problem is not None
+    if situation.report is None and not has_problem and not _is_report_lost(situation):
         # No trainer has reported yet, so there is nothing to save.
         return stopped(situation, order, "stopped before the trainer had started")
     writes = child_writes.order_to_stop(situation.observed, situation.training, number, order)
     event = PostEvent("Normal", "Stopping", f"attempt {number} is asked to save and stop: {reason}")
     grace = float(situation.spec.checkpoint.graceSeconds)
     return Verdict("Suspending", "Stopping", _waiting(situation, order), (*writes, event), after=grace)
+
+
+def _is_report_lost(situation: AttemptSituation) -> bool:
+    """Return whether the trainer of this attempt has reported, and somebody has deleted or emptied `-progress` since.
+
+    The status still has the numbers of that report, with its time.
+    """
+    progress, started = situation.status.progress, situation.attempt.startTime
+    if situation.observed.report is not None or progress is None or progress.time is None or started is None:
+        return False
+    return parse_time(progress.time) >= parse_time(started)
 
 
 def _waiting(situation: AttemptSituation, order: StopOrder) -> str:

@@ -64,6 +64,16 @@ def test_a_trainer_that_fails_while_stopping_is_still_suspended(world):
     assert "disk full" in world.status.attempts[-1].message
 
 
+def test_a_trainer_whose_report_somebody_has_deleted_still_gets_the_order(world):
+    """The operator creates -progress again, empty. The status has the time of the report that was there."""
+    world.progress = None
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.order is not None
+    assert world.status.state == "Suspending"
+    assert [attempt.outcome for attempt in world.status.attempts] == ["Running"]
+
+
 def test_an_attempt_that_has_not_begun_is_deleted_immediately():
     world = World()
     world.settle(2)
