@@ -137,7 +137,7 @@ def operations_of(manifest: Manifest, place: Path, patch) -> list[str]:
 def test_wherever_an_old_attempt_stops_it_changes_nothing_of_the_next_one_and_ends(
     manifest, tmp_path, monkeypatch, who
 ):
-    """It stops before each of its operations in turn: the next one takes over, trains, and then the old one goes on."""
+    """It stops before each of its operations in turn: the next one takes over, trains, and then the old one continues."""
     intercept(monkeypatch)
     operations = operations_of(manifest, tmp_path / "alone", monkeypatch)
     assert len(operations) > 100
@@ -242,7 +242,7 @@ def test_an_earlier_attempt_that_is_late_does_not_take_the_folder_from_a_later_o
 
 
 def test_a_folder_of_an_earlier_release_is_taken(tmp_path):
-    """It wrote neither an epoch nor the number of the attempt, and prepared checkpoints beside the others."""
+    """It wrote neither an epoch nor the number of the attempt, and prepared checkpoints next to the others."""
     (tmp_path / "owner.json").write_text(json.dumps({"run": "r", "attempt": "a", "host": "h", "output": "o"}))
     (tmp_path / ".update-000020.a.partial" / "state").mkdir(parents=True)
     assert read_owner(tmp_path) == Owner("r", "a", "h", "o")

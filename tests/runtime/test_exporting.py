@@ -120,8 +120,8 @@ def test_a_run_that_is_ordered_to_stop_does_not_wait_for_an_export(local, write,
     assert {record.problem for record in ended.of(ExportRecord)} == {"the run received a request to stop"}
     assert "Not exported: the run received a request to stop" in ended.out
     assert ended.of(CheckpointRecord)
-    left = [path.name for path in (ended.folder / "checkpoints").glob("**/*x.partial")]
-    assert (left, (ended.folder / "checkpoints" / "exports").exists()) == ([], False), "what the killed one left"
+    leftovers = [path.name for path in (ended.folder / "checkpoints").glob("**/*x.partial")]
+    assert (leftovers, (ended.folder / "checkpoints" / "exports").exists()) == ([], False), "what the killed one left"
 
 
 async def test_an_export_that_takes_too_long_is_ended(tmp_path, exporter):

@@ -335,5 +335,5 @@ def _revoke(epoch: Epoch) -> None:
 def _deleted(path: Path) -> bool:
     """Delete a folder. Returns whether it is gone, or contains only files that processes of this machine have open."""
     shutil.rmtree(path, ignore_errors=True)
-    files = [left for left in path.rglob("*") if not left.is_dir()]
+    files = [file for file in path.rglob("*") if not file.is_dir()]
     return not path.exists() or (bool(files) and all(file.name.startswith(_OPEN_DELETED_PREFIX) for file in files))

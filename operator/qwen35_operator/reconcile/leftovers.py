@@ -1,4 +1,4 @@
-"""What earlier attempts have left that holds up the next one, because it may still write to the folders of the training.
+"""Finds the clusters and pods of earlier attempts that hold up the next one, because they may still write to its folders.
 
     RayCluster                        until it is gone
     rollout pod                       until it has ended, or LOST_POD_SECONDS after its deletion was requested: it writes nothing

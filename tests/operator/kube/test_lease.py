@@ -477,7 +477,7 @@ async def _later(start: float, election: Election) -> None:
 
 
 def test_a_leader_that_stood_still_may_not_write_before_it_has_renewed_the_lease() -> None:
-    """Its machine was paused: the reconcile that it was in the middle of may go on before the election notices."""
+    """Its machine was paused: the reconcile in progress may continue before the election notices."""
 
     async def scenario() -> None:
         candidates, pause = Candidates(), 0.0

@@ -304,7 +304,7 @@ async def test_the_node_of_a_pod_whose_end_nobody_confirms_is_read(setup, node, 
     assert (await setup.observe(status=running)).nodes == {}, "nothing waits for it"
 
 
-async def test_a_node_that_may_not_be_read_is_no_proof(setup) -> None:
+async def test_a_node_that_may_not_be_read_proves_nothing(setup) -> None:
     setup.put(POD, raw_objects.pod("lost", pool="train", **LOST))
     setup.api.time += timedelta(seconds=60)
     setup.api.refuse("GET", "nodes", Forbidden(403, "may not"))

@@ -271,8 +271,8 @@ async def test_a_spec_that_cannot_be_run_is_reported_and_nothing_created() -> No
 @pytest.mark.parametrize("writes", range(10))
 async def test_a_leader_that_is_replaced_after_any_write_writes_no_more(setup, writes) -> None:
     """Whatever it does: children, the RayJob, events, and the status."""
-    left = [True] * writes
-    may_write = lambda: bool(left and left.pop())  # noqa: E731
+    permits = [True] * writes
+    may_write = lambda: bool(permits and permits.pop())  # noqa: E731
     setup.reconciler = Reconciler(OperatorSettings(), setup.api, setup.cluster, setup.trainings, may_write=may_write)
     with pytest.raises(NotLeading):
         await setup.reconcile()

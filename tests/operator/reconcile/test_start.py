@@ -90,14 +90,14 @@ def test_status_and_event_say_which_pod_on_which_node_is_waited_for_and_what_to_
     assert failed.condition("Reconciling").reason == "Cleaning"
     failed.wait(90)
     failed.reconcile()
-    found = failed.condition("Reconciling")
-    assert (found.reason, failed.is_true("Degraded")) == ("PodsNotEnded", True)
+    condition = failed.condition("Reconciling")
+    assert (condition.reason, failed.is_true("Degraded")) == ("PodsNotEnded", True)
     pod = min(failed.pods)
-    assert f"{pod} on node node-of-{pod}" in found.message
-    assert "node.kubernetes.io/out-of-service" in found.message
+    assert f"{pod} on node node-of-{pod}" in condition.message
+    assert "node.kubernetes.io/out-of-service" in condition.message
     command = "kubectl annotate qwen35training/demo -n team rl.qwen35.io/force-start=2 --overwrite"
-    assert found.message.endswith(command)
-    assert [event.message for event in failed.events if event.reason == "PodsNotEnded"] == [found.message]
+    assert condition.message.endswith(command)
+    assert [event.message for event in failed.events if event.reason == "PodsNotEnded"] == [condition.message]
     before = failed.writes
     failed.wait(600)
     failed.reconcile()

@@ -1,7 +1,7 @@
 """The file of the journal. It consists of complete lines. A line counts only after it has been flushed to disk.
 
     add ─► added ──flush──► one write, fsync ─► done: the recorded actions may be carried out
-    compact ─► a file beside it: written, fsync ─► renamed over the journal, fsync of the folder
+    compact ─► a file next to it: written, fsync ─► renamed over the journal, fsync of the folder
 
 Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous
 flush. After a failed write, the end of the file is unknown, so every later write fails too. Before each write, the attempt
