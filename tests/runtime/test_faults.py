@@ -344,7 +344,8 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
 def test_a_run_whose_folder_another_attempt_takes_ends_with_a_code_of_its_own_and_leaves_the_folder(
     local, write, tmp_path, taken
 ):
-    running = local.start("run", write(tmp_path, {"train.updates": 5000, "checkpoint": {"everyUpdates": 1}}))
+    file = write(tmp_path, {"train.updates": 5000, "checkpoint": {"everyUpdates": 1}})
+    running = local.start("run", file, output=tmp_path / "out")
     running.wait_until(lambda: any((running.folder / "checkpoints").glob("update-*")), "checkpoint")
     folder = running.folder / taken
     other = take(folder, Owner("another", "other", "node-2", "elsewhere"), read_owner(folder))

@@ -265,7 +265,7 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     first.signal(signal.SIGKILL, group=True)
     first.kill()  # what is in groups of its own
     saved = CheckpointStore(folder / "out" / "checkpoints", 2).latest()
-    half = [path.name for path in (folder / "out" / "checkpoints").glob(".*.partial")]
+    half = [path.name for path in (folder / "out" / "checkpoints").glob(".epoch-*/update-*")]
     journal = (folder / "out" / "journal").read_bytes()
     [publications] = (folder / "publications").iterdir()
     published = latest(publications)
@@ -288,7 +288,7 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
 def test_killed_in_the_middle_of_a_save_the_run_continues_from_the_checkpoint_before_it_and_its_journal(crashed):
     assert crashed.finished.code == 0, crashed.finished.err
     [half] = crashed.half
-    assert (crashed.saved.progress.update, half[:14]) == (2, ".update-000004")
+    assert (crashed.saved.progress.update, half) == (2, "update-000004")
     assert b'{"t":4,' in crashed.journal  # the batch that trains during the save
     updates = surviving_updates(crashed.finished.records)
     assert [record.update for record in updates] == list(range(1, PROMPTS // PER_UPDATE + 1))

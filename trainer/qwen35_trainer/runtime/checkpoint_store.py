@@ -93,21 +93,19 @@ class CheckpointStore:
         if the files cannot be written, and Superseded if another attempt owns the folder.
         """
         final = self.folder / f"update-{progress.update:06d}"
-        earlier = True
+        earlier, partial = True, None
         try:
             earlier = bool(self.complete)
             partial = await asyncio.to_thread(self._begin, final.name)
-            try:
-                await write(partial)
-                await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread: flushing takes long
-            except Exception:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
+            await write(partial)
+            await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread, because flushing takes long
         except (Superseded, FolderRefused) as error:
+            _discard(partial)
             raise _ended(f"checkpoint {final} was not saved", error) from error
         except Exception as error:
+            reason = _reason(error) + _full(self.folder, error)  # before room is made
+            _discard(partial)
             self._check_after(error, final)
-            reason = _reason(error) + _full(self.folder, error)
             raise StorageFailed(f"checkpoint {final} was not saved: {reason}; {_advice(earlier=earlier)}") from error
         try:
             await asyncio.to_thread(self._delete_old, final)
@@ -248,6 +246,12 @@ def _seal(folder: Path) -> None:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
+
+
+def _discard(partial: Path | None) -> None:
+    """Delete an incomplete checkpoint, if it was begun."""
+    if partial is not None:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _ended(what: str, error: Superseded | FolderRefused) -> Superseded | FolderRefused:
