@@ -284,11 +284,16 @@ def test_a_lost_node_is_the_reason(live_training: LiveTraining, dying_node: str)
 
 def test_a_pod_that_does_not_end_holds_up_the_next_attempt(live_training: LiveTraining):
     live_training.apply()
-    live_training.until_job()
+    live_training.until_pods("train", 1)
+    cluster = live_training.cluster()
+    assert cluster is not None
+    own = {"apiVersion": cluster["apiVersion"], "kind": cluster["kind"], "controller": True}
+    own |= {"name": cluster["metadata"]["name"], "uid": cluster["metadata"]["uid"]}
     # It was never given to a node, so nobody ends it.
     labels = {"rl.qwen35.io/training": "demo", "rl.qwen35.io/attempt": "1", "rl.qwen35.io/pool": "train"}
+    metadata = {"name": "stuck", "labels": labels, "finalizers": ["test.qwen35.io/stuck"], "ownerReferences": [own]}
     pod = {
-        "metadata": {"name": "stuck", "labels": labels, "finalizers": ["test.qwen35.io/stuck"]},
+        "metadata": metadata,
         "spec": {"nodeSelector": {"is": "nowhere"}, "containers": [{"name": "ray", "image": "ray"}]},
     }
     live_training.plane.api.post(live_training.path("pods", None), pod)

@@ -146,15 +146,15 @@ class Pod:
     Error, …; empty for a healthy pod and for one that ends because it was deleted."""
     exit_code: int | None
     message: str
-    image_id: str = ""
-    """imageID of the container `ray`: its image by digest, in the form of the node's container runtime. Empty until the
-    node has reported it."""
     node: str = ""
     """Name of the Kubernetes node on which the pod is; empty while it is on none."""
     ended: bool = False
     """Whether all containers of the pod have ended for good."""
     in_cluster: bool = True
     """Whether a RayCluster controls the pod. Anybody can make another pod with the same labels."""
+    image_id: str = ""
+    """imageID of the container `ray`: its image by digest, in the form of the node's container runtime. Empty until the
+    node has reported it."""
 
 
 type ObjectRecord = Child | Pod
