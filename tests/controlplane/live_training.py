@@ -124,7 +124,7 @@ class LiveTraining:
         if self.job_state(attempt) not in ("", "Initializing"):
             return True
         name = (job.get("status") or {}).get("rayClusterName")
-        return bool(name) and self.find("rayclusters", name) is not None
+        return name is not None and self.find("rayclusters", name) is not None
 
     @property
     def control(self) -> dict[str, Any]:

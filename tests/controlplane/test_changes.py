@@ -119,6 +119,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "tracking.mlflow": ({"experiment": "e", "trackingUri": "http://mlflow"}, SUSPENDED),
     "pods.image": ("other:1", SUSPENDED),
     "pods.env": ([{"name": "A", "value": "b"}], SUSPENDED),
+    "pods.sizing": ("Profile", SUSPENDED),
     "pods.head": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),
     "pods.rollout": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),
     "pods.train": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),

@@ -207,7 +207,7 @@ def test_what_cannot_be_exported_is_refused_with_the_fix(run: Path, tmp_path: Pa
     assert f"--output {run} exists and is not an empty folder" in refused(run, "--output", run)
     owner = checkpoint.parent / "owner.json"
     owner.write_text("{")
-    assert f"{owner} does not say whose checkpoints these are" in refused(run, "--output", out)
+    assert f"{owner} does not say whose folder this is" in refused(run, "--output", out)
     owner.unlink()
     assert f"{tmp_path / 'nowhere'} does not exist" in refused(tmp_path / "nowhere", "--output", out)
     for wrong in (run / "checkpoints", tmp_path / "source"):
