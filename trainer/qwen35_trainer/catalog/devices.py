@@ -1,4 +1,8 @@
-"""Accelerators: memory and peak speeds of one device. Each source was read on 2026-11-26, and names what it says."""
+"""Accelerators: memory and peak speeds of one device, with the source of each figure.
+
+Most sources are pages that quote data sheets; they were read on 2026-11-26. The figures for one die of the 910C are those that others cite
+from arXiv:2506.12708, of which only the abstract was read. Names of products in node labels are from memory.
+"""
 
 from __future__ import annotations
 
