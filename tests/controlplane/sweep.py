@@ -297,7 +297,9 @@ def _plain(node: Any) -> Any:
             parsed = json.loads(node)
             parsed["leaving"] = len(parsed.get("leaving", ()))
             return _plain(parsed)
-        return re.sub(r"\b[a-z-]+-[0-9a-f]{6}\b|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{8}\b", "…", node)
+        return re.sub(
+            r"\b[a-z-]+-[0-9a-f]{6}\b|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{8}\b", "…", node
+        )
     return node
 
 
