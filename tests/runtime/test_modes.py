@@ -129,6 +129,7 @@ def test_a_run_leaves_every_file_that_it_promises(wide):
         "run.yaml",
         "run.id",
         "run.lock",
+        "owner.json",
         "metrics.jsonl",
         "samples.jsonl",
         "checkpoints",

@@ -240,7 +240,8 @@ def test_a_second_signal_ends_immediately_and_leaves_no_process(command, write, 
     ended = running.end()
     assert ended.code == 130
     assert ended.err.strip().endswith("ended by a second signal; nothing since the last checkpoint was kept")
-    assert not list((tmp_path / "out").glob("checkpoints/.*"))
+    # The attempt's workspace stays, and nothing half-written is in it.
+    assert not list((tmp_path / "out").glob("checkpoints/.*/*"))
 
 
 @pytest.fixture(scope="module")
