@@ -262,7 +262,8 @@ def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
     owner: without the number of the epoch, which is the next one. seen: the owner that the caller has read; None: there was none.
 
     Raises Superseded if the operator has started the owner after this attempt, if the owner is another one than `seen` and not an
-    earlier attempt, or if an attempt takes the folder at the same time. Raises FolderRefused if the owner's record is damaged, and OSError if the disk fails.
+    earlier attempt, or if an attempt takes the folder at the same time. Raises FolderRefused if the owner's record is
+    damaged, and OSError if the disk fails.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

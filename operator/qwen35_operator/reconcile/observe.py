@@ -99,7 +99,8 @@ async def observe(
 ) -> Observed:
     """Collect everything that a decision about this training depends on.
 
-    reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. Raises ApiError if a request to the API server fails.
+    reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. Raises ApiError if a request
+    to the API server fails.
     """
     metadata = raw["metadata"]
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]

@@ -107,8 +107,9 @@ def run(
     pods. how_to_resume: the command that continues this run, for messages.
 
     Raises ManifestError, DataError, FolderRefused or CheckpointError, before anything is written, if the manifest, the
-    data, a folder or the checkpoint cannot be used. Raises Superseded if another attempt has taken over a folder. Raises Interrupted if a signal leaves no time to save, and
-    ReportFailed if the run has ended but its results cannot be written.
+    data, a folder or the checkpoint cannot be used. Raises Superseded if another attempt has taken over a folder. Raises
+    Interrupted if a signal leaves no time to save, and ReportFailed if the run has ended but its results cannot be
+    written.
     """
     problems = [*unsupported(manifest), *uninstalled(manifest.spec)]
     problems += untransported(manifest.spec, one_host=not in_cluster)
