@@ -1,1 +1,1 @@
-"""Engines that generate sequences: one contract (`rollout_engine`), one file per engine."""
+"""Inference engines that generate sequences: one contract (`rollout_engine`), and an engine each for torch and for vLLM."""

@@ -1,6 +1,6 @@
 """Records the candidates of every token of the Torch engine's running sequences, by slot.
 
-A candidate is a token that truncated sampling could have drawn at a position.
+A candidate is a token that truncated sampling (top-p, top-k, min-p) could have drawn at a position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NO_IDS = np.empty(0, np.int32)
 
 
 class CandidateLog:
-    """The candidates of the tokens in each slot whose sequence is sampled with truncation. Other slots have no record.
+    """The candidates of the tokens in each slot. Only slots whose sequences have candidates have a record.
 
     slots: number of slots.
     """
@@ -27,9 +27,9 @@ class CandidateLog:
         self._ids: list[list[NDArray[np.int32]] | None] = [None] * slots  # an array for each token
 
     def begin(self, slot: int, kept: GeneratedTokens, *, truncates: bool) -> None:
-        """Start the record of the sequence in a slot.
+        """Start the record of the sequence in a slot, unless neither its kept nor its further tokens have candidates.
 
-        kept: the tokens that the sequence has already. truncates: whether its further tokens have candidates.
+        kept: the tokens that the sequence has already. truncates: whether further tokens are sampled with truncation.
         """
         candidates = kept.candidates
         if candidates is None:
@@ -41,7 +41,7 @@ class CandidateLog:
     def append(self, kept: Tensor | None, truncating: Sequence[bool]) -> None:
         """Add the candidates of one more token for each running sequence.
 
-        kept: (n, V) bool, true for each token of the vocabulary that could have been drawn; None: all tokens of every
+        kept: (sequences, vocabulary) bool, true for each token that could have been drawn; None: all tokens, in every
         row. truncating: for each row, whether its sequence is sampled with truncation.
         """
         drawn: dict[int, NDArray[np.int32]] = {}
@@ -57,9 +57,7 @@ class CandidateLog:
                 record.append(drawn.get(row, _NO_IDS).copy())  # a view would keep the whole step in memory
 
     def candidates(self, slot: int, start: int, end: int) -> Candidates | None:
-        """Return the candidates of the tokens `start` to `end` (exclusive) in a slot.
-
-        None if its sequence has no record.
+        """Return the candidates of a slot's tokens from `start` to `end` (exclusive); None if the slot has no record.
         """
         record = self._ids[slot]
         if record is None:

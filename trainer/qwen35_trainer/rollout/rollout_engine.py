@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from qwen35_trainer.weights.memory_change import MemoryChange
 
 ENVIRONMENT_VERSION = -1
-"""The version of a token that an environment added to a response, such as a tool's output. No weights computed this token, so
-it does not train and has no lag. Its log-prob is 0."""
+"""Version of a token that an environment added to a response, such as a tool's output.
+
+No weights computed this token, so it does not train and has no lag. Its log-prob is 0.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,11 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Number of most likely tokens from which one is drawn; 0 keeps all tokens."""
+    """Number of the most likely tokens among which one is drawn; 0: all tokens."""
     min_p: float = 0.0
-    """Drop tokens with a probability below this share of the most likely token's probability; 0 keeps all tokens."""
+    """Tokens with a probability below this share of the most likely token's probability are dropped; 0: none
+    is dropped.
+    """
     stop: tuple[int, ...] = ()
     """Tokens that end the response, in addition to the engine's end token."""
 
@@ -64,14 +68,14 @@ class Sampling:
     def truncates(self) -> bool:
         """Whether tokens are drawn from a part of the vocabulary.
 
-        The result is False at temperature 0, which takes the most likely token of the whole vocabulary.
+        False at temperature 0, which takes the most likely token of the whole vocabulary.
         """
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 @dataclass(frozen=True)
 class GeneratedTokens:
-    """T response tokens of one sequence: those that engines generated, and those of an environment, such as a tool's output."""
+    """The response tokens of one sequence, T in number, which engines have generated or an environment has added."""
 
     ids: NDArray[np.int32]
     """(T,) token ids, including the end token if the model produced it."""
@@ -80,7 +84,7 @@ class GeneratedTokens:
     versions: NDArray[np.int32]
     """(T,) version of the weights that produced each token; ENVIRONMENT_VERSION for tokens of the environment."""
     candidates: Candidates | None = None
-    """The tokens that could have been drawn at each position. None: at each position every token of the vocabulary."""
+    """The tokens that could have been drawn at each position. None: at each position, all tokens of the vocabulary."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,16 +110,22 @@ NO_TOKENS = GeneratedTokens(np.empty(0, np.int32), np.empty(0, np.float32), np.e
 
 @dataclass(frozen=True)
 class SequenceRequest:
-    """A request to generate one sequence. Sequences of a group that are submitted together may share the prefill of their prompt."""
+    """A request to generate one sequence.
+
+    Sequences of a group that are submitted together may share the prefill of their prompt.
+    """
 
     sequence: SequenceId
     prompt: NDArray[np.int32]
-    """(P,) token ids of the prompt, with a placeholder for each token of a picture."""
+    """Token ids of the prompt, (prompt tokens,). Pictures are represented by placeholder tokens."""
     max_tokens: int
     """Maximum number of response tokens, including `kept`."""
     sampling: Sampling = field(default_factory=Sampling)
     kept: GeneratedTokens = NO_TOKENS
-    """Response tokens that exist already, generated ones and tokens of the environment. Generation continues after them."""
+    """Response tokens that the sequence has already, including tokens of the environment.
+
+    Generation continues after them.
+    """
     pictures: PictureSource | None = None
     """Pictures of the prompt, which the engine reads when it computes the prompt. None: the prompt has only text."""
 
@@ -128,7 +138,7 @@ class EndReason(StrEnum):
     LENGTH = "length"
     """The sequence was cut at its token limit."""
     ERROR = "error"
-    """The sequence could not be generated, or only in part. It does not train."""
+    """The sequence could not be generated completely. It does not train."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +166,12 @@ class EngineLimits:
     vocabulary: int
     """Number of tokens for which the model has embeddings."""
     min_prefill: int = 1
-    """Minimum number of tokens of prompt and kept response together from which generation can start."""
+    """Minimum number of tokens of a prompt and the kept tokens together."""
     reads_pictures: bool = False
     """Whether the engine computes prompts with pictures."""
 
     def problem(self, request: SequenceRequest) -> str:
-        """Return why a sequence cannot be generated, or an empty text if it can."""
+        """Return a text that says why a sequence cannot be generated; empty if it can."""
         group, prompt, kept = request.sequence[0], len(request.prompt), len(request.kept)
         if prompt + request.max_tokens > self.max_length:
             return (
@@ -186,7 +196,10 @@ class EngineLimits:
         return ""
 
     def divide(self, requests: Sequence[SequenceRequest]) -> tuple[list[SequenceRequest], list[Completed]]:
-        """Return the requests that can be generated, and for each refused request a sequence that ended with ERROR."""
+        """Divide requests into those that can be generated and those that are refused.
+
+        Returns the accepted requests, and for each refused request a completed sequence with the reason ERROR.
+        """
         accepted, refused = list[SequenceRequest](), list[Completed]()
         for request in requests:
             if problem := self.problem(request):
@@ -197,34 +210,47 @@ class EngineLimits:
 
 
 def failed(request: SequenceRequest, error: str) -> Completed:
-    """Return the sequence of a request that cannot be generated. It ends with ERROR and has only its kept tokens."""
+    """Return the completed sequence of a request that cannot be generated.
+
+    Its reason is ERROR, and its tokens are the kept tokens of the request.
+    """
     return Completed(request.sequence, request.kept, EndReason.ERROR, error)
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The result of one call of `step`."""
+    """The result of one call of `RolloutEngine.step`."""
 
     finished: tuple[Completed, ...] = ()
     started: Mapping[SequenceId, int] = field(default_factory=dict)
-    """Sequences whose first token was computed in this step, with the weight version that computed it."""
+    """Sequences whose first response token was generated in this step → version of the weights that computed it."""
     tokens: int = 0
     """Number of tokens that were generated."""
     prefilled: int = 0
-    """Number of tokens of prompts and kept responses whose computation this step completed. Cached ones do not count."""
+    """Number of tokens, of prompts and kept responses, in the prefills that this step completed.
+
+    The tokens of a prefill that took several steps all count in the last step. Tokens from the prefix cache do
+    not count.
+    """
     prefills: bool = False
-    """Whether the step computed any such tokens, so that it took longer than one that only generates."""
+    """Whether the step computed tokens of a prefill, so that it took longer than a step that only decodes."""
     probed: tuple[NDArray[np.float32], ...] | None = None
-    """The result of a probe that ended in this step: the log-probs (T - 1,) of each of its sequences."""
+    """The result of a probe that ended in this step: log-probs (T - 1,) for each sequence of T tokens.
+
+    None: no probe ended.
+    """
     probing: bool = False
-    """Whether the step computed tokens of a probe that has not ended. False while a probe waits for free slots."""
+    """Whether the step computed tokens of a probe, and the probe has not ended.
+
+    False while a probe waits for free slots.
+    """
 
 
 class RolloutEngine(Protocol):
     """An engine that generates sequences.
 
-    One thread calls `step` repeatedly, and all other methods between two steps, except `receive` and `discard`. These two may be
-    called at any time by one other thread.
+    One thread calls `step` repeatedly, and all other methods between two steps. The only exceptions are `receive` and
+    `discard`, which one other thread may call at any time.
     """
 
     @property
@@ -234,18 +260,18 @@ class RolloutEngine(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether the engine has unfinished sequences, so that a step has something to do."""
+        """Whether the engine has unfinished sequences or an unfinished probe, so that a step has something to do."""
         ...
 
     @property
     def token_room(self) -> int:
-        """The number of tokens for which memory is free: for keys, values and states of prompts and responses together."""
+        """Number of tokens, of prompts and responses together, for whose keys, values and states memory is free."""
         ...
 
     def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
-        """Queue sequences for generation. Returns the refused ones, which end with ERROR; never raises because of one sequence.
+        """Queue sequences for generation. Returns the refused sequences, which end with ERROR.
 
-        The engine must not already have a sequence of the same id.
+        Never raises because of one sequence. The engine must not already have a sequence of the same id.
         """
         ...
 
@@ -257,21 +283,24 @@ class RolloutEngine(Protocol):
         ...
 
     def progress(self) -> dict[SequenceId, GeneratedTokens]:
-        """Return the new tokens of each running sequence since the previous call."""
+        """Return the new tokens of each running sequence since the previous call.
+
+        Sequences without new tokens are left out.
+        """
         ...
 
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Check and prepare a version of the weights.
+        """Check a version of the weights, and prepare it for `commit`.
 
         weights: all weights of the model, or adapters (`weights/adapters.py`) that replace earlier adapters. The call
-        may run during steps. The version replaces an earlier one that was received and not committed. The version in
+        may run during steps. The new version replaces a version that was received and not committed. The version in
         service stays in service, even after an error. The engine may keep the tensors, because the caller never changes
         them. Raises ValueError, naming all tensors that are missing, unexpected, or of another shape or type.
         """
         ...
 
     def commit(self, version: int) -> None:
-        """Use the received version for all further tokens.
+        """Put the received version in service: all further tokens are computed with it.
 
         Running sequences keep their keys, values and states, which older weights have computed. Raises ValueError if
         this version was not received; in this case the earlier version stays in service. After any other error the
@@ -284,29 +313,40 @@ class RolloutEngine(Protocol):
         ...
 
     def step(self) -> StepOutput:
-        """Advance every running sequence by one token."""
+        """Run one step: start waiting sequences if there is room, and generate the next token of each running sequence.
+
+        In a step in which only a part of a prompt is computed, the sequence of that prompt gets no token.
+        """
         ...
 
     def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
-        """Compute the log-probs of the tokens of `sequences` in the next steps, with the version in service, at temperature 1.
+        """Compute the log-probs of the tokens of `sequences` in the next steps, at temperature 1.
 
-        sequences: (T,) token ids each, T ≥ 2. The engine is busy until `StepOutput.probed` has the result. A later
-        `probe` or `commit` drops a probe that has not ended; `probe` without sequences does nothing else.
+        sequences: token ids, (T,) each, where T is at least 2. The version in service computes them. The engine is busy
+        until `StepOutput.probed` has the result. A later `probe` or `commit` drops a probe that has not ended. If
+        `sequences` is empty, `probe` does only that.
         """
         ...
 
     def sleep(self) -> MemoryChange:
-        """Give back the device memory of weights and caches, so that the train ranks can use the devices.
+        """Free the device memory of weights and caches, so that the train ranks can use the devices.
 
-        The engine must have no sequences. A version that was received and a probe that has not ended are dropped.
-        Returns the bytes in use before and after.
+        The engine must have no sequences. Drops a version that was received, and a probe that has not ended. Returns
+        the bytes of device memory in use before and after.
         """
         ...
 
     def wake(self) -> None:
-        """Take the memory again. The engine then needs a `commit` before the next `step`, because it has no weights."""
+        """Allocate the memory again that `sleep` has freed.
+
+        The engine has no weights then, so it needs a `commit` before the next `step`.
+        """
         ...
 
     def checksums(self) -> Mapping[str, tuple[int, ...]]:
-        """Return a checksum of each parameter in service, by the engine's own names, for each process that has a part of it."""
+        """Return the checksums of all parameters in service, by name: one for each process that has a part of
+        the parameter.
+
+        The names are those of the engine, which may differ from the trainer's.
+        """
         ...

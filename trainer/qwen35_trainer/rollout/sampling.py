@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class DrawnTokens(NamedTuple):
-    """The tokens that were drawn from n rows of logits, one for each row."""
+    """The tokens that were drawn from n rows of logits, one token for each row."""
 
     ids: Tensor
     """(n,) int64: id of the token that was drawn for each row."""
     log_probs: Tensor
     """(n,) float32: log-probability of each token under the distribution from which it was drawn."""
     kept: Tensor | None
-    """(n, V) bool, true for the tokens that could have been drawn; None: all tokens, in every row."""
+    """(n, vocabulary) bool, true for the tokens that could have been drawn; None: all tokens, in every row."""
 
 
 def sample(
@@ -24,12 +24,12 @@ def sample(
 ) -> DrawnTokens:
     """Draw a token for each row of logits.
 
-    logits: (n, V) float32. temperature, top_p, min_p: (n,) float32. top_k: (n,) int64; 0 keeps all tokens. generator:
-    on the device of the logits.
+    logits: (n, vocabulary) float32. temperature, top_p, min_p: (n,) float32. top_k: (n,) int64; 0 keeps all tokens.
+    generator: on the device of the logits.
 
     Applies the temperature, then min-p, then top-k, then top-p, and renormalises. This is the order of vLLM;
-    transformers applies min-p last. Temperature 0 takes the most likely token, with its log-probability at temperature
-    1 under the whole distribution.
+    transformers applies min-p last. Temperature 0 takes the most likely token, and returns its log-probability at
+    temperature 1 over the whole vocabulary.
     """
     greedy = temperature == 0
     scaled, kept = logits / temperature.masked_fill(greedy, 1.0).unsqueeze(1), None
@@ -47,11 +47,11 @@ def sample(
 
 
 def _kept(logits: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
-    """Return which tokens min-p, top-k and top-p keep, (n, V) bool. The most likely token always stays.
+    """Return which tokens min-p, top-k and top-p keep, (n, vocabulary) bool. The most likely token is always kept.
 
-    Min-p excludes a token that is less likely than `min_p` times the most likely one. Top-k excludes all but the
-    `top_k` most likely tokens. Top-p renormalises the remaining tokens, and excludes a token if the tokens that are
-    more likely have a total probability of at least `top_p`.
+    Min-p drops a token that is less likely than `min_p` times the most likely one. Top-k drops all but the `top_k` most
+    likely tokens. Top-p renormalises the remaining tokens, and drops a token if the tokens that are more likely have a
+    total probability of at least `top_p`.
     """
     ordered, index = logits.sort(-1, descending=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)

@@ -46,7 +46,7 @@ from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on
 from qwen35_trainer.weights.staging import tensor_checksum
 
 _NO_TOKEN = -1
-"""Fills empty entries of the table of stop tokens: a number that is never sampled."""
+"""Number that fills empty entries of the table of stop tokens. It is never sampled."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Adapter:
 
 @dataclass(frozen=True)
 class _Received:
-    """A version that `commit` can put in service: all parameters, or adapters. Its tensors are never written to."""
+    """A version that `commit` can put in service: all parameters, or adapters. The tensors are never written to."""
 
     version: int
     parameters: Mapping[str, Tensor]
@@ -132,7 +132,10 @@ class TorchEngine:
 
     @property
     def token_room(self) -> int:
-        """Number of tokens that fit into the free slots, each of which has memory for a sequence of the maximum length."""
+        """Number of tokens that fit into the free slots, without those that waiting sequences will take.
+
+        Each slot has memory for a sequence of the maximum length.
+        """
         return max(0, self._slots - len(self._running) - len(self._waiting)) * self._limits.max_length
 
     def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
@@ -209,9 +212,10 @@ class TorchEngine:
         self._probe = [sequence.tolist() for sequence in sequences]
 
     def sleep(self) -> MemoryChange:
-        """Drop the weights, which the next version replaces, and the memory of the slots.
+        """Free the memory of the slots and of the weights.
 
-        With adapters, versions lack the base weights, so the weights wait in host memory.
+        The weights are dropped, because the next version replaces them. With adapters, the base weights are kept in
+        host memory, because versions do not contain them.
         """
         assert not self._running, "an engine with running sequences does not sleep"
         self._received = None
@@ -275,17 +279,18 @@ class TorchEngine:
         return StepOutput((*unreadable, *finished), started, n, prefilled, prefills=prefilled > 0, probed=probed)
 
     def _probed(self) -> tuple[NDArray[np.float32], ...] | None:
-        """Compute the probe, if there is one, with the decoder's own functions."""
+        """Compute the log-probs of the probe with the decoder, and end the probe; None if there is no probe."""
         if not self._probe:
             return None
         sequences, self._probe = self._probe, []
         return tuple(values.cpu().numpy() for values in self._decoder.log_probs(sequences))
 
     def _admit(self) -> tuple[dict[SequenceId, int], int, list[Completed]]:
-        """Assign free slots to waiting sequences. New samples of a prompt share one prefill.
+        """Start waiting sequences in free slots. New samples of a prompt share one prefill.
 
-        Returns the sequences that had no tokens before, with the version that computes their first token, the number of
-        tokens that the prefill computed, and the sequences that ended because their pictures could not be read.
+        Returns three values: the started sequences without kept tokens, each with the version that computes its first
+        token; the number of tokens that the prefills computed; and the sequences that ended because their pictures
+        could not be read.
         """
         start = len(self._running)
         readable, unreadable = self._readable(self._slots - start)
@@ -320,9 +325,10 @@ class TorchEngine:
         return started, sum(map(len, prompts)), unreadable
 
     def _readable(self, most: int) -> tuple[list[tuple[SequenceRequest, PictureArrays | None]], list[Completed]]:
-        """Take up to `most` waiting sequences, and read their pictures.
+        """Take up to `most` sequences whose pictures can be read from the queue of waiting sequences.
 
-        Returns the sequences with the patches of their pictures, and those that ended because their pictures could not be read.
+        Returns these sequences with the patches of their pictures, and the sequences that ended because their pictures
+        could not be read.
         """
         readable: list[tuple[SequenceRequest, PictureArrays | None]] = []
         unreadable: list[Completed] = []
@@ -335,7 +341,11 @@ class TorchEngine:
         return readable, unreadable
 
     def _pictures_of(self, request: SequenceRequest) -> PictureArrays | None:
-        """Read the pictures of a request. Raises ValueError if they do not match the placeholders of its prompt."""
+        """Read the pictures of a request; None if it has none.
+
+        Raises DataError if a picture cannot be read, and ValueError if the pictures do not match the placeholders of
+        the prompt.
+        """
         if request.pictures is None:
             return None
         arrays = request.pictures.read()
@@ -368,8 +378,9 @@ class TorchEngine:
     def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[Completed, ...]]:
         """Remove finished sequences from their slots.
 
-        tokens: (n,) the token of each slot in this step. ended: (n,) bool, whether it is a stop token. done: (n,) bool,
-        whether the sequence is finished. Returns the tokens of the other sequences by slot, and the finished sequences.
+        tokens: (running sequences,) the token of each slot in this step. ended: (running sequences,) bool, whether the
+        token is a stop token. done: (running sequences,) bool, whether the sequence is finished. Returns the tokens of
+        the remaining sequences by slot, and the finished sequences.
         """
         index = done.nonzero().squeeze(1)
         lengths = self._generated[index]
@@ -400,7 +411,7 @@ class TorchEngine:
         return tokens, finished
 
     def _free(self, slots: Sequence[int]) -> list[tuple[int, int]]:
-        """Empty `slots` (ascending), and move the last running sequences into the empty slots below them.
+        """Empty `slots` (ascending), and move the last running sequences into the emptied slots below them.
 
         Returns the moves as (source, target).
         """

@@ -78,7 +78,7 @@ MIN_CPU_PREFILL = 2
 vLLM raises an error on the CPU in a step that prefills one token.
 """
 _REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
-"""vLLM's reason of a complete sequence → reason of this project.
+"""vLLM's finish reason of a complete sequence → end reason of this project.
 
 vLLM's other reasons, such as "abort", become ERROR.
 """
@@ -255,13 +255,16 @@ class VLLMEngine:
         self._received = None
 
     def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
-        """The log-probs come with the step that computes the last sequence, with the kernels of prefill."""
+        """Begin a probe.
+
+        `step` returns the log-probs when the last sequence is computed, with the kernels of prefill.
+        """
         self._probe.start(sequences, self._adapter)
 
     def sleep(self) -> MemoryChange:
-        """Let vLLM give back the memory of its devices. Base weights of adapters wait in host memory.
+        """Let vLLM free the memory of its devices. With adapters, the base weights are kept in host memory.
 
-        On the CPU vLLM cannot sleep, so it keeps its memory there.
+        On the CPU vLLM cannot sleep, so no memory is freed there.
         """
         self._received = None
         self._probe.drop()

@@ -2,7 +2,7 @@
 
     AdapterSlot.replace ─► hold_adapters … ─► put_adapters_in_place
 
-The first argument is the worker, as in vllm_worker.py.
+The first argument of each function is the worker, as in vllm_worker.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qwen35_trainer.weights.adapters import DOWN
 ADAPTER_NUMBER = 1
 """The number by which vLLM identifies the adapter. All versions use the same number."""
 HELD = "_qwen35_adapters"
-"""Attribute of a worker: tensors of the adapter that `put_adapters_in_place` will use, by the trainer's names."""
+"""Name of a worker's attribute: tensors of the adapter for `put_adapters_in_place`, by the trainer's names."""
 
 
 def hold_adapters(worker: Worker, adapters: Sequence[NamedTensor]) -> None:
-    """Keep tensors of an adapter for `put_adapters_in_place`. Repeated calls add tensors.
+    """Keep tensors of an adapter in the worker for `put_adapters_in_place`. Repeated calls add tensors.
 
     adapters: whole matrices A, and whole matrices B multiplied by the scale, in bfloat16.
     """
@@ -30,10 +30,10 @@ def hold_adapters(worker: Worker, adapters: Sequence[NamedTensor]) -> None:
 
 
 def put_adapters_in_place(worker: Worker) -> list[str]:
-    """Copy the held tensors into the model, instead of the previous adapter. Returns the layers that vLLM cannot adapt.
+    """Replace the adapter of the model by the held tensors. Returns the layers that vLLM cannot adapt, by vLLM's names.
 
-    The layers have vLLM's names. vLLM joins the matrices of layers that it computes as one (q_proj, k_proj and v_proj),
-    and takes the part of its device.
+    vLLM joins the matrices of layers that it computes as one (q_proj, k_proj and v_proj). On each device it keeps only
+    the part of the matrices with which that device computes.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper

@@ -31,10 +31,10 @@ from qwen35_trainer.weights.fit import check_shapes, check_types
 
 
 class AdapterSlot:
-    """The place for an adapter in an engine core that was built with `CoreSettings.lora`.
+    """The memory for one adapter in an engine core that was built with `CoreSettings.lora`.
 
-    core: from `build_core`. config: the configuration of the trainer's model. lora: the trainer's settings of the
-    adapters.
+    core: from `build_core`. config: the configuration of the trainer's model. lora: the trainer's settings of
+    the adapters.
     """
 
     def __init__(self, core: Core, config: HFConfig, lora: LoRASpec) -> None:
@@ -46,19 +46,19 @@ class AdapterSlot:
 
     @property
     def request(self) -> Any:  # noqa: ANN401  # vLLM's LoRARequest
-        """The reference to the adapter that each request to vLLM needs.
+        """The reference to the adapter (LoRARequest) that each request to vLLM needs.
 
-        vLLM requires a path in it, but reads nothing from there.
+        vLLM requires a path in the reference, but reads nothing from there.
         """
         from vllm.lora.request import LoRARequest
 
         return LoRARequest("trained", ADAPTER_NUMBER, "none")
 
     def check(self, adapters: Mapping[str, Tensor], version: int) -> None:
-        """Raise ValueError, naming the tensors, if `adapters` do not fit the model.
+        """Raise ValueError, naming the tensors, if `adapters` does not fit the model.
 
-        Tensors must not be missing, unexpected or of another shape, and must hold floating-point numbers. version: for
-        the error.
+        No tensor may be missing, unexpected or of another shape, and all must hold floating-point numbers. version:
+        version of the adapters, for the error.
         """
         check_shapes(self._shapes, adapters, version)
         check_types(adapters, version)
@@ -67,7 +67,7 @@ class AdapterSlot:
         """Replace the adapter in place between two steps.
 
         Running sequences keep their state, and continue with the new adapter. adapters: tensors that `check` has
-        accepted. Raises ValueError, naming the layers, if vLLM cannot adapt some of their layers.
+        accepted. Raises ValueError, naming the layers, if vLLM cannot adapt some layers.
         """
         in_process = self._core.vllm_config.parallel_config.world_size == 1
         scaled = self._scaled(adapters)
@@ -78,7 +78,7 @@ class AdapterSlot:
             raise ValueError(f"vLLM has no place for adapters of its layers {names}")
 
     def _scaled(self, adapters: Mapping[str, Tensor]) -> Iterator[NamedTensor]:
-        """Yield the matrices A and, multiplied by the scale, the matrices B of all layers, in bfloat16."""
+        """Yield the matrices A, and the matrices B multiplied by the scale, of all layers, in bfloat16."""
         scale = adapters[SCALE].item()
         for name, tensor in adapters.items():
             if name != SCALE:

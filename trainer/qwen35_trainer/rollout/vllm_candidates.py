@@ -25,16 +25,16 @@ from qwen35_trainer.rollout.rollout_engine import Sampling
 from qwen35_trainer.rollout.vllm_requests import NewTokens
 
 TIED_TOKENS = 16
-"""Number of tokens that vLLM returns in addition to the k most likely ones, for tokens whose logit equals that of the k-th."""
+"""Number of tokens that vLLM returns in addition to the k most likely ones, for those as likely as the k-th."""
 MAX_RETURNED_TOKENS = MAX_VLLM_TOP_K + TIED_TOKENS
 """Value of vLLM's option `max_logprobs`: the maximum number of tokens that it returns at a position."""
 
 
 def returned_tokens(sampling: Sampling, vocabulary: int) -> int:
-    """Return how many of the most likely tokens vLLM returns at each position, in addition to the drawn one.
+    """Return how many of the most likely tokens vLLM returns at each position, in addition to the drawn token.
 
     vocabulary: number of tokens of the model. The result is 0 if tokens are drawn from the whole vocabulary. Raises
-    ValueError if sampling may keep more than `MAX_VLLM_TOP_K` tokens, or any number of them.
+    ValueError if truncated sampling could keep more than `MAX_VLLM_TOP_K` tokens, because top-k is higher or not set.
     """
     if not sampling.truncates:
         return 0
@@ -56,9 +56,8 @@ class CandidateRecord:
     def add(self, new: NewTokens) -> list[float]:
         """Add the candidates of new tokens. Returns the log-probability of each token among its candidates.
 
-        The probabilities of the candidates are divided by their sum. The sum is 1, unless more tokens than
-        `TIED_TOKENS` have the same logit as the k-th token, because vLLM does not return all of these. The trainer
-        divides by the same sum.
+        The probabilities of the candidates are divided by their sum, as the trainer does. The sum is 1, unless more
+        than `TIED_TOKENS` further tokens have the same logit as the k-th token: vLLM does not return all of these.
         """
         log_probs = []
         for returned, values in zip(new.returned_ids, new.log_probs.astype(np.float64), strict=True):
@@ -70,6 +69,6 @@ class CandidateRecord:
         return log_probs
 
     def since(self, start: int) -> Candidates:
-        """Return the candidates of all tokens from number `start` on, counted from 0."""
+        """Return the candidates of all tokens from index `start` on."""
         first = sum(self._counts[:start])
         return Candidates(np.array(self._counts[start:], np.int32), np.array(self._ids[first:], np.int32))

@@ -143,7 +143,7 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
 
 
 def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
-    """Return vLLM's arguments of an engine core. config: the contents of the config.json in `folder`."""
+    """Return the arguments for vLLM's EngineArgs. config: the contents of the config.json in `folder`."""
     options = settings.options
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -189,9 +189,10 @@ def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
 def replace_weights(core: Core, weights: Mapping[str, Tensor], *, tied: bool) -> None:
     """Replace all weights in place between two steps. Running sequences keep their state.
 
-    weights: the tensors of a publication, on the host or on the device. tied: whether the output layer is the input embedding.
-    Worker processes of the core read weights in shared memory where they are. They get copies of others, one portion after another.
-    Raises ValueError naming the parameters of the model that got no tensor; the core is unusable then.
+    weights: the tensors of a publication, on the host or on the device. tied: whether the output layer is the input
+    embedding. Worker processes of the core read weights from shared memory without a copy; weights that are elsewhere
+    are copied to them in several messages. Raises ValueError, naming the parameters, if parameters of the model got no
+    tensor; the core is unusable then.
     """
 
     def on_workers(function: Callable[..., object], *arguments: object) -> list[Any]:
@@ -212,11 +213,11 @@ def replace_weights(core: Core, weights: Mapping[str, Tensor], *, tied: bool) ->
 
 
 def fall_asleep(core: Core, *, keep_weights: bool) -> MemoryChange:
-    """Give back the device memory of the core's weights and caches. The core must have no requests.
+    """Free the device memory of the core's weights and caches. The core must have no requests.
 
-    keep_weights: whether the weights wait in host memory (vLLM's level 1); otherwise they are lost (level 2). Returns
-    the memory in use on the core's devices. It includes what other processes use, and what vLLM cannot give back, such
-    as its graphs.
+    keep_weights: whether the weights are kept in host memory (vLLM's level 1); otherwise they are lost (level 2).
+    Returns the bytes in use on the core's devices before and after. Both include the memory of other processes, and
+    memory that vLLM cannot free, such as that of its graphs.
     """
     before = sum(core.collective_rpc(memory_in_use, timeout=REPLACEMENT_SECONDS))
     core.sleep(level=1 if keep_weights else 2)
@@ -224,7 +225,10 @@ def fall_asleep(core: Core, *, keep_weights: bool) -> MemoryChange:
 
 
 def wake_up(core: Core) -> None:
-    """Take the memory again that `fall_asleep` has given back. Caches are empty, and weights that were lost have no meaning."""
+    """Allocate the memory again that `fall_asleep` has freed.
+
+    Caches are empty, and the values of lost weights are undefined.
+    """
     core.wake_up()
     core.collective_rpc(restore_expert_layout, timeout=REPLACEMENT_SECONDS)
 

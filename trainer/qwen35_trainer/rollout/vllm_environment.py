@@ -30,10 +30,9 @@ def set_variables() -> None:
 
 
 REUSED_BYTES, TRIM_BYTES = 32 * 2**20, 256 * 2**20
-"""Size, in bytes, below which the process keeps the memory of a freed tensor or array, and the maximum size of all kept
-memory.
+"""Two limits of glibc's allocator, in bytes. Freed memory of tensors and arrays below the first size is kept for reuse.
 
-The first is the maximum that glibc allows.
+The first is the maximum that glibc allows. The second is the maximum size of all memory that is kept.
 """
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Numbers of the settings of glibc's `mallopt`, from malloc.h."""
@@ -42,11 +41,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def reuse_freed_tensors() -> None:
     """Let this process keep the memory of small freed tensors and arrays for the next ones. Does nothing without glibc.
 
-    Every worker of a run returns freed tensors of 1 MiB to the system (runtime/process.py), because a trainer's memory would
-    fragment. Two kinds of processes allocate the same sizes again and again, so that the system would spend much time on
-    providing these pages. A step of vLLM on the CPU allocates the same tensors: with 64 sequences of a model of 20 million
-    parameters, the pages took a fifth of the time of a step. The driver allocates the reports of replicas, the tokens
-    of sequences, and batches: for responses of 32,000 tokens, the pages took more than half of its own work.
+    Every worker of a run returns freed tensors of 1 MiB to the system (runtime/process.py), because a trainer's memory
+    would fragment. Two kinds of processes allocate the same sizes again and again, and would spend much time on getting
+    the same pages from the system. The first is a process with vLLM on the CPU: with 64 sequences of a model of 20
+    million parameters, the pages took a fifth of the time of a step. The second is the driver, which allocates the
+    reports of replicas, the tokens of sequences, and batches: for responses of 32,000 tokens, the pages took more than
+    half of its own work.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, REUSED_BYTES)

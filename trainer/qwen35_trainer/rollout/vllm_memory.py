@@ -1,4 +1,4 @@
-"""The memory of vLLM's caches on the CPU, where no device has a memory of its own."""
+"""Computes the size of vLLM's KV cache on the CPU, where all processes of a machine share the memory."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from qwen35_trainer.free_memory import free_memory
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
 ATTENTION_BLOCK = 128
-"""vLLM's CPU kernels store keys and values in blocks of a multiple of this number of tokens."""
+"""Number of tokens. vLLM's CPU kernels store keys and values in blocks of a multiple of it."""
 STATES_PER_SEQUENCE = 2
-"""Number of blocks of a linear-attention layer per sequence: for its state, and for its state in the prefix cache."""
+"""Number of blocks of a linear-attention layer per sequence: the present state, and one in the prefix cache."""
 SPARE_BLOCKS = 64
 
 
 class CacheTooSmall(RuntimeError):
-    """The memory for keys, values and states does not hold one sequence of the maximum length."""
+    """One sequence of the maximum length does not fit into the memory for keys, values and states."""
 
     failure = FailureReason.OUT_OF_MEMORY
 
 
 def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: float) -> int:
-    """Return the bytes of vLLM's blocks for keys, values and states of `slots` sequences of `max_length` tokens.
+    """Return how many bytes vLLM gets for keys, values and states of `slots` sequences of `max_length` tokens.
 
-    The result is at most `fraction` of the memory that is available now; if more is needed, vLLM lets sequences wait.
-    All blocks of a hybrid model have one size: that of the state of a linear-attention layer, rounded up to whole
-    blocks of attention. Raises CacheTooSmall, with the bytes that one sequence needs, if this memory does not hold one
-    sequence.
+    The result is at most `fraction` of the memory that is available now. If the sequences need more, vLLM lets some
+    of them wait. All blocks of a hybrid model have one size: that of the state of a linear-attention layer, rounded
+    up to whole blocks of attention. Raises CacheTooSmall, with the bytes that one sequence needs, if one sequence
+    does not fit.
     """
     available = free_memory()
     least, needed = _needed(config, 1, max_length), _needed(config, slots, max_length)
@@ -41,7 +41,7 @@ def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: flo
 
 
 def _fix(least: int, available: int) -> str:
-    """Return what the user can change so that a cache of `least` bytes, for one sequence, fits.
+    """Return what the user can change so that a cache of `least` bytes, which holds one sequence, fits into memory.
 
     available: bytes of memory that are available now.
     """

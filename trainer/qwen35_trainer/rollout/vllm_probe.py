@@ -1,7 +1,7 @@
 """The probe of a publication on vLLM: requests that generate one token each, for the log-probs of their prompts.
 
 vLLM also has `trace_decode_token_ids` (vllm-project/vllm#46701), which replays tokens one step after another and so tests the kernels
-of decoding. It needs `enable_trace_replay`, for which vLLM keeps the tokens of every step on the device, and it has not been tried.
+of decoding. It needs `enable_trace_replay`, for which vLLM keeps the tokens of every step on the device. It has not been tried here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
 
 
 class VLLMProbe:
-    """The sequences of a probe that has not ended, as requests to an engine core."""
+    """A probe that has not ended: its sequences, as requests to an engine core, and the results so far."""
 
     def __init__(self, requests: CoreRequests) -> None:
         self._requests = requests
@@ -29,13 +29,14 @@ class VLLMProbe:
 
     @property
     def computed_in_part(self) -> bool:
-        """Whether the last step computed a part of one of the sequences, without its end."""
+        """Whether the last step computed a part of a sequence of the probe, but not its end."""
         return self._requests.prefilling(self._names)
 
     def start(self, sequences: Sequence[NDArray[np.int32]], lora_request: Any = None) -> None:  # noqa: ANN401
-        """Add the requests. They get the next free slots. A probe that has not ended is dropped.
+        """Begin a probe of `sequences`: add a request for each of them. A probe that has not ended is dropped first.
 
-        lora_request: vLLM's LoRARequest of the adapter to compute with; None: none.
+        sequences: (T,) token ids each. The requests get the next free slots, before all waiting requests. lora_request:
+        vLLM's LoRARequest of the adapter to compute with; None: no adapter.
         """
         self.drop()
         self._names = [f"probe-{number}" for number in range(len(sequences))]
@@ -51,11 +52,15 @@ class VLLMProbe:
         self._log_probs.clear()
 
     def has(self, new: NewTokens) -> bool:
-        """Whether the tokens belong to the probe."""
+        """Return whether the tokens belong to a request of the probe."""
         return new.request in self._names
 
     def add(self, new: NewTokens) -> tuple[NDArray[np.float32], ...] | None:
-        """Add the result of one request. Returns the log-probs of all sequences if it was the last one. Raises RuntimeError if vLLM gave it up."""
+        """Add the result of one request.
+
+        Returns the log-probs of all sequences if no other result is missing; otherwise None. Raises RuntimeError if
+        vLLM ended the request without log-probs.
+        """
         if new.prompt_log_probs is None:
             raise RuntimeError(
                 f"vLLM ended a sequence of the probe without log-probs, with the reason {new.finish_reason}"

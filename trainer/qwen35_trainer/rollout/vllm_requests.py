@@ -32,17 +32,21 @@ class NewTokens:
     ids: Sequence[int]
     """(n,) the drawn tokens. n is 0 if vLLM gives the request up."""
     returned_ids: NDArray[np.int32]
-    """(n, 1 + m) at each position the drawn token, then the m most likely ones, which may contain the drawn one again."""
+    """(n, 1 + m) the drawn token of each position, then the m most likely ones, which may contain it again."""
     log_probs: NDArray[np.float32]
     """(n, 1 + m) log-probs of `returned_ids` in the distribution from which the token was drawn; -inf: dropped by the sampler."""
     finish_reason: str | None
     """vLLM's reason why the request ended: "stop", "length", "abort", "error" or "repetition". None: it continues."""
     prefilled: int = 0
-    """If these are the first tokens of the request, the number of tokens of its prompt that were not in the prefix cache. Steps
-    computed them, the last of them this one. Otherwise 0."""
+    """Number of tokens of the prompt that the prefill computed, if these are the first new tokens; otherwise 0.
+
+    The prefill may have taken several steps, of which this is the last. Tokens from the prefix cache do not count.
+    """
     prompt_log_probs: NDArray[np.float32] | None = None
-    """(P - 1,) log-prob of each token of the prompt but the first one, at temperature 1. They come with the first token, if the
-    request's parameters have `prompt_logprobs`."""
+    """Log-probs of the prompt's tokens at temperature 1, without the first token, (prompt tokens - 1,).
+
+    They come with the first new token, if the request's parameters have `prompt_logprobs`; otherwise None.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +129,11 @@ class CoreRequests:
 
     @property
     def prefills(self) -> bool:
-        """Whether the last step computed a part of a prompt that is not complete yet."""
+        """Whether the last step computed a part of a prompt whose prefill has not ended."""
         return any(request.is_prefill_chunk for request in self._running)
 
     def prefilling(self, names: Iterable[str]) -> bool:
-        """Whether the last step computed a part of the prompt of one of these requests, which is not complete yet."""
+        """Return whether the last step computed a part of the prompt of one of these requests, but not its end."""
         ids = {self._ids[name] for name in names if name in self._ids}
         return any(request.is_prefill_chunk and request.request_id in ids for request in self._running)
 

@@ -9,9 +9,8 @@ class CacheRoom:
     """Measures the free memory of an engine core, in tokens of sequences of the maximum length.
 
     All layers take blocks from one pool. A layer with attention takes one block for every `block_size` tokens, and a
-    layer with a state takes a fixed number of blocks for each sequence. The measure is exact for sequences of
-    `max_length` tokens. Of shorter sequences, fewer tokens fit, because each sequence takes the same number of blocks
-    for states.
+    layer with a state takes a fixed number of blocks for each sequence. The measure is therefore exact for sequences of
+    `max_length` tokens. Of shorter sequences, fewer tokens fit into the free memory than the measure says.
 
     core: vLLM's LLMEngine, whose scheduler runs in this process.
     """
@@ -29,6 +28,6 @@ class CacheRoom:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens for which blocks are free."""
+        """Number of tokens for which blocks are free."""
         free: int = self._pool.get_num_free_blocks()
         return free * self._max_length // max(1, self._blocks)

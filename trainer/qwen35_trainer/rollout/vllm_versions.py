@@ -24,22 +24,25 @@ from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFC
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 
 _TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 16}
-"""Sizes of a vision tower that is never built: vLLM leaves it out, because replicas on it take no pictures."""
+"""Sizes of a vision tower that is never built: vLLM leaves the tower out, because its replicas take no pictures."""
 _TEXT, _IN_VISION_LANGUAGE = "model.", "model.language_model."
 _VISION = "model.visual."
 _ADAPTED = ".base_layer.weight"
-"""End of the name of the weight of a layer with adapters."""
+"""End of a weight's name in a layer with adapters."""
 
 
 def builds_text_models() -> bool:
-    """Return whether the installed vLLM builds text models of this family alone. Importing vLLM takes seconds."""
+    """Return whether the installed vLLM builds a text model of this family without a vision-language model around it.
+
+    Importing vLLM takes seconds.
+    """
     from vllm import ModelRegistry
 
     return CLASSES["qwen3_5_text"] in ModelRegistry.get_supported_archs()
 
 
 def vision_language(text: HFConfig) -> HFConfig:
-    """Return the configuration of a vision-language model with this text model. text: the configuration of a text model."""
+    """Return the configuration of a vision-language model that contains the text model of configuration `text`."""
     from transformers import AutoConfig
 
     [kind] = [outer for outer, inner in TEXT_MODEL_TYPES.items() if inner == text.model_type]
@@ -53,7 +56,7 @@ def vision_language(text: HFConfig) -> HFConfig:
 
 
 def weight_name(name: str) -> str:
-    """Return the name by which vLLM loads a tensor: the one in a vision-language model, also for those of a text model.
+    """Return the name by which vLLM loads a tensor: its name in a vision-language model, even for a text model.
 
     Only these names have the same meaning in all versions.
     """
@@ -63,19 +66,20 @@ def weight_name(name: str) -> str:
 
 
 def adapter_name_mapper(model: Any) -> Any:  # noqa: ANN401  # vLLM's model and WeightsMapper
-    """Return what maps the names of adapters to those of vLLM's layers.
+    """Return vLLM's mapper from the names of a publication's adapters to the names of vLLM's layers.
 
-    In 0.32 the model's own mapper also joins layers, such as q_proj, k_proj and v_proj; LoRAModel joins adapters itself.
+    In 0.32 the model's own mapper also joins layers, such as q_proj, k_proj and v_proj. That is not wanted, because
+    LoRAModel joins the adapters.
     """
     mapper = model.hf_to_vllm_mapper
     return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper
 
 
 def in_adapted_layers(model: Any, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:  # noqa: ANN401  # vLLM's model
-    """Return tensors by the names by which vLLM finds them in a model whose layers may have adapters.
+    """Return tensors by the names under which vLLM finds them in a model whose layers may have adapters.
 
-    A layer with adapters contains the layer that is loaded, as `base_layer`. vLLM 0.23 needs this name in those of its
-    weights. vLLM 0.32 passes the weights on, and does not know the name.
+    In vLLM, a layer with adapters contains the original layer as `base_layer`. vLLM 0.23 expects `base_layer` in the
+    names of such a layer's weights. vLLM 0.32 passes the weights on to the original layer, and does not know that name.
     """
     adapted = {name.split(".")[-3] for name, _ in model.named_parameters() if name.endswith(_ADAPTED)}
     return _with_base_layers(model, adapted, weights) if adapted and not _passes_weights_on() else weights
@@ -88,7 +92,10 @@ def _passes_weights_on() -> bool:
 
 
 def _with_base_layers(model: Any, adapted: set[str], weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:  # noqa: ANN401
-    """adapted: names of layers, without their path, that have adapters."""
+    """Yield tensors with `.base_layer` in the names of the weights of adapted layers.
+
+    adapted: names of layers, without their path, that have adapters.
+    """
     joined = {part: whole for whole, parts in model.packed_modules_mapping.items() for part in parts}
     for name, tensor in weights:
         layer = name.rpartition(".")[0].rpartition(".")[2]
@@ -97,9 +104,9 @@ def _with_base_layers(model: Any, adapted: set[str], weights: Iterable[NamedTens
 
 
 def add_cpu_functions() -> None:
-    """Add to this process what vLLM 0.23 lacks on the CPU. It has these functions for GPUs only, and 0.32 has them for both.
+    """Add functions to this process that vLLM 0.23 has for GPUs only, and that vLLM 0.32 also has for CPUs.
 
-    Without them, 0.23 fails or returns NaN with the prefix cache, and fails with adapters.
+    Without them, 0.23 fails or returns NaN with the prefix cache on the CPU, and fails with adapters.
     """
     from vllm.lora.punica_wrapper import utils as adapter_indices
     from vllm.utils import cpu_triton_utils
@@ -112,19 +119,20 @@ def add_cpu_functions() -> None:
 
 
 def _copy_memory(sources: Tensor, targets: Tensor, sizes: Tensor) -> None:
-    """Copy pieces of memory: states, from and to blocks of the prefix cache.
+    """Copy ranges of memory: states, from and to blocks of the prefix cache.
 
-    sources, targets: (n,) addresses. sizes: (n,) bytes.
+    sources, targets: (ranges,) addresses. sizes: (ranges,) bytes.
     """
     for source, target, size in zip(sources.tolist(), targets.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(target, source, size)
 
 
 def _clear_blocks(runner: Any, block_ids: list[int]) -> None:  # noqa: ANN401  # vLLM's CPUModelRunner
-    """Clear new blocks of keys and values.
+    """Set new blocks of keys and values to 0.
 
-    A block may have been one of states before, whose bytes may be NaN as bfloat16. The kernel multiplies values at unused positions
-    by 0, which leaves NaN. runner: the model runner, of which this is a method.
+    A block may have held states before, whose bytes may be NaN when they are read as bfloat16. The kernel
+    multiplies values at unused positions by 0, which leaves NaN. runner: the model runner, of which this function
+    becomes a method.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 

@@ -4,10 +4,11 @@
     fall_asleep     ─► memory_in_use                                         before and after
     wake_up         ─► restore_expert_layout
     replace_weights ─► begin_replacement ─► load_shared       ─► finish_replacement      weights in shared memory
-                                         └► load_portion …   ─┘                          any others
+                                         └► load_portion …   ─┘                          all other weights
 
-With one device the worker is an object in the rollout worker's process. With several, vLLM starts a process for each device, and
-calls these functions there. Each of them reads weights in shared memory where they are. The first argument is the worker.
+With one device, the worker is an object in the rollout worker's process. With several devices, vLLM starts a process for each
+device, and calls these functions there. Such a process reads weights from shared memory without a copy. The first argument of
+each function is the worker.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ type Worker = Any
 """vLLM's worker. Its types are not followed (pyproject.toml)."""
 
 LOADED = "_qwen35_loaded"
-"""Attribute of a worker: names of the parameters that got tensors since `begin_replacement`."""
+"""Name of a worker's attribute: names of the parameters that got tensors since `begin_replacement`."""
 HEAD = "lm_head.weight"
 """End of the name of the parameter of the output layer."""
 SEGMENTS = "_qwen35_segments"
-"""Attribute of a worker: the segments of shared memory that its process keeps mapped."""
+"""Name of a worker's attribute: segments of shared memory that its process keeps mapped."""
 FLOAT32_PARAMETER = ".A_log"
 """Suffix of the parameter that vLLM keeps in float32. All others are bfloat16."""
 _PR_SET_PDEATHSIG = 1
@@ -47,11 +48,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
-    """Make this process end with the rollout worker, however that process ends, and use the same settings.
+    """Let this process end when the rollout worker ends, for whatever reason, and use the rollout worker's settings.
 
-    parent: process id of the rollout worker. on_cpu: whether the model is on the CPU. Linux kills this process with the
-    thread that started it, so `build_core` must be called on a thread that lives as long as the engine. vLLM itself
-    notices the end only after seconds, by a thread that waits for the end of a pipe.
+    parent: process id of the rollout worker. on_cpu: whether the model is on the CPU. Linux kills this process when the
+    thread that started it ends, so `build_core` must be called on a thread that lives as long as the engine. vLLM
+    itself notices the end of the rollout worker only after seconds, by a thread that waits for the end of a pipe.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
@@ -79,7 +80,7 @@ def begin_replacement(worker: Worker) -> None:
 
 
 def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
-    """Load tensors into the model. weights: whole tensors, of which the worker takes its part."""
+    """Load tensors into the model. weights: tensors by vLLM's names, of each of which the worker takes its part."""
     from vllm.config import set_current_vllm_config
 
     model = worker.model_runner.get_model()
@@ -88,9 +89,10 @@ def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
 
 
 def load_shared(worker: Worker, version: SharedVersion, tied: bool) -> None:
-    """Load a version from shared memory into the model. The worker reads its slice of each tensor, and nothing else.
+    """Load a version from shared memory into the model. The worker reads only its slice of each tensor.
 
-    tied: whether the output layer is the input embedding. Raises SegmentUnavailable if the version is not there any more.
+    tied: whether the output layer is the input embedding. Raises SegmentUnavailable if the version is not in the shared
+    memory any more.
     """
     if not hasattr(worker, SEGMENTS):
         setattr(worker, SEGMENTS, MappedSegments())
@@ -105,9 +107,9 @@ def _rank(worker: Worker) -> ReplicaRank:
 
 
 def _divisions(worker: Worker, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Division]:
-    """Return how the replica's ranks divide the published tensors. shapes: of these, by name.
+    """Return the divisions of the published tensors among the replica's ranks. shapes: shape of each tensor, by name.
 
-    If ranks have other experts than consecutive ones, each of them reads all experts.
+    If the experts of a rank are not consecutive, each rank reads all experts.
     """
     parallel = worker.vllm_config.parallel_config
     has_consecutive = not parallel.enable_eplb and parallel.expert_placement_strategy == "linear"
@@ -115,7 +117,7 @@ def _divisions(worker: Worker, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
 
 
 def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTensor]:
-    """Yield weights of a publication by the names and in the types by which vLLM loads them. tied: as in `load_shared`."""
+    """Yield weights of a publication with the names and types with which vLLM loads them. tied: as in `load_shared`."""
     for name, tensor in exported(weights.items(), tied=tied):
         # vLLM converts a slice when it copies it. Converting it here would read the whole tensor.
         is_kept = name.endswith(FLOAT32_PARAMETER) or isinstance(tensor, SlicedTensor)
@@ -123,9 +125,9 @@ def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTens
 
 
 def finish_replacement(worker: Worker) -> list[str]:
-    """Bring the new weights into the layout of vLLM's kernels.
+    """Convert the new weights to the layout of vLLM's kernels.
 
-    Returns the names of the parameters that got no tensor.
+    Returns the names of the parameters that got no tensor since `begin_replacement`.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -144,10 +146,10 @@ def finish_replacement(worker: Worker) -> list[str]:
 
 
 def restore_expert_layout(worker: Worker) -> None:
-    """Undo what vllm-ascend's `wake_up` does to the weights of experts. Does nothing to those of other builds of vLLM.
+    """Undo the transposition of expert weights by vllm-ascend's `wake_up`. Other builds of vLLM do not transpose them.
 
-    It transposes them, so that tensors of a checkpoint can be copied into them. Here vLLM replaces weights layer by layer, and
-    needs them in the contiguous layout of the kernels.
+    vllm-ascend transposes these weights so that tensors of a checkpoint can be copied into them. Here vLLM replaces
+    weights layer by layer, and needs them in the contiguous layout of the kernels.
     """
     for layer in worker.model_runner.get_model().modules():
         for name in ("w13_weight", "w2_weight"):
@@ -159,8 +161,8 @@ def restore_expert_layout(worker: Worker) -> None:
 def parameter_checksums(worker: Worker) -> dict[str, int]:
     """Return the checksum of each parameter of this worker's part of the model, by vLLM's names.
 
-    vLLM's CPU kernels hide the matrices of linear layers, in a layout of their own. In their place, this is the checksum of the
-    product of the matrix and a fixed vector.
+    vLLM's CPU kernels hide the matrices of linear layers in a layout that cannot be read. The checksum of such a matrix
+    is computed from its product with a fixed vector.
     """
     model = worker.model_runner.get_model()
     checksums = {
@@ -179,7 +181,7 @@ def parameter_checksums(worker: Worker) -> dict[str, int]:
 
 @torch.no_grad()
 def memory_in_use(_: Worker) -> int:
-    """Return the bytes in use on the worker's device, by all processes."""
+    """Return the bytes of memory that all processes together use on the worker's device."""
     # The device's own module: torch.accelerator is not known to count the memory of NPUs, and vllm-ascend does not use it for this.
     free, total = torch.get_device_module().mem_get_info()
     return int(total - free)
@@ -194,7 +196,7 @@ def _product(layer: Any) -> Tensor:  # noqa: ANN401  # vLLM's layer
 
 
 def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
-    """Remove the CPU kernels of the experts, so that vLLM brings the new weights into the kernels' layout.
+    """Remove the CPU kernels of the experts, so that vLLM converts the new weights to the kernels' layout.
 
     vLLM 0.32 converts weights only in layers that have no kernel yet; otherwise it would compute with the wrong layout.
     """
@@ -205,9 +207,9 @@ def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
 
 
 def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
-    """Convert the weight of a tied output layer again for vLLM's CPU kernels, which compute with a copy.
+    """Convert the weight of a tied output layer again for vLLM's CPU kernels, which compute with a converted copy.
 
-    vLLM 0.32 renews only the copy of the embedding.
+    vLLM 0.32 converts only the embedding again.
     """
     if _is_tied(model):
         head = _text_model(model).lm_head
@@ -215,9 +217,9 @@ def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
 
 
 def _is_tied(model: Any) -> bool:  # noqa: ANN401  # vLLM's model
-    """Return whether the output layer has the weights of the embedding.
+    """Return whether the output layer uses the weights of the embedding.
 
-    While weights are replaced, vLLM gives the output layer a parameter of its own.
+    While weights are replaced, vLLM gives the output layer a separate parameter.
     """
     return bool(_text_model(model).config.tie_word_embeddings)
 

@@ -1,9 +1,10 @@
 """A version of the weights that contains only adapters (LoRA, arXiv:2106.09685 eq. 3). The process that loads it has the base weights already.
 
-    LAYER.lora_A  (rank, in)    LAYER.lora_B  (out, rank)    for each linear layer that is adapted
-    lora_scale    ()            the same for all layers
+    LAYER.lora_A  (rank, in)    LAYER.lora_B  (out, rank)    for each adapted linear layer
+    lora_scale    ()            one number for all layers
 
-The adapted layers compute W·x + scale · B·A·x. Everything else is unchanged.
+An adapted layer with the base weight W and the matrices A (lora_A) and B (lora_B) computes W·x + lora_scale · B·A·x.
+All other layers compute as in the base model.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ DOWN, UP, SCALE = "lora_A", "lora_B", "lora_scale"
 
 
 def are_adapters(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether these weights are low-rank adapters, which need the weights of a base model."""
+    """Return whether `weights` contains LoRA adapters instead of all weights of a model."""
     return SCALE in weights
 
 
 def adapted(adapters: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the base weights that the adapters change."""
+    """Return the sorted names of the base weights that the adapters change: `LAYER.weight` for each adapted layer."""
     layers = {name.rpartition(".")[0] for name in adapters if name != SCALE}
     return [f"{layer}.weight" for layer in sorted(layers)]
 
 
 def misfits(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> list[str]:
-    """Return a phrase for each layer whose adapters do not fit `base`, the weights by name. Empty if all fit."""
+    """Return a text for each adapted layer with a missing tensor or with shapes that do not fit together.
+
+    base: base weights by name. adapters: tensors of the adapters by name. The shapes of a layer must be (out, in) for
+    the base weight, (rank, in) for lora_A and (out, rank) for lora_B. The result is empty if all layers fit.
+    """
     problems = []
     for name in adapted(adapters):
         layer = name.removesuffix("weight")

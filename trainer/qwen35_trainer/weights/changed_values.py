@@ -1,11 +1,11 @@
-"""Encodes which values of a part of a tensor differ from the version before, and the new values.
+"""Encodes the changes of a tensor's part between two versions (delta encoding): the new values, and where they are.
 
     before   3.0  1.5  0.5  2.0 …          encoding   new values, as they are   │ gaps, one byte each or more
     after    3.0  1.6  0.5  2.1 …    ─►               1.6  2.1                  │ 1  1
 
-A gap is the number of equal values before a changed value. The bytes of a gap are added up: bytes equal to ESCAPE
-continue the gap, and a smaller byte ends it. Values are compared by their bits, so the result is exact, also for values
-that are not a number (NaN).
+A gap is the number of equal values in front of a changed value. It is stored as bytes whose sum is the gap: any number of
+bytes equal to ESCAPE, then one smaller byte, which ends the gap. Values are compared by their bits, so the result is exact,
+also for values that are not a number (NaN).
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import numpy as np
 from qwen35_trainer.weights.segment import Memory
 
 ESCAPE = 255
-"""Largest byte of a gap: it adds ESCAPE to the gap, and the next byte continues the gap."""
+"""Byte that adds 255 to a gap and is followed by another byte of the same gap."""
 ITEM_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-"""Number of bytes of a value → type by which its bits are compared."""
+"""Size of a value in bytes → unsigned integer type of that size, as which values are compared bit by bit."""
 
 
 class ChangesDamaged(ValueError):
-    """An encoding does not fit its part: the number of its values is wrong, or values are beyond the part's end."""
+    """An encoding does not fit its part: it lacks a gap for a changed value, or a position is beyond the end."""
 
 
 def encoded_changes(before: Memory, after: Memory, item_bytes: int) -> tuple[Memory, int] | None:
-    """Return the encoding of `after` and the number of changed values; None if it would not be smaller than `after`.
+    """Return the encoded changes from `before` to `after`, and the number of changed values.
 
-    before, after: bytes of the part in the version before and in the new version. item_bytes: number of bytes of each
-    value. The encoding shares no memory with them.
+    None: the encoding would not be smaller than `after`. before, after: bytes of the same part of a tensor in the
+    previous and in the new version. item_bytes: size of a value in bytes. The encoding shares no memory with `before`
+    and `after`.
     """
     new = after.view(ITEM_TYPES[item_bytes])
     changed = np.flatnonzero(before.view(ITEM_TYPES[item_bytes]) != new)
@@ -43,10 +44,11 @@ def encoded_changes(before: Memory, after: Memory, item_bytes: int) -> tuple[Mem
 
 
 def apply_changes(target: Memory, encoding: Memory, changes: int, item_bytes: int) -> None:
-    """Change `target` from the bytes of the version before to the bytes of the encoded version.
+    """Apply encoded changes to `target` in place.
 
-    changes: number of changed values. item_bytes: number of bytes of each value. Raises ChangesDamaged if the encoding
-    does not fit `target`.
+    target: bytes of the part in the previous version, which become the bytes of the new version. encoding: from
+    `encoded_changes`. changes: number of changed values. item_bytes: size of a value in bytes. Raises ChangesDamaged if
+    the encoding does not fit; `target` is unchanged in this case.
     """
     values = target.view(ITEM_TYPES[item_bytes])
     codes = encoding[changes * item_bytes :]

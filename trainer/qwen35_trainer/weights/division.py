@@ -1,16 +1,17 @@
-"""Divides a tensor among the ranks of a replica, and defines in which order the tensor is staged for them. Pure.
+"""Divides a tensor among the ranks of a replica (tensor or expert parallelism), and orders its values for staging. Pure.
 
-    one section    (outer, units, unit) values; the ranks divide `units`
+    one section    (outer, units, unit) values; the ranks divide the second dimension, `units`
     two ranks      outer = 1: rows of a matrix            outer = rows: columns of a matrix
                    ██████  rank 0                         ███▒▒▒   rank 0 │ rank 1
                    ▒▒▒▒▒▒  rank 1                         ███▒▒▒
 
-    several        q │ k │ v: each of them is divided
+    several        q │ k │ v: the ranks divide each section
     sections
 
-A rank's part of a tensor is consecutive if outer is 1. Otherwise it is spread over the whole tensor, in runs that may be as short as 256
-bytes. Such a tensor is staged in blocks (`BlockOrder`): the first block of all rows, then the second one …, so that
-a rank's part is consecutive again, can be read by few transfers, and has checksums of its own.
+Train ranks *stage* a version: they copy their shards to where replicas can read them. The part of a replica's rank is
+consecutive in the tensor if outer is 1. Otherwise it is spread over the whole tensor, in runs that may be as short as 256 bytes.
+Such a tensor is staged in blocks (`BlockOrder`): the first block of all rows, then the second block of all rows, and so on. The
+part of a rank is then consecutive, so that it can be read by few transfers and has its own checksums.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShape:
-    """Number of ranks of a replica, which divide the tensors among them, and how they divide experts."""
+    """The number of ranks among which a replica divides its tensors, and whether each rank has whole experts."""
 
     ranks: int = 1
     divides_experts: bool = False
     """Whether each rank computes with some whole experts (expert parallelism).
 
-    Otherwise each rank computes with a part of every expert.
+    Otherwise each rank computes with a part of every expert (tensor parallelism).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRank:
-    """One rank of a replica, from 0."""
+    """One rank of a replica: its number, counted from 0, and the shape of the replica."""
 
     rank: int
     replica: ReplicaShape
@@ -48,7 +49,10 @@ class ReplicaRank:
 
 @dataclass(frozen=True, slots=True)
 class TensorSection:
-    """Consecutive values of a tensor, of the shape (outer, units, unit), of which ranks divide the second dimension."""
+    """Consecutive values of a tensor, seen as an array of the shape (outer, units, unit).
+
+    Ranks divide the second dimension.
+    """
 
     outer: int
     units: int
@@ -56,7 +60,7 @@ class TensorSection:
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values of the section."""
         return self.outer * self.units * self.unit
 
 
@@ -65,14 +69,24 @@ class Division:
     """The division of one tensor among the ranks of a replica."""
 
     sections: tuple[TensorSection, ...]
-    """The sections that together are the tensor."""
+    """The sections of which the tensor consists, in order."""
     padding: int = 1
-    """The number of units is rounded up to a multiple of this number before it is divided. The units added are not published."""
+    """Before the division, the number of units is rounded up to a multiple of this number.
+
+    The added units are not published, so the last ranks may have fewer units than the others.
+    """
     experts: int = 0
-    """Number of experts, by which `outer` of the only section can be divided instead of its units. 0: not experts."""
+    """Number of experts in the tensor; 0 if it contains none.
+
+    A tensor of experts has one section, whose first dimension consists of equal parts for the experts. With expert
+    parallelism, the ranks divide these parts instead of the units.
+    """
 
     def held(self, who: ReplicaRank) -> tuple[HeldSection, ...]:
-        """Return what a rank computes with: a part of each section, or all of it where the ranks cannot divide it."""
+        """Return the part of each section with which a rank computes.
+
+        The part is the whole section if the ranks cannot divide it.
+        """
         starts = _starts(self.sections)
         return tuple(self._held(section, start, who) for section, start in zip(self.sections, starts, strict=True))
 
@@ -91,16 +105,19 @@ class Division:
         )
 
     def order(self, replica: ReplicaShape) -> BlockOrder | None:
-        """Return the order in which the tensor is staged for the ranks of a replica. None: the order of its values."""
+        """Return the block order in which the tensor is staged for replicas of this shape.
+
+        None: it is staged in the order of its values.
+        """
         section = self.sections[0]
         if replica.ranks == 1 or len(self.sections) > 1 or section.outer == 1 or section.units % replica.ranks:
             return None
         return None if replica.divides_experts and self.experts else BlockOrder(section.outer, replica.ranks)
 
     def cuts(self, replica: ReplicaShape) -> tuple[int, ...]:
-        """Return the numbers of the values at which the part of a replica's rank begins or ends.
+        """Return the indices, ascending, of the tensor's values at which the part of a rank begins or ends.
 
-        They are empty for a tensor that is staged in blocks, which are such parts themselves.
+        The result is empty for a tensor that is staged in blocks, because each block is the part of one rank.
         """
         if self.order(replica) is not None:
             return ()
@@ -113,11 +130,11 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class HeldSection:
-    """The part of a section that a rank computes with: some of `outer`, and of each of these some units."""
+    """The part of a section with which one rank computes: some indices of the first and of the second dimension."""
 
     section: TensorSection
     start: int
-    """Number of the section's first value in the tensor."""
+    """Index of the section's first value in the flattened tensor."""
     outer: range
     units: range
 
@@ -129,16 +146,20 @@ class HeldSection:
 
 @dataclass(frozen=True, slots=True)
 class BlockOrder:
-    """The order of a tensor of the shape (outer, blocks, inner), staged as (blocks, outer, inner)."""
+    """The order in which a tensor is staged in blocks of columns.
+
+    The values, seen as (outer, blocks, inner), are stored as (blocks, outer, inner).
+    """
 
     outer: int
     blocks: int
 
 
 def staged_runs(held: HeldSection, order: BlockOrder | None) -> Iterator[range]:
-    """Yield ranges of the staged values of a tensor that contain what a rank holds of a section.
+    """Yield ranges of a tensor's staged values that together contain a rank's part of a section.
 
-    They contain more if the tensor is staged in another order than the rank's replica divides it.
+    held: the part. order: block order in which the tensor is staged; None: the order of its values. If the tensor is
+    not staged for the shape of the rank's replica, the ranges may also contain values of other ranks.
     """
     section, unit = held.section, held.section.unit
     if not held.values:
@@ -155,48 +176,56 @@ def staged_runs(held: HeldSection, order: BlockOrder | None) -> Iterator[range]:
 
 @dataclass(frozen=True, slots=True)
 class StagedPiece:
-    """Consecutive staged values of one tensor, of which a shard has `rows` runs of `width` values."""
+    """Consecutive staged values of one tensor.
+
+    In the shard from which they are copied, they are `rows` runs of `width` values.
+    """
 
     start: int
-    """Number of the first one among the tensor's staged values."""
+    """Index of the piece's first value among the staged values of the tensor."""
     first: int
-    """Number of the first one among the shard's values."""
+    """Index of the piece's first value in the shard."""
     rows: int
     width: int
     stride: int
-    """Number of the shard's values from the start of one run to the start of the next one."""
+    """Number of values from the start of one run to the start of the next one in the shard."""
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values of the piece."""
         return self.rows * self.width
 
 
 @dataclass(frozen=True)
 class StagingPlan:
-    """The places at which train ranks cut their shards, and the orders in which they stage the values.
+    """The places at which train ranks cut their shards into pieces, and the orders in which they stage the values.
 
-    With these, each part that a rank of a replica reads contains values of this rank only.
+    The plan is made for replicas of one shape: each rank of such a replica needs all values of a piece, or none
+    of them.
     """
 
     orders: Mapping[str, BlockOrder] = field(default_factory=dict)
-    """Name of a tensor that is staged in blocks → their order."""
+    """Name of a tensor that is staged in blocks → its block order."""
     cuts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Name of a tensor → numbers of the values at which a piece ends, so that no piece contains values of two ranks."""
+    """Name of a tensor that is not staged in blocks → indices, ascending, of the values at which a piece must end."""
 
     @classmethod
     def of(cls, divisions: Mapping[str, Division], replica: ReplicaShape) -> StagingPlan:
-        """Return the plan for the ranks of replicas of one shape. With one rank, everything is staged whole."""
+        """Return the plan for replicas of one shape. For replicas with one rank, it has no cuts and no block orders.
+
+        divisions: name of each tensor that the ranks divide → its division.
+        """
         if replica.ranks == 1:
             return cls()
         orders = {name: order for name, each in divisions.items() if (order := each.order(replica)) is not None}
         return cls(orders, {name: each.cuts(replica) for name, each in divisions.items() if name not in orders})
 
     def pieces(self, name: str, size: int, held: range, most: int) -> Iterator[StagedPiece]:
-        """Yield the pieces in which a rank stages its shard of a tensor.
+        """Yield the pieces in which a train rank stages its shard of the tensor `name`.
 
-        size: number of values of the tensor. held: numbers of the consecutive values that the shard has. most: maximum number
-        of values of a piece. Raises ValueError if a tensor that is staged in blocks is not sharded by rows.
+        size: number of values of the whole tensor. held: indices of the shard's values in the flattened tensor. most:
+        maximum number of values of a piece; one row of a block may be longer. Raises ValueError if the tensor is staged
+        in blocks and the shard does not consist of whole rows.
         """
         order = self.orders.get(name)
         if order is None:
@@ -221,13 +250,14 @@ class StagingPlan:
 
 
 WHOLE = StagingPlan()
-"""The plan in which all tensors are staged in the order of their values."""
+"""The plan without cuts and block orders: each tensor is staged in the order of its values."""
 
 
 def unit_range(units: int, who: ReplicaRank) -> range:
-    """Return the units of a rank.
+    """Return the units that a rank holds.
 
-    With fewer units than ranks, several ranks have the same unit. All units if neither number divides the other.
+    The ranks hold equal numbers of units if they can be divided equally. With fewer units than ranks, several ranks
+    hold the same unit. If neither number divides the other, each rank holds all units.
     """
     if units % who.ranks == 0:
         each = units // who.ranks
@@ -239,7 +269,10 @@ def unit_range(units: int, who: ReplicaRank) -> range:
 
 
 def _expert_range(experts: int, who: ReplicaRank) -> range:
-    """Return the experts of a rank: consecutive ones, of which the first ranks have one more if there is a remainder."""
+    """Return the experts of a rank, which are consecutive.
+
+    If they cannot be divided equally, the first ranks have one more.
+    """
     each, more = divmod(experts, who.ranks)
     start = who.rank * each + min(who.rank, more)
     return range(start, start + each + (who.rank < more))
@@ -254,7 +287,11 @@ def _starts(sections: tuple[TensorSection, ...]) -> list[int]:
 
 
 def rows_divided(shape: tuple[int, ...], units: int | None = None, padding: int = 1) -> Division:
-    """Return the division of a tensor by its rows. units: number of units into which the rows are grouped; None: each row is one."""
+    """Return the division of a tensor by its rows.
+
+    units: number of equal groups of rows that are not divided further, such as heads; None: each row is a unit.
+    padding: as in `Division`.
+    """
     rows, row = shape[0], math.prod(shape[1:])
     units = rows if units is None else units
     return Division((TensorSection(1, units, rows // units * row),), padding)

@@ -20,7 +20,7 @@ class TensorKind(NamedTuple):
 def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
     """Return the shape and type of each tensor, by name.
 
-    For HostWeights they come from the manifest, and no tensor is read.
+    For HostWeights, the result comes from the manifest, and no tensor is read.
     """
     from_manifest: dict[str, TensorKind] | None = getattr(weights, "kinds", None)
     if from_manifest is not None:
@@ -34,15 +34,16 @@ def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
 def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor, by name.
 
-    For HostWeights they come from the manifest, and no tensor is read.
+    For HostWeights, the result comes from the manifest, and no tensor is read.
     """
     return {name: kind.shape for name, kind in kinds(weights).items()}
 
 
 def check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor], version: int) -> None:
-    """Raise ValueError, naming all tensors that are missing, unexpected or of another shape, if `weights` do not fit.
+    """Raise ValueError if `weights` does not have exactly the expected tensors and shapes.
 
-    expected: shape of each tensor of the rollout model, by name. version: version of the weights, for the error.
+    The error names all tensors that are missing, unexpected or of another shape. expected: shape of each tensor of the
+    rollout model, by name. version: version of the weights, for the error.
     """
     other = shapes(weights)
     misshapen = sorted(name for name in expected.keys() & other.keys() if expected[name] != other[name])
@@ -54,7 +55,7 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, 
 
 
 def check_types(weights: Mapping[str, Tensor], version: int) -> None:
-    """Raise ValueError, naming the tensors, if tensors do not hold floating-point numbers.
+    """Raise ValueError, naming the tensors, if tensors in `weights` have a type that is not a floating-point type.
 
     version: version of the weights, for the error.
     """

@@ -1,4 +1,4 @@
-"""A received version of the weights on the host of a replica: tensors that are views of memory that processes share."""
+"""A received version of the weights in the host memory of a replica: tensors that are views of shared memory."""
 
 from __future__ import annotations
 
@@ -24,37 +24,39 @@ from qwen35_trainer.weights.weight_manifest import (
 )
 
 MAX_VERIFIERS = 16
-"""Maximum number of threads on which a replica verifies what it has read.
+"""Maximum number of threads on which a replica verifies checksums.
 
-One core verifies 31.5 GB/s (benchmarks/weight_plan.py), and a host with eight network interfaces reads 400 GB/s.
+One core verifies 31.5 GB/s (benchmarks/weight_plan.py), and a host with eight network interfaces receives 400 GB/s.
 """
 
 
 @dataclass(frozen=True)
 class SharedVersion:
-    """A version in shared memory, as it is sent to another process of the host: its segment's handle, and its manifest.
+    """A reference to a version in shared memory, for another process of the host: segment handle and manifest.
 
-    It contains no tensors, and the manifest no parts.
+    The manifest lists no parts, so the other process has no checksums to verify.
     """
 
     manifest: WeightManifest
     handle: SegmentHandle
 
     def open(self, segments: MappedSegments) -> HostWeights:
-        """Open the version without verifying it. segments: the segments that this process keeps mapped.
+        """Return the tensors of the version, without verifying them. segments: segments that this process keeps mapped.
 
-        Raises SegmentUnavailable if the segment is gone or holds another version.
+        Raises SegmentUnavailable if the segment is gone, is being written or holds another version, and TooLittleMemory
+        if it cannot be mapped.
         """
         return HostWeights.of(self.manifest, segments.open(self.handle))
 
 
 class HostWeights(Mapping[str, Tensor]):
-    """The tensors of a version by name, on the host, as views of shared memory. Tensors that are staged in blocks are copies.
+    """The tensors of a version by name, on the host, as views of shared memory.
 
-    The memory is not overwritten while one of the tensors exists. Do not write to the tensors: other replicas use the
-    same memory, and a write would end the process, because the memory is mapped read-only. A pickled object is a handle
-    of a few bytes per tensor. Another process of the host that unpickles it gets the same memory without a copy, as
-    long as some process holds that memory.
+    Tensors that are staged in blocks are copies. The memory is not overwritten while this object or a view of the
+    memory exists. Do not write to the tensors: other replicas use the same memory, and a write would end the process,
+    because the memory is mapped read-only. A pickled object contains the manifest and the segment's handle, and no
+    values. Another process of the host that unpickles it maps the same memory, as long as some process still holds
+    that memory.
     """
 
     def __init__(self, manifest: WeightManifest, memory: Memory, segment: MemorySegment | None = None) -> None:
@@ -71,15 +73,16 @@ class HostWeights(Mapping[str, Tensor]):
     def open(cls, manifest: WeightManifest, handle: SegmentHandle) -> HostWeights:
         """Open a version in shared memory, without verifying it.
 
-        Raises SegmentUnavailable if the segment is gone or holds another version.
+        Raises SegmentUnavailable if the segment is gone, is being written or holds another version, and TooLittleMemory
+        if it cannot be mapped.
         """
         return cls.of(manifest, MemorySegment.open(handle))
 
     @classmethod
     def of(cls, manifest: WeightManifest, segment: MemorySegment) -> HostWeights:
-        """Return a version in an open segment, without verifying it.
+        """Return the version in an open segment, without verifying it.
 
-        Raises SegmentUnavailable if the segment holds another version or is being written.
+        Raises SegmentUnavailable if the segment is being written or holds another version.
         """
         memory = segment.read()
         if memory is None or segment.version != manifest.version:
@@ -106,15 +109,19 @@ class HostWeights(Mapping[str, Tensor]):
 
     @property
     def shared(self) -> SharedVersion:
-        """The version in the form in which another process of the host opens it, without the checksums.
+        """A reference with which another process of the host opens the same memory.
 
-        Of a large model these are most of the manifest. Raises TypeError if no other process can open the version.
+        It does not contain the checksums, which are most of the manifest of a large model. Raises TypeError if the
+        memory belongs to this process alone.
         """
         return SharedVersion(replace(self.manifest, parts=()), self.handle)
 
     @property
     def handle(self) -> SegmentHandle:
-        """The handle with which another process of the host opens the same memory. Raises TypeError if no other process can."""
+        """The handle with which another process of the host opens the same memory.
+
+        Raises TypeError if the memory belongs to this process alone.
+        """
         if self._segment is None:
             raise TypeError("these weights are in the memory of this process alone, so they cannot be pickled")
         return self._segment.handle
@@ -129,18 +136,23 @@ class HostWeights(Mapping[str, Tensor]):
         return {name: TensorKind(entry.shape, entry.dtype) for name, entry in self._entries.items()}
 
     def sliced(self, divisions: Mapping[str, Division], who: ReplicaRank) -> RankWeights:
-        """Return the tensors as one rank of a replica reads them. divisions: of the tensors that the ranks divide."""
+        """Return the tensors as one rank of a replica reads them.
+
+        Divided tensors are slices, and all other tensors are whole. divisions: name of each tensor that the ranks
+        divide → its division. who: the rank.
+        """
         layout = self.manifest.layout
         return RankWeights(layout, held_sections(layout, divisions, who), _WholeVersion(layout, self._memory))
 
     def copy_to(self, memory: Memory) -> None:
-        """Copy the bytes of the version to `memory`, which has the size of its layout."""
+        """Copy the bytes of the version to `memory`, whose size must be that of the version's layout."""
         memory[:] = self._memory[: memory.size]
 
     def verify(self, threads: Executor | None = None) -> None:
-        """Compare the bytes with all checksums. threads: on which to do it; None: on the caller's thread.
+        """Verify the bytes of the version against all checksums of its manifest.
 
-        Raises WeightsDamaged naming the tensors that are incomplete or damaged.
+        threads: executor on which the work is done; None: the caller's thread. Raises WeightsDamaged, naming the
+        tensors that are incomplete or damaged.
         """
         self.manifest.check_complete()
         parts = self.manifest.parts
@@ -152,7 +164,7 @@ class HostWeights(Mapping[str, Tensor]):
         raise_if_damaged(self.manifest, damaged)
 
     def _damaged(self, parts: Sequence[TensorPart]) -> set[int]:
-        """Return the numbers of the tensors of which one of the parts does not have its checksum."""
+        """Return the indices, in the layout, of the tensors with a part that does not match its checksum."""
         return {part.tensor for part in parts if not self._is_intact(part)}
 
     def _is_intact(self, part: TensorPart) -> bool:
@@ -173,7 +185,10 @@ class _WholeVersion:
 
 
 def verifiers(cores: int) -> int:
-    """Return the number of threads that verify, on a machine with `cores` cores: the other half is for the engine."""
+    """Return the number of threads on which to verify checksums on a machine with `cores` cores.
+
+    The result is at most half of the cores, because the engine needs the other half, and at most MAX_VERIFIERS.
+    """
     return max(1, min(MAX_VERIFIERS, cores // 2))
 
 
@@ -183,9 +198,9 @@ def is_intact(part: TensorPart, data: Memory) -> bool:
 
 
 def raise_if_damaged(manifest: WeightManifest, tensors: set[int]) -> None:
-    """Raise WeightsDamaged if `tensors`, the numbers of the damaged tensors, is not empty.
+    """Raise WeightsDamaged, naming the damaged tensors, if there are any.
 
-    The error names these tensors.
+    tensors: indices of the damaged tensors in the layout.
     """
     if tensors:
         names = [manifest.layout.tensors[number].name for number in sorted(tensors)]

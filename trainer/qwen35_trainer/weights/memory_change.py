@@ -1,4 +1,4 @@
-"""The memory that one side of mode Colocated gives back before the other side computes on the same devices."""
+"""The device memory that the train ranks or the rollout engines free in mode Colocated, before the others compute on the same devices."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """Device memory in use before and after an engine fell asleep, in bytes."""
+    """Device memory in use before and after an engine was put to sleep, in bytes."""
 
     before: int
     after: int
 
     @property
     def freed(self) -> int:
-        """Number of bytes that were given back."""
+        """Number of bytes that were freed."""
         return self.before - self.after
 
     @classmethod
     def total(cls, changes: Iterable[MemoryChange]) -> MemoryChange:
-        """Return the sum over several engines."""
+        """Return the sum of the changes of several engines."""
         listed = list(changes)
         return cls(sum(each.before for each in listed), sum(each.after for each in listed))
 

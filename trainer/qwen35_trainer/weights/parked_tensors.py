@@ -1,10 +1,10 @@
-"""Gives back the device memory of tensors for a while, without changing the tensors.
+"""Frees the device memory of tensors for a while (offload to pinned host memory), without replacing the tensors.
 
     tensors ─► their storages, each once ─► values to host memory ─► storages of size 0 ─► … ─► size and values as before
 
-A storage is resized in place, as FSDP does with gathered parameters. Every view of it, such as a shard of a parameter and the padded
-buffer behind the shard, therefore works again afterwards. On a CPU the values move to other host memory. This frees nothing on the
-machine, but it is the same code, so tests without an accelerator measure what it does.
+A storage is resized in place, as FSDP does with gathered parameters. All views of a storage, such as a shard of a parameter and
+the padded buffer behind the shard, can therefore be used again afterwards. On a CPU the values are copied to other host memory,
+which frees nothing on the machine. The code is the same there, so tests without an accelerator can measure the freed bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 
 
 class ParkedTensors:
-    """The tensors on `device` whose memory is given back until `restore`. Tensors on other devices stay as they are.
+    """The tensors on `device` whose memory is freed until `restore`. Tensors on other devices stay as they are.
 
-    keep_values: whether the values come back; without this, the tensors contain zeros afterwards. Nothing may use the
-    tensors before `restore`.
+    keep_values: whether the values are kept in host memory and restored; otherwise the tensors contain zeros after
+    `restore`. Nothing may use the tensors before `restore`.
     """
 
     @torch.no_grad()
@@ -40,7 +40,7 @@ class ParkedTensors:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give the tensors their memory again, and their values."""
+        """Allocate the memory of the tensors again, with the kept values, or with zeros if no values were kept."""
         for storage, size, values in self._parked:
             storage.resize_(size)
             if values is None:
@@ -51,7 +51,11 @@ class ParkedTensors:
 
 
 def bytes_on(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Return the number of bytes that the storages of `tensors` have on `device`. A storage of several tensors counts once."""
+    """Return the number of bytes that the storages of `tensors` take on `device`.
+
+    A storage that several tensors share counts once. Memory that PyTorch has not allocated, such as a mapped file, does
+    not count.
+    """
     return sum(storage.nbytes() for storage in _storages(tensors, device))
 
 

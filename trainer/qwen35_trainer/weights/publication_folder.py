@@ -1,4 +1,4 @@
-"""The folder of a run's publications: which of them are complete, what each contains, and which may be deleted.
+"""The folder of a run's publications: which of them are complete, what each contains, and which may be deleted (retention).
 
     FOLDER/.publication-TOKEN/            being written: nobody reads it
     FOLDER/publication-000007/            complete: renamed when all files were on the volume
@@ -7,10 +7,11 @@
         readers/TOKEN                     exists while a replica reads this publication
     FOLDER/.deleted-TOKEN/                being deleted
 
-Publications are numbered in the order in which they are made. A publication with changes needs the files of all
-publications from the last whole one on, whose number is in its header. Several attempts of a run use the same folder,
-one after another, and continue the numbers. If two processes publish at the same time, one of them fails, because a
-number can be taken only once. All other entries of the folder are ignored. This module imports neither torch nor Ray.
+Publications are numbered in the order in which they are made. A publication contains a whole version or only changes. To load
+changes, a replica needs the files of all publications from the last whole one on; the header contains its number. Several
+attempts of a run use the same folder, one after another, and continue the numbers. If two processes publish at the same time,
+one of them fails, because a number can be taken only once. All other entries of the folder are ignored. This module imports
+neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ logger = logging.getLogger(__name__)
 MANIFEST_FILE = "manifest.json"
 READERS = "readers"
 MIN_PUBLICATIONS = 2
-"""Number of publications that are always kept: the newest one, and the one before it."""
+"""Number of the newest publications that are always kept."""
 MAX_READ_SECONDS = 3600.0
-"""Age, in seconds, from which the mark of a reader is ignored, because the reader was killed."""
+"""Age of a reader's mark, in seconds, from which the mark is ignored: its reader was killed and could not remove it."""
 PREFIX = "publication-"
 DELETED_PREFIX = ".deleted-"
 
@@ -66,13 +67,13 @@ class PublicationNotStored(RuntimeError):
 
 
 class PublicationGone(RuntimeError):
-    """A publication was deleted, because later ones have replaced it."""
+    """Files of a publication that a replica loads were deleted, because later publications have replaced it."""
 
     failure = FailureReason.WORKER_LOST
 
 
 class PublicationFolderMissing(RuntimeError):
-    """The folder of the run's publications does not exist where a replica runs.
+    """The folder of the run's publications does not exist in the pod of a replica.
 
     The message names the manifest's field, the folder, and what to do.
     """
@@ -82,16 +83,16 @@ class PublicationFolderMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class PublicationHeader:
-    """The first line of a manifest file. It can be read alone, and has a checksum of its own."""
+    """The first line of a manifest file. It can be read without the second line, and has its own checksum."""
 
     version: int
     whole: int
-    """Number of the last publication, up to this one, that contains a whole version.
+    """Number of the newest publication with a whole version, up to and including this publication.
 
-    This publication needs its files, and the files of all publications between the two.
+    To load this publication, a replica needs the files of that one and of all publications after it up to this one.
     """
     checksum: str
-    """XXH3 of the second line of the manifest file, in hexadecimal."""
+    """XXH3 of the second line of the manifest file, without its newline, in hexadecimal."""
 
     @classmethod
     def decoded(cls, line: bytes) -> PublicationHeader | None:
@@ -105,7 +106,7 @@ class PublicationHeader:
         return header if own_checksum == header._own_checksum else None
 
     def encoded(self) -> str:
-        """Return the header as a line, without its newline."""
+        """Return the header as a line of JSON, without a newline."""
         return json.dumps({**asdict(self), "headerChecksum": self._own_checksum})
 
     @property
@@ -114,7 +115,7 @@ class PublicationHeader:
 
 
 def name_of(number: int) -> str:
-    """Return the name of a publication's folder."""
+    """Return the name of the folder of publication `number`, such as `publication-000007`."""
     return f"{PREFIX}{number:06d}"
 
 
@@ -126,7 +127,7 @@ def complete_numbers(folder: Path) -> list[int]:
 
 
 def begin(folder: Path) -> Path:
-    """Create the folder in which a publication is written, and return its path.
+    """Create a folder in which a publication is written, and return the path of the new folder.
 
     folder: the folder of the run's publications.
     """
@@ -136,16 +137,19 @@ def begin(folder: Path) -> Path:
 
 
 def discard(partial: Path) -> None:
-    """Delete an incomplete publication. partial: the folder from `begin`. A folder that does not exist is ignored."""
+    """Delete the folder of an incomplete publication, or one that was renamed in order to be deleted.
+
+    A folder that does not exist is ignored. Entries that cannot be deleted are logged.
+    """
     shutil.rmtree(partial, onexc=_warn_of_remains)
 
 
 def delete_abandoned(first: Path) -> None:
-    """Delete what processes left behind that were killed while they wrote or deleted a publication.
+    """Delete the folders that processes left behind when they were killed while they wrote or deleted a publication.
 
-    first: the folder from the first `begin` of this process. Incomplete publications that were begun before it are
-    deleted, and those that were begun later are kept: another process may be writing them. The times are those of the
-    volume, so that the clocks of the writers' machines need not agree.
+    first: the folder from the first `begin` of this process. Incomplete publications that were begun after `first` are
+    kept, because another process may be writing them; earlier ones are deleted. Times are compared on the volume's
+    clock, so that the clocks of the machines need not agree.
     """
     for path in first.parent.glob(f".{PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):  # its writer has completed or discarded it meanwhile
@@ -164,11 +168,12 @@ def _begun(partial: Path) -> int:
 
 
 def complete(partial: Path, number: int, published: PublishedWeights, whole: int) -> None:
-    """Write the manifest, and rename the folder, so that replicas can read the publication.
+    """Complete a publication: write its manifest file, and rename its folder, so that replicas can read it.
 
     partial: the folder from `begin`, in which all files of the ranks are on the volume already. number: number of the
-    publication. whole: number of the publication with the last whole version. Raises PublicationNotStored if another
-    process has made a publication of this number, or has deleted or changed files of this one.
+    publication. published: what the files contain. whole: number of the newest publication with a whole version. Raises
+    PublicationNotStored if another process has made a publication of this number, or has deleted or changed files of
+    this one, and OSError for other errors of the volume.
     """
     final = partial.with_name(name_of(number))
     advice = "another process publishes into this folder. End it, or name another one in spec.publication.folder"
@@ -191,7 +196,7 @@ def complete(partial: Path, number: int, published: PublishedWeights, whole: int
 
 
 def _file_sizes(published: PublishedWeights) -> dict[str, int]:
-    """Return the name of each file that a publication has of its own → number of bytes that its buckets need."""
+    """Return the name of each file that this publication adds → number of bytes up to the end of its last bucket."""
     assert isinstance(published.source, FolderBuckets)
     sizes: dict[str, int] = {}
     for bucket in published.source.steps[-1].buckets:
@@ -202,13 +207,16 @@ def _file_sizes(published: PublishedWeights) -> dict[str, int]:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file. It is opened for that, because NFS compares its cache with the server only then."""
+    """Return the size of a file in bytes.
+
+    The file is opened, because NFS compares its cache with the server only then.
+    """
     with path.open("rb") as file:
         return file.seek(0, os.SEEK_END)
 
 
 def _write_manifest(path: Path, published: PublishedWeights, whole: int) -> None:
-    """Write the manifest file at `path`, and return when it is on the volume."""
+    """Write the manifest file at `path`, and wait until it is on the volume (fsync)."""
     body = json.dumps(_as_json(published)).encode()
     header = PublicationHeader(published.manifest.version, whole, _checksum(body))
     path.write_bytes(header.encoded().encode() + b"\n" + body + b"\n")
@@ -218,8 +226,8 @@ def _write_manifest(path: Path, published: PublishedWeights, whole: int) -> None
 def latest(folder: Path) -> PublishedWeights | None:
     """Return the newest complete publication, whichever process made it; None if there is none.
 
-    A publication whose manifest file is missing, damaged or of another release is skipped, with a warning. The tensors of the result are
-    not verified.
+    A publication whose manifest file is missing, damaged or of another release is skipped, with a warning. The buckets
+    of the result are not verified.
     """
     for number in reversed(complete_numbers(folder)):
         if (published := _read(folder, number)) is not None:
@@ -232,7 +240,10 @@ def latest(folder: Path) -> PublishedWeights | None:
 
 
 def _read(folder: Path, number: int) -> PublishedWeights | None:
-    """Return the complete publication with this number; None if its manifest file is missing or damaged."""
+    """Return a complete publication; None if its manifest file is missing, damaged or of another release.
+
+    number: number of the publication.
+    """
     lines = _manifest_lines(folder / name_of(number), 2)
     header = _header(lines)
     if header is None or len(lines) < 2 or _checksum(body := lines[1].removesuffix(b"\n")) != header.checksum:
@@ -246,7 +257,7 @@ def _header(lines: list[bytes]) -> PublicationHeader | None:
 
 
 def _manifest_lines(path: Path, count: int) -> list[bytes]:
-    """Return the first `count` lines of a manifest file; none of them if the file cannot be read.
+    """Return the first `count` lines of a publication's manifest file; an empty list if the file cannot be read.
 
     path: the publication's folder.
     """
@@ -260,7 +271,8 @@ def _manifest_lines(path: Path, count: int) -> list[bytes]:
 def mark_reader(folder: Path, number: int) -> Path:
     """Mark a publication as being read, so that it is not deleted. Returns the path of the mark, for `remove_mark`.
 
-    If the volume is read-only, no mark is left, and only the versions that the driver needs are kept.
+    If the mark cannot be written, because the volume is read-only or the publication is already deleted, no error is
+    raised. Without a mark, the publication can be deleted while it is read.
     """
     mark = folder / name_of(number) / READERS / uuid.uuid4().hex
     with contextlib.suppress(OSError):  # read-only, or deleted, which reading the files reports
@@ -277,9 +289,10 @@ def remove_mark(mark: Path) -> None:
 def delete_old(folder: Path, needed: frozenset[int]) -> None:
     """Delete the publications that nobody needs.
 
-    A publication is needed if it is among the newest MIN_PUBLICATIONS, if a replica reads it, or if it has a version in
-    `needed`. All publications from the last whole version before it on are needed too. The mark of a reader counts for
-    MAX_READ_SECONDS. What cannot be deleted is logged, because it takes room on the volume and does no other harm.
+    A publication is needed if it is among the newest MIN_PUBLICATIONS, if its version is in `needed`, or if it has the
+    mark of a reader that is younger than MAX_READ_SECONDS. A needed publication of changes also needs all publications
+    from the last whole one before it on. needed: versions that replicas have or may still load. Folders that cannot be
+    deleted are logged and cause no error, because they only take room on the volume.
     """
     try:
         numbers = complete_numbers(folder)
@@ -293,9 +306,10 @@ def delete_old(folder: Path, needed: frozenset[int]) -> None:
 
 
 def _first_needed(folder: Path, number: int, numbers: list[int], needed: frozenset[int]) -> int:
-    """Return the number of the first publication that has to be kept because of publication `number`.
+    """Return the number of the oldest publication that must be kept because of publication `number`.
 
-    If nobody needs that publication, the result is the number of the newest one. numbers: of all publications.
+    If publication `number` is not needed, the result is the number of the newest publication. numbers: numbers of all
+    complete publications, in ascending order. needed: as in `delete_old`.
     """
     path = folder / name_of(number)
     header = _header(_manifest_lines(path, 1))
@@ -321,7 +335,10 @@ def _warn_of_remains(_: object, path: str, error: BaseException) -> None:
 
 
 def _is_read(path: Path) -> bool:
-    """Return whether a replica reads a publication. path: the publication's folder."""
+    """Return whether a publication has the mark of a reader that is younger than MAX_READ_SECONDS.
+
+    path: the publication's folder.
+    """
     oldest = time.time() - MAX_READ_SECONDS
     try:
         marks = list((path / READERS).iterdir())

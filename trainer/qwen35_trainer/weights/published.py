@@ -34,7 +34,7 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """The encoding of one part of a tensor in a bucket."""
+    """The size and the kind of one part's encoding in a bucket."""
 
     size: int
     """Number of bytes of the encoding."""
@@ -47,16 +47,16 @@ class EncodedPart:
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Encodings of consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
+    """The encodings of consecutive parts of a manifest. Each encoding starts at a multiple of ALIGNMENT bytes."""
 
     place: ray.ObjectRef[Any] | FilePlace
-    """Where a replica fetches the bytes."""
+    """The object in Ray's object store, or the place in a file, that contains the bytes."""
     parts: tuple[EncodedPart, ...]
 
 
 @dataclass(frozen=True)
 class VersionStep:
-    """The buckets of one version, with all bytes of the version or only what has changed since the version `base`."""
+    """The buckets of one version, with all its bytes or only its changes since the version `base`."""
 
     version: int
     base: int | None
@@ -69,9 +69,12 @@ class VersionBuckets:
     """A version as buckets that replicas fetch one after another."""
 
     steps: tuple[VersionStep, ...]
-    """A whole version, and the changes from each version to the next one. The last step is the published version."""
+    """A step with a whole version, then one step with the changes of each later version up to the published one."""
     changes_follow: bool
-    """Whether a later version may be published as changes to this one, so that replicas should keep it."""
+    """Whether a later version may be published as changes to this one.
+
+    If so, replicas keep the bytes of this version.
+    """
 
 
 @dataclass(frozen=True)
@@ -90,23 +93,23 @@ class FolderBuckets(VersionBuckets):
 
 @dataclass(frozen=True)
 class RegisteredShard:
-    """Registered memory of one train rank: consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
+    """The shard of one train rank in registered memory: consecutive parts, each from a multiple of ALIGNMENT bytes."""
 
     memory: RemoteMemory
     parts: int
-    """Number of parts."""
+    """Number of parts of the manifest in the shard."""
 
 
 @dataclass(frozen=True)
 class RegisteredShards:
-    """A version in registered memory of the train ranks, in the order of its manifest's parts."""
+    """A version in registered memory of the train ranks. The shards are in the order of the manifest's parts."""
 
     shards: tuple[RegisteredShard, ...]
 
 
 @dataclass(frozen=True)
 class RegisteredCopy:
-    """A version in registered memory of one replica, laid out as its manifest says."""
+    """A version in registered memory of one replica, at the offsets of the version's layout."""
 
     memory: RemoteMemory
 
@@ -116,7 +119,7 @@ type WeightSource = SegmentHandle | StoredBuckets | FolderBuckets | RegisteredSh
 
 @dataclass(frozen=True)
 class StagedShard:
-    """The copy that one train rank has made for a publication: its parts of the tensors, and where their bytes are."""
+    """The shard that a train rank has staged for a publication: its parts of the tensors, and where their bytes are."""
 
     layout: WeightLayout | None
     """Layout of the version, from rank 0; None from other ranks."""
@@ -133,14 +136,17 @@ class PublishedWeights:
     manifest: WeightManifest
     source: WeightSource
     probe: Probe | None = None
-    """Tokens whose log-probs replicas compare with the trainer's. None: there is no probe, or not yet."""
+    """Tokens and the trainer's log-probs of them, which replicas compare with their own log-probs.
+
+    None: the run has no probe, or the trainer has not computed this one yet.
+    """
 
 
 def joined(shards: Sequence[StagedShard], version: int) -> PublishedWeights:
-    """Return the version that consists of the copies of all ranks. shards: in the order of ranks.
+    """Return the published version that consists of the staged shards of all train ranks.
 
-    Raises WeightsDamaged if ranks disagree about names, shapes or types, or if a tensor is incomplete or was written
-    twice.
+    shards: in the order of ranks. Raises WeightsDamaged if ranks disagree about names, shapes or types, or if a tensor
+    is incomplete or was written twice.
     """
     layout = shards[0].layout
     assert layout is not None, "rank 0 comes first"

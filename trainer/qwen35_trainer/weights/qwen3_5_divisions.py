@@ -2,15 +2,15 @@
 
 | tensor                                         | divided by                                                        |
 |------------------------------------------------|-------------------------------------------------------------------|
-| embed_tokens, lm_head                          | rows, after they are filled up to a multiple of 64                |
+| embed_tokens, lm_head                          | rows, after padding to a multiple of 64 rows                      |
 | self_attn.q_proj                               | rows; each head has its query and its gate                        |
 | self_attn.k_proj, v_proj                       | heads; with more ranks than heads, several ranks have the same head |
 | linear_attn.in_proj_qkv                        | rows of the queries, of the keys and of the values                |
 | linear_attn.in_proj_z, in_proj_a, in_proj_b    | rows                                                              |
 | self_attn.o_proj, linear_attn.out_proj         | columns                                                           |
-| gate_proj, up_proj of an MLP, or of the shared expert | rows                                                       |
-| down_proj of these                             | columns                                                           |
-| experts.gate_up_proj, experts.down_proj        | the hidden size of each expert, or experts                        |
+| gate_proj, up_proj of an MLP or shared expert  | rows                                                              |
+| down_proj of an MLP or shared expert           | columns                                                           |
+| experts.gate_up_proj, experts.down_proj        | the intermediate size of each expert (tensor parallelism), or experts (expert parallelism) |
 | everything else                                | nothing: each rank reads all of it                                |
 
 Everything else is norms, routers, convolutions, A_log, dt_bias and the vision tower, of which vLLM's ranks have all or part.
@@ -27,13 +27,13 @@ type Shape = tuple[int, ...]
 type Shapes = Mapping[str, Shape]
 
 VOCABULARY_PADDING = 64
-"""vLLM's DEFAULT_VOCAB_PADDING_SIZE: it fills the rows of the vocabulary up to a multiple of this number."""
+"""vLLM pads the rows of the vocabulary to a multiple of this number (its DEFAULT_VOCAB_PADDING_SIZE)."""
 
 
 def divisions(shapes: Shapes) -> dict[str, Division]:
-    """Return how the ranks of a replica divide each tensor. Tensors without an entry are read whole by each rank.
+    """Return the division of each tensor that the ranks of a replica divide, by name.
 
-    shapes: name of each published tensor → its shape.
+    Each rank reads all other tensors whole. shapes: name of each published tensor → its shape.
     """
     divided: dict[str, Division] = {}
     for name, shape in shapes.items():
@@ -57,13 +57,20 @@ def _columns(_: str, shape: Shape, __: Shapes) -> Division:
 
 
 def _heads(name: str, shape: Shape, shapes: Shapes) -> Division | None:
-    """Divide keys or values by heads, whose size is the one of the norm of the keys."""
+    """Return the division of a projection to keys or values by heads. The size of a head is that of the layer's k_norm.
+
+    None: the layer's k_norm is not among the tensors, or its size does not divide the rows.
+    """
     norm = shapes.get(f"{name.rpartition('.self_attn.')[0]}.self_attn.k_norm.weight")
     return None if norm is None or shape[0] % norm[0] else rows_divided(shape, shape[0] // norm[0])
 
 
 def _queries_keys_values(name: str, shape: Shape, shapes: Shapes) -> Division | None:
-    """Divide queries, keys and values. There are as many values as rows of in_proj_z, and as many queries as keys."""
+    """Return the division of in_proj_qkv: rows of queries, of keys and of values.
+
+    There are as many rows of values as rows of in_proj_z, and equal numbers of rows of queries and of keys. None: the
+    sizes do not allow this.
+    """
     gate = shapes.get(name.replace("in_proj_qkv", "in_proj_z"))
     if gate is None or (keys := (shape[0] - gate[0]) // 2) <= 0:
         return None
@@ -71,13 +78,16 @@ def _queries_keys_values(name: str, shape: Shape, shapes: Shapes) -> Division | 
 
 
 def _experts_gate_up(_: str, shape: Shape, __: Shapes) -> Division:
-    """Divide (experts, 2 · hidden size, columns), where the gates are above the other rows."""
+    """Return the division of gate_up_proj, (experts, 2 · intermediate size, columns).
+
+    Gates come before the other rows.
+    """
     experts, rows, columns = shape
     return Division((TensorSection(2 * experts, rows // 2, columns),), experts=experts)
 
 
 def _experts_down(_: str, shape: Shape, __: Shapes) -> Division:
-    """Divide (experts, rows, hidden size)."""
+    """Return the division of down_proj, (experts, rows, intermediate size)."""
     experts, rows, columns = shape
     return Division((TensorSection(experts * rows, columns, 1),), experts=experts)
 
@@ -104,4 +114,4 @@ _RULES: dict[str, Callable[[str, Shape, Shapes], Division | None]] = {
     ".mlp.experts.gate_up_proj": _experts_gate_up,
     ".mlp.experts.down_proj": _experts_down,
 }
-"""End of a name → its rule."""
+"""End of a tensor's name → the rule that returns its division."""

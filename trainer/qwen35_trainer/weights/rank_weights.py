@@ -1,4 +1,4 @@
-"""The tensors of a version as one rank of a replica reads them: its slices of those that the ranks divide, and all others whole."""
+"""The tensors of a version as one rank of a replica reads them: slices of the divided tensors, and all other tensors whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class StagedBytes(Protocol):
     """The bytes of a version that this process can read."""
 
     def of(self, tensor: int, start: int, stop: int) -> Memory:
-        """Return staged bytes of a tensor. The rank must hold them, and all bytes between them."""
+        """Return the staged bytes `start` to `stop` (exclusive) of a tensor. This process must have all of them.
+
+        tensor: index of the tensor in the layout.
+        """
         ...
 
 
@@ -29,7 +32,8 @@ class RankWeights(Mapping[str, Tensor]):
     def __init__(self, layout: WeightLayout, held: Mapping[str, Sequence[HeldSection]], staged: StagedBytes) -> None:
         """Create the tensors.
 
-        held: name of a tensor → the rank's part of it. It has all other tensors whole. staged: where the bytes of these are.
+        held: name of each divided tensor → the rank's part of each of its sections. Tensors without an entry are whole.
+        staged: the bytes from which all tensors are created.
         """
         self._held, self._staged = held, staged
         self._entries = {entry.name: (number, entry) for number, entry in enumerate(layout.tensors)}
@@ -50,7 +54,10 @@ class RankWeights(Mapping[str, Tensor]):
         return len(self._entries)
 
     def _matrix(self, number: int, entry: TensorEntry, held: HeldSection) -> Tensor:
-        """Return what the rank holds of a section, as (outer, units · unit)."""
+        """Return the rank's part of a section as a matrix, one row for each index of the section's first dimension.
+
+        number: index of the tensor in the layout.
+        """
         item, unit = ITEM_BYTES[entry.dtype], held.section.unit
         blocks = 1 if entry.order is None else entry.order.blocks
         inner = held.section.units * unit // blocks
@@ -67,7 +74,10 @@ class RankWeights(Mapping[str, Tensor]):
 
 
 def tensor_of(memory: Memory, dtype: str) -> Tensor:
-    """Return bytes as a tensor of values, without a copy. The memory may be read-only."""
+    """Return the values in `memory` as a flat tensor, without a copy.
+
+    The memory may be read-only. dtype: by torch's name.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         data = torch.from_numpy(memory)
@@ -75,7 +85,10 @@ def tensor_of(memory: Memory, dtype: str) -> Tensor:
 
 
 def in_order(staged: Tensor, entry: TensorEntry) -> Tensor:
-    """Return the staged values of a tensor in its own shape. Values that are staged in blocks are copied."""
+    """Return a tensor in its own shape from its staged values.
+
+    If the tensor is staged in blocks, the values are copied.
+    """
     return (
         staged.view(entry.shape) if entry.order is None else _rows(staged, entry.order).contiguous().view(entry.shape)
     )

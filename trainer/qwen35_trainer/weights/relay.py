@@ -1,4 +1,4 @@
-"""Plans which replica reads from which: replicas that have a version serve the others. Pure.
+"""Plans which replica reads from which (a broadcast tree): replicas that have a version serve the others. Pure.
 
     train ranks ─┬─► replica ─► replica ─► replica         the first readers read from the train ranks, the others from replicas
                  ├─► replica ─► replica                    that have loaded the version
@@ -8,9 +8,10 @@ The train ranks send a version at most `trainer_readers` times, however many rep
 the version are lost. The number of replicas that have it doubles with each transfer. A replica serves one reader at a
 time, because two readers would each get half of its bandwidth, and neither could serve others before both had finished.
 
-If a read fails, or the reader is lost while it reads, the fault may be the source's or the reader's. The source is then
-not used any more. But after MAX_FAILED_READS failures of one reader the fault is taken to be the reader's: it reads from
-the train ranks, and the source of its last read stays in use. One bad reader therefore costs one source, not all.
+If a read fails, or the reader is lost while it reads, the fault may be the source's or the reader's. In both cases no further
+replica reads from this source. But if the same reader fails MAX_FAILED_READS times, the fault is taken to be the reader's: the
+reader then reads from the train ranks, and the source of its last read stays in use. One bad reader therefore costs one source,
+and not all of them.
 """
 
 from __future__ import annotations
@@ -25,27 +26,26 @@ With fewer readers, one slow replica could delay all others.
 REPLICA_READERS = 1
 """Maximum number of replicas that read from the same replica at the same time."""
 MAX_FAILED_READS = 2
-"""Number of failed reads of a version after which a replica reads it only from the train ranks."""
+"""Number of failed reads of a version after which a replica reads this version only from the train ranks."""
 TRAINER = -1
-"""The number that stands for all train ranks together as a source. The numbers of replicas begin at 0."""
+"""Number of the source that stands for all train ranks together. Replicas have numbers from 0."""
 
 
 def trainer_readers(train_ranks: int, replica_ranks: int) -> int:
     """Return how many replicas may read from the train ranks at the same time.
 
-    This is the number of replicas with the same total bandwidth as the train ranks, and at least MIN_TRAINER_READERS.
-    train_ranks: number of ranks that hold a shard. replica_ranks: number of ranks of one replica. Each rank has a
-    device with its own network interface.
+    This is the number of replicas that together have the bandwidth of the train ranks, and at least
+    MIN_TRAINER_READERS. train_ranks: number of ranks that hold a shard. replica_ranks: number of ranks of one replica.
+    Each rank is assumed to have a device with a network interface.
     """
     return max(MIN_TRAINER_READERS, train_ranks // replica_ranks)
 
 
 class Relay:
-    """The state of one version: the replicas that have it, those that read it, each with its source, and those that
-    wait.
+    """The state of one version: which replicas have loaded it, which read it from which source, and which wait.
 
-    from_trainer: maximum number of replicas that read from the train ranks at the same time. from_replica: the same for
-    each replica.
+    from_trainer: maximum number of replicas that read from the train ranks at the same time. from_replica: maximum
+    number of replicas that read from the same replica at the same time.
     """
 
     def __init__(self, from_trainer: int = MIN_TRAINER_READERS, from_replica: int = REPLICA_READERS) -> None:
@@ -66,7 +66,10 @@ class Relay:
         return dict(self._reading)
 
     def add(self, reader: int) -> None:
-        """Let a replica wait for the version. It waits only once, even if it reads already or waits already."""
+        """Let a replica wait for a source.
+
+        A replica that is reading stops counting as a reader. A replica that waits already keeps its place in the queue.
+        """
         self._reading.pop(reader, None)
         self._waiting[reader] = None
 
@@ -83,7 +86,8 @@ class Relay:
     def failed(self, reader: int) -> None:
         """Record that a replica could not read from its source. The replica waits again.
 
-        The source serves no further replica, unless it is the trainer, or the replica fails for the second time.
+        The source serves no further replica, unless it is the trainer, or `reader` has now failed
+        MAX_FAILED_READS times.
         """
         self._failures[reader] += 1
         if not self._needs_trainer(reader):
@@ -91,18 +95,18 @@ class Relay:
         self.add(reader)
 
     def lost(self, replica: int) -> None:
-        """Forget a replica that has ended.
+        """Remove a replica that has ended.
 
         If it was reading from a replica, that source serves no further replica: the driver may have ended the reader
-        because the source hangs. Replicas that read from the lost one notice that themselves, and are reported to
-        `failed`.
+        because the source hangs. Replicas that were reading from the lost replica are not changed: their reads fail,
+        and the caller reports each of them to `failed`.
         """
         self._drop_source_of(replica)
         for table in (self._waiting, self._reading, self._sources, self._failures):
             table.pop(replica, None)
 
     def assign(self) -> dict[int, int]:
-        """Give sources to waiting replicas. Returns replica → source for those that can begin to read now.
+        """Assign sources to waiting replicas. Returns replica → source for the replicas that can begin to read now.
 
         A source is TRAINER only while no replica serves the version, or if the reader has failed MAX_FAILED_READS
         times; otherwise it is a replica.
@@ -127,10 +131,10 @@ class Relay:
         self._sources.pop(self._reading.get(reader, TRAINER), None)
 
     def _free_source(self, readers: Counter[int], *, needs_trainer: bool) -> int | None:
-        """Return the source with the minimum number of readers; None if it already has its maximum of readers.
+        """Return the source with the smallest number of readers; None if that source has its maximum number of readers.
 
-        readers: source → number of replicas that read from it. needs_trainer: whether only TRAINER is wanted. Otherwise
-        replicas are preferred to TRAINER, as in `assign`.
+        readers: source → number of replicas that read from it. needs_trainer: whether the source must be TRAINER.
+        Otherwise it is a replica, or TRAINER while no replica serves the version.
         """
         from_trainer, from_replica = self._limits
         if needs_trainer or not self._sources:
@@ -140,10 +144,10 @@ class Relay:
 
 
 def waves(replicas: int, from_trainer: int = MIN_TRAINER_READERS) -> list[list[int]]:
-    """Return the sources of each wave of a publication to `replicas` replicas, if all transfers take equally long.
+    """Return the sources of each wave of a publication to `replicas` replicas, one source for each reader.
 
-    from_trainer: as in `Relay`. A wave begins when the one before has ended. Each entry of a wave is the source of one
-    reader.
+    All transfers are assumed to take equally long. A wave consists of the transfers that run together, and begins when
+    the wave before it has ended. from_trainer: as in `Relay`.
     """
     relay = Relay(from_trainer)
     for replica in range(replicas):

@@ -1,4 +1,4 @@
-"""Memory of one host that several processes share, and that the kernel frees when the last of them has ended.
+"""Shared memory of several processes of one host. The kernel frees it when the last of these processes has ended.
 
     creator: memfd ──/proc/PROCESS/fd/N──► other processes open the same memory: writers, readers
        │                                        │
@@ -32,33 +32,39 @@ type Memory = NDArray[np.uint8]
 
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
-"""Number of bytes in front of the weights in a segment. They contain the number of the version; 64, so that the weights start at a cache line."""
+"""Number of bytes of a segment in front of the weights. The first of them contain the version.
+
+There are 64 of them, so that the weights start at a cache line.
+"""
 NO_VERSION = -1
-"""The version in a segment that has not been written yet."""
+"""The version of a segment to which no weights have been written yet."""
 MAX_MAPPED = 2
-"""Number of segments that a reader keeps mapped although it may not read them: the two that take turns (`SegmentPool`)."""
+"""Maximum number of segments that a reader keeps mapped: the two that take turns (`SegmentPool`)."""
 
 
 class SegmentUnavailable(RuntimeError):
-    """A segment cannot be opened: the processes that hold it have ended, or it is being written."""
+    """A segment cannot be read: no process holds it any more, it is being written, or it has another version."""
 
     failure = FailureReason.WORKER_LOST
 
 
 class TooLittleMemory(MemoryError):
-    """There is not enough memory for a copy of the weights."""
+    """The memory of the machine or of the container does not suffice for a copy of the weights."""
 
     failure = FailureReason.OUT_OF_MEMORY
 
 
 @dataclass(frozen=True)
 class SegmentHandle:
-    """The name, size and holders of a segment, with which another process of the host opens it."""
+    """The name, size and holders of a segment, with which another process of the host opens the segment."""
 
     name: str
     size: int
     holders: tuple[tuple[int, int], ...]
-    """Processes that hold the segment, as (process id, file descriptor). One that still runs is enough to open it."""
+    """Processes that hold the segment, as (process id, file descriptor).
+
+    While one of them runs, the segment can be opened.
+    """
 
 
 class MemorySegment:
@@ -92,7 +98,7 @@ class MemorySegment:
 
     @classmethod
     def open(cls, handle: SegmentHandle, *, writable: bool = False) -> MemorySegment:
-        """Open the segment of a handle, which another process or this one has created.
+        """Open the segment of a handle. writable: whether this process may write to the segment.
 
         Raises SegmentUnavailable if no process holds the segment any more, and TooLittleMemory if it cannot be mapped.
         """
@@ -117,9 +123,9 @@ class MemorySegment:
         self._header[0] = version
 
     def lock_for_writing(self) -> bool:
-        """Lock the segment, so that nobody can read it until `unlock`.
+        """Lock the segment exclusively, so that no process can read it until `unlock`.
 
-        Returns False, without a lock, if somebody reads it now.
+        Returns True if the segment is locked, and False if a process reads it now, so that it could not be locked.
         """
         return _locked(self._descriptor, fcntl.LOCK_EX)
 
@@ -142,7 +148,7 @@ class MemorySegment:
 
 
 class MappedSegments:
-    """Segments of other processes that this process keeps mapped.
+    """The segments of other processes that this process keeps mapped (a cache).
 
     A later version in the same memory is therefore not mapped again, which would take as long as copying it.
     """
@@ -151,9 +157,10 @@ class MappedSegments:
         self._opened: dict[str, MemorySegment] = {}  # by name, the last used one at the end
 
     def open(self, handle: SegmentHandle) -> MemorySegment:
-        """Return the segment of a handle. It stays mapped until MAX_MAPPED other segments have been opened.
+        """Return the segment of a handle, mapped.
 
-        Raises the errors of `MemorySegment.open`.
+        It stays mapped until MAX_MAPPED other segments have been opened (LRU eviction). Raises the errors
+        of `MemorySegment.open`.
         """
         segment = self._opened.pop(handle.name, None) or MemorySegment.open(handle)
         self._opened[handle.name] = segment
@@ -180,16 +187,17 @@ def _locked(descriptor: int, kind: int) -> bool:
 
 
 class SegmentPool:
-    """Segments for one version after another: one is in service while the next one is written.
+    """The segments to which one version after another is written: one is in service while the next one is written.
 
-    A third segment exists only while a slow reader still has the version before these two. A segment that nobody needs
-    is used again, because writing to memory for the first time takes ten times as long.
+    A third segment exists only while an older version is still needed or read. A segment that nobody needs is used
+    again, because the first write to memory takes ten times as long as later writes.
     """
 
     def __init__(self, turns: int = 0) -> None:
         """Create an empty pool.
 
-        turns: number of segments that are made together, for the first version, and kept although nobody needs them.
+        turns: number of segments that the first `claim` creates together, and that are kept even if nobody needs them;
+        0: each segment is created when it is needed.
         """
         self._segments: list[MemorySegment] = []
         self._turns = turns
@@ -206,8 +214,8 @@ class SegmentPool:
         """Return a segment of `size` bytes for `version`, locked for writing.
 
         The caller writes the version, then calls `unlock`. needed: versions whose segments must not be overwritten,
-        even if nobody reads them now. Raises TooLittleMemory if a new segment is needed and the memory does not
-        suffice.
+        even if nobody reads them now. Raises TooLittleMemory if a new segment must be created and does not fit into
+        the memory.
         """
         kept: list[MemorySegment] = []
         free: list[MemorySegment] = []
@@ -228,9 +236,9 @@ class SegmentPool:
 
 
 def _written_once(size: int) -> MemorySegment:
-    """Return a segment without a version, to whose pages something has been written.
+    """Return a new segment without a version, of which each page has been written once (pre-faulted).
 
-    The kernel provides a page at the first write, which takes ten times as long as later writes.
+    The kernel provides a page at its first write, which takes ten times as long as later writes.
     """
     segment = MemorySegment.create(size)
     segment.version = NO_VERSION

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     import ray
 
 BUCKET_BYTES = 256 * 2**20
-"""Maximum size of a bucket. A rank and a replica hold one at a time."""
+"""Maximum size of a bucket in bytes. A rank and a replica each have one bucket at a time in memory."""
 
 
 @dataclass(frozen=True)
 class StagedStream:
-    """One rank's part of a version: its parts of the tensors, and the steps from the last whole version to this one."""
+    """One rank's encoded shards of a version: the parts, and the steps from the last whole version to this one."""
 
     layout: WeightLayout
     parts: tuple[TensorPart, ...]
@@ -64,13 +64,13 @@ class StagedStream:
 
 
 class ShardStream:
-    """Encodes one rank's shards of one version after another, whole or as changes."""
+    """Encodes one rank's shards of one version after another into buckets, whole or as changes."""
 
     def __init__(self, whole_every: int) -> None:
         """Create a stream.
 
-        whole_every: every `whole_every`-th version is whole. With 1 all versions are whole, and no version is kept in
-        memory.
+        whole_every: every `whole_every`-th version is whole. With 1, all versions are whole, and the stream keeps no
+        version in memory.
         """
         self._whole_every = whole_every
         self._layout: WeightLayout | None = None
@@ -80,10 +80,10 @@ class ShardStream:
     def stage(
         self, shards: Sequence[WeightShard], version: int, put: Callable[[Memory], ray.ObjectRef[Any] | FilePlace]
     ) -> StagedStream:
-        """Encode the shards of a version, and put each bucket.
+        """Encode the shards of a version into buckets, and store each bucket.
 
-        put: stores the bytes of a bucket, and returns where they are. It must have copied the bytes when it returns,
-        because their memory is used again. If all ranks make the same calls, their streams have the same steps.
+        put: stores the bytes of a bucket, and returns where they are. It must copy the bytes before it returns, because
+        their memory is used again. If all ranks make the same calls, their streams have steps of the same versions.
         """
         layout = layout_of(shards)
         earlier = self._steps if len(self._steps) < self._whole_every and layout == self._layout else ()
@@ -93,7 +93,7 @@ class ShardStream:
         return StagedStream(layout, parts, self._steps)
 
     def forget(self) -> None:
-        """Encode the next version whole, because replicas cannot fetch the last one."""
+        """Let the next version be whole, because replicas cannot fetch the last one."""
         self._steps = ()
 
     @property
@@ -121,7 +121,7 @@ class ShardStream:
 
 
 class _BucketWriter:
-    """Collects encodings in a bucket, and puts the bucket when the next encoding might not fit."""
+    """Collects encodings in a bucket, and stores the bucket when the next encoding might not fit."""
 
     def __init__(self, put: Callable[[Memory], ray.ObjectRef[Any] | FilePlace]) -> None:
         self._put = put
@@ -131,19 +131,25 @@ class _BucketWriter:
         self._buckets: list[WeightBucket] = []
 
     def room(self, size: int) -> Memory:
-        """Return the memory for the next encoding, of at most `size` bytes."""
+        """Return `size` bytes of memory for the next encoding, which may be shorter.
+
+        If they do not fit into the present bucket, that bucket is stored first.
+        """
         if self._parts and self._next + size > BUCKET_BYTES:
             self._put_bucket()
         return self._memory[self._next : self._next + size]
 
     def add(self, part: EncodedPart) -> None:
-        """Add the encoding that was written to the memory from the last call of `room`."""
+        """Add an encoding to the bucket.
+
+        part: the encoding that was written to the memory from the last call of `room`.
+        """
         self._parts.append(part)
         self._end = self._next + part.size
         self._next = _aligned(self._end)
 
     def close(self) -> tuple[WeightBucket, ...]:
-        """Put the last bucket. Returns all buckets."""
+        """Store the last bucket, and return all buckets."""
         if self._parts:
             self._put_bucket()
         return tuple(self._buckets)
@@ -154,10 +160,10 @@ class _BucketWriter:
 
 
 class StreamReceiver:
-    """The receiving end on a replica: collects the buckets in memory that it uses again for later versions."""
+    """The receiving end of shard streams on a replica: decodes buckets into memory that later versions use again."""
 
     def __init__(self, read: Callable[[VersionBuckets, WeightBucket], Awaitable[Memory]]) -> None:
-        """Create a receiver. read: fetches the bytes of a bucket of a version."""
+        """Create a receiver. read: returns the bytes of a bucket of a version."""
         self._read = read
         self._pool = SegmentPool()
         self._before: HostWeights | None = None  # the version to which changes may be applied
@@ -165,8 +171,9 @@ class StreamReceiver:
     async def fetch(self, published: PublishedWeights) -> HostWeights:
         """Fetch a version and verify it.
 
-        If the changes since the version that the replica has are published, only these are fetched. Raises
-        WeightsDamaged naming the tensors that are damaged. The earlier version is unchanged in this case.
+        If changes since the version that was fetched last are published, only these are fetched. Raises WeightsDamaged,
+        naming the damaged tensors, and TooLittleMemory if a copy of the weights does not fit into memory. After an
+        error, the version that was fetched last is unchanged.
         """
         manifest, source = published.manifest, published.source
         assert isinstance(source, VersionBuckets)
@@ -193,10 +200,10 @@ class StreamReceiver:
     def _missing_steps(
         self, manifest: WeightManifest, steps: tuple[VersionStep, ...], memory: Memory
     ) -> tuple[VersionStep, ...]:
-        """Return the steps to fetch.
+        """Return the steps that the replica must fetch.
 
-        If the replica has the version that one of the steps changes, copy it to `memory`, and return the steps from
-        that one on. Otherwise return all steps, of which the first is whole.
+        If one of the steps is based on the version that was fetched last, copy that version to `memory`, and return the
+        steps from this one on. Otherwise return all steps, of which the first is whole.
         """
         before = self._before
         if before is not None and before.manifest.layout == manifest.layout:
@@ -208,10 +215,11 @@ class StreamReceiver:
 
 
 def _encoded(room: Memory, before: Memory | None, item_bytes: int, *, as_changes: bool) -> EncodedPart:
-    """Replace the bytes of a part in `room` by their changes since `before`, if `as_changes` and these are smaller.
+    """Replace the bytes of a part in `room` by its encoded changes, if these are wanted and smaller.
 
-    before: bytes of the part in the version before, which are then overwritten with the new bytes; None: no version is
-    kept. item_bytes: number of bytes of each value. Returns what `room` contains.
+    before: bytes of the part in the version before, which are overwritten with the new bytes; None: earlier versions
+    are not kept. item_bytes: size of a value in bytes. as_changes: whether changes are wanted. Returns the size and
+    kind of the encoding in `room`.
     """
     if before is None:
         return EncodedPart(room.size, None)
@@ -225,7 +233,7 @@ def _encoded(room: Memory, before: Memory | None, item_bytes: int, *, as_changes
 
 
 def _check_parts(manifest: WeightManifest, source: VersionBuckets) -> None:
-    """Raise WeightsDamaged unless the buckets of each step contain as many parts as the manifest."""
+    """Raise WeightsDamaged if the buckets of a step do not contain as many parts as the manifest."""
     for step in source.steps:
         if (held := sum(len(bucket.parts) for bucket in step.buckets)) != len(manifest.parts):
             raise WeightsDamaged(
@@ -237,10 +245,11 @@ def _check_parts(manifest: WeightManifest, source: VersionBuckets) -> None:
 def _decode(
     manifest: WeightManifest, parts: Sequence[TensorPart], encoded: Sequence[EncodedPart], data: Memory, memory: Memory
 ) -> set[int]:
-    """Write the parts of a bucket to their offsets in `memory`.
+    """Decode the parts of a bucket to their offsets in `memory`, and verify each of them.
 
-    Returns the numbers of the tensors that do not match the manifest. data: bytes of the bucket. encoded: the encoding
-    of each part.
+    parts: the parts of the manifest in the bucket. encoded: size and kind of each part's encoding. data: bytes of the
+    bucket. memory: bytes of the whole version. Returns the indices, in the layout, of the tensors with a part that
+    cannot be decoded or does not match its checksum.
     """
     damaged = set[int]()
     start = 0
@@ -255,9 +264,10 @@ def _decode(
 
 
 def is_decoded(target: Memory, contents: Memory, encoding: EncodedPart, item_bytes: int) -> bool:
-    """Decode an encoding into `target`, the bytes of its part. Returns False if it does not fit, because it is damaged.
+    """Decode the encoding of a part into `target`. Returns False if the encoding does not fit, because it is damaged.
 
-    contents: bytes of the encoding. item_bytes: number of bytes of each value.
+    target: bytes of the part; if the encoding contains changes, those of the version before. contents: bytes of the
+    encoding. item_bytes: size of a value in bytes. The checksum of the part is not verified.
     """
     if contents.size != encoding.size:
         return False

@@ -3,7 +3,8 @@
     manifest, divisions, rank ─► of each tensor what the rank holds ─► the parts that contain it ─► bytes from each train rank
 
 A part is read whole, because it has one checksum. Train ranks cut their shards where the slices of a rank of a replica begin and end
-(`StagingPlan`), so that a part contains values of one rank only. Replicas of another number of ranks read some parts of which they need a half.
+(`StagingPlan`), so that no part contains values that a rank does not need. A replica with another number of ranks also reads parts of
+which a rank needs only some values.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorEntry, Tens
 
 @dataclass(frozen=True)
 class RankSlices:
-    """The part of a version that one rank of a replica holds."""
+    """The part of a version that one rank of a replica holds, and the parts of the manifest that contain it."""
 
     held: Mapping[str, tuple[HeldSection, ...]]
-    """Name of a tensor → the rank's part of it. Tensors without an entry are held whole."""
+    """Name of a tensor → the rank's part of each section of the tensor. Tensors without an entry are held whole."""
     parts: tuple[int, ...]
-    """Numbers of the manifest's parts that the rank reads, in ascending order."""
+    """Indices of the parts that the rank reads, among the manifest's parts, in ascending order."""
 
 
 def slices_of(manifest: WeightManifest, divisions: Mapping[str, Division], who: ReplicaRank) -> RankSlices:
-    """Return what a rank of a replica needs of a version. divisions: of the tensors that the replica's ranks divide."""
+    """Return what a rank of a replica needs of a version.
+
+    divisions: name of each tensor that the ranks of the replica divide → its division. who: the rank.
+    """
     held = held_sections(manifest.layout, divisions, who)
     needed = {  # in bytes
         number: _byte_ranges(entry, held[entry.name])
@@ -43,7 +47,10 @@ def slices_of(manifest: WeightManifest, divisions: Mapping[str, Division], who: 
 def held_sections(
     layout: WeightLayout, divisions: Mapping[str, Division], who: ReplicaRank
 ) -> dict[str, tuple[HeldSection, ...]]:
-    """Return a rank's part of each tensor of which it does not need everything. divisions: as in `slices_of`."""
+    """Return a rank's part of each tensor that the rank does not need as a whole, by name.
+
+    divisions: name of each tensor that the ranks of the replica divide → its division. who: the rank.
+    """
     sections = {entry.name: divisions[entry.name].held(who) for entry in layout.tensors if entry.name in divisions}
     return {name: held for name, held in sections.items() if not _is_whole(held)}
 
@@ -53,13 +60,13 @@ def _is_whole(sections: Sequence[HeldSection]) -> bool:
 
 
 def _byte_ranges(entry: TensorEntry, sections: Sequence[HeldSection]) -> list[range]:
-    """Return the ranges of staged bytes that contain the sections, in ascending order."""
+    """Return the ranges of a tensor's staged bytes that contain the sections, in ascending order."""
     item = ITEM_BYTES[entry.dtype]
     runs = sorted((run.start, run.stop) for section in sections for run in staged_runs(section, entry.order))
     return [range(start * item, stop * item) for start, stop in runs]
 
 
 def _touches(part: TensorPart, needed: Sequence[range]) -> bool:
-    """Return whether a part has a byte of one of the ranges, which ascend and do not overlap."""
+    """Return whether a part contains a byte of one of the ranges. needed: ascending ranges that do not overlap."""
     before = bisect_right(needed, part.start + part.size - 1, key=lambda each: each.start)
     return before > 0 and needed[before - 1].stop > part.start

@@ -3,8 +3,8 @@
     vLLM's loader: narrow, index, chunk, transpose ─► SlicedTensor: the same on a tensor without data, which gives shape and strides
                    copy_, or anything else that needs values ─► they are looked up in the rank's slice ─► an ordinary tensor
 
-A loader that takes more than the slice gets `SliceMissing`, and never values of another place. Without this check, a wrong rule in
-`qwen3_5_divisions.py` would load wrong weights.
+A loader that reads values outside the slice gets the error `SliceMissing`, and never values of another place. Without this check,
+a wrong rule in `qwen3_5_divisions.py` would load wrong weights.
 """
 
 from __future__ import annotations
@@ -34,30 +34,33 @@ _VIEWS = {
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
 }
-"""Operations that read no value."""
+"""Operations of torch that return views and read no values."""
 
 
 class SliceMissing(RuntimeError):
-    """Values of a tensor were read that are not in the slice which this rank has."""
+    """A loader has read values of a tensor that are not in this rank's slice."""
 
     failure = FailureReason.MODEL_UNUSABLE
 
 
 class TensorSlices:
-    """The values of one tensor that a rank has: a matrix for each section that it holds a part of."""
+    """The values of one tensor that a rank holds, as one matrix for each section of the tensor."""
 
     def __init__(self, name: str, held: Sequence[HeldSection], matrix: Callable[[HeldSection], Tensor]) -> None:
         """Create the slices of the tensor `name`.
 
-        matrix: returns a section's held values as (outer, units · unit), on the host. It is called when they are read first.
+        held: the rank's part of each section. matrix: returns the values of a held part as a matrix on the host, with
+        one row for each index of the section's first dimension. It is called when values of the part are read for the
+        first time.
         """
         self.name, self._held, self._matrix = name, held, matrix
         self._matrices: dict[int, Tensor] = {}
 
     def values(self, view: Tensor) -> Tensor:
-        """Return the values of a view of the tensor. view: without data; its offset and strides are those in the whole tensor.
+        """Return the values of a view of the tensor.
 
-        Raises SliceMissing if one of the values is not in a slice.
+        view: a tensor without data, with the offset and strides in the whole tensor. Raises SliceMissing if the rank's
+        part of one section does not contain all of these values.
         """
         if not view.numel():
             return torch.empty(view.shape, dtype=view.dtype)
@@ -82,9 +85,10 @@ def _text(numbers: range) -> str:
 
 
 def _place(view: Tensor, held: HeldSection) -> tuple[int, int, list[tuple[int, int]]] | None:
-    """Return where the values of a view are in the matrix of a held section. None: one of them is not in it.
+    """Return the place of a view in the matrix of a held part.
 
-    Returns the row and the column of the first value, and the stride of each dimension in rows and in columns.
+    None: the matrix does not contain all values of the view. The place is the row and the column of the first value,
+    and for each dimension its stride in rows and in columns.
     """
     section = held.section
     width, start = section.units * section.unit, int(view.storage_offset())
@@ -112,7 +116,7 @@ def _place(view: Tensor, held: HeldSection) -> tuple[int, int, list[tuple[int, i
 
 
 class SlicedTensor(Tensor):
-    """A view of a tensor of which this process has some slices. It has a shape and a type, but no memory."""
+    """A tensor, or a view of it, of which this process has some slices. It has a shape and a type, but no memory."""
 
     _view: Tensor
     _slices: TensorSlices
@@ -124,7 +128,7 @@ class SlicedTensor(Tensor):
 
     @classmethod
     def whole(cls, shape: tuple[int, ...], dtype: torch.dtype, slices: TensorSlices) -> SlicedTensor:
-        """Return the tensor itself."""
+        """Return the whole tensor of this shape and type, whose values are in `slices`."""
         return cls(torch.empty(shape, dtype=dtype, device="meta"), slices)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's documentation says

@@ -20,16 +20,16 @@ from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, WeightLayout
 
 CHUNK_BYTES = 2**20
-"""Number of bytes that are converted and hashed at a time: they fit into the cache of a core."""
+"""Number of bytes that are converted and hashed at a time. They fit into the cache of a core."""
 STAGING_THREADS = 4
 """Number of threads on which a train rank copies values from its device. Up to 16 ranks share the cores of a host."""
 PART_BYTES = 32 * 2**20
-"""Maximum size of a part, which has a checksum of its own. A longer shard is divided into several parts."""
+"""Maximum size of a part in bytes. Each part has a checksum, and a longer shard is divided into several parts."""
 
 
 @dataclass(frozen=True)
 class WeightShard:
-    """One rank's part of one tensor of a publication."""
+    """The part of one tensor of a publication that one train rank publishes."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,9 +39,9 @@ class WeightShard:
     start: int
     """Index of the shard's first value in the flattened tensor."""
     values: Tensor
-    """Consecutive values of the tensor, on any device and in any type. Empty if other ranks publish all its values.
+    """Consecutive values of the tensor, on any device and in any type.
 
-    The values may share memory with the live weights.
+    Empty if other ranks publish all values of the tensor. The values may share memory with the live weights.
     """
 
     @property
@@ -51,15 +51,15 @@ class WeightShard:
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """A part of a shard, of at most PART_BYTES."""
+    """A piece of a shard, which becomes one part of the manifest."""
 
     tensor: int
     dtype: torch.dtype
     start: int
-    """Offset of the first byte from the start of the staged tensor."""
+    """Offset of the piece's first byte among the staged bytes of the tensor."""
     size: int
     values: Tensor
-    """(values,), or (rows, values) if the tensor is staged in blocks."""
+    """The values of the piece in the shard: (values,), or (rows, values of a row) if the tensor is staged in blocks."""
 
     def write(self, memory: Memory) -> TensorPart:
         """Write the values, converted to `dtype`, to `memory` of `size` bytes. Returns the written part with its checksum."""
@@ -70,12 +70,18 @@ class ShardPiece:
 
 
 def plan_of(shards: Iterable[WeightShard], replica: ReplicaShape) -> StagingPlan:
-    """Return how shards are staged for the ranks of replicas. It is the same on every train rank."""
+    """Return the plan by which the shards are staged for replicas of one shape.
+
+    Every train rank computes the same plan.
+    """
     return StagingPlan.of(divisions({shard.name: shard.shape for shard in shards}), replica)
 
 
 def layout_of(shards: Iterable[WeightShard], plan: StagingPlan = WHOLE) -> WeightLayout:
-    """Return the layout of a version from one rank's shards. It is the same on every rank. plan: the same on every rank."""
+    """Return the layout of a version. Every train rank computes the same layout from its own shards.
+
+    shards: the shards of one rank, one for each tensor. plan: the staging plan, the same on every rank.
+    """
     return WeightLayout.of(((shard.name, shard.shape, shard.dtype_name) for shard in shards), plan)
 
 
@@ -95,10 +101,11 @@ def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES, plan: StagingP
 
 
 def write_pieces(contents: Iterable[tuple[ShardPiece, Memory]], threads: Executor) -> tuple[TensorPart, ...]:
-    """Write each piece to its memory. Returns the written parts, in the same order.
+    """Write each piece to its memory. Returns the written parts, in the order of the pieces.
 
-    Values on a device are copied and hashed on `threads`, because a device sends twice as fast as one core computes checksums.
-    Values on the host are written on the caller's thread, because torch converts them on threads of its own.
+    Values on a device are copied and hashed on `threads`, because a device sends twice as fast as one core computes
+    checksums. Values on the host are written on the caller's thread, because torch itself uses several threads to
+    convert them.
     """
     on_host: list[tuple[int, ShardPiece, Memory]] = []
     on_device: list[tuple[int, ShardPiece, Memory]] = []
@@ -114,13 +121,19 @@ def _numbered(content: tuple[int, ShardPiece, Memory]) -> tuple[int, TensorPart]
 
 
 def tensor_checksum(tensor: Tensor) -> int:
-    """Return the XXH3 of a tensor's bytes, 64 bits. The tensor is copied if it is on a device or not contiguous."""
+    """Return the XXH3 checksum of a tensor's bytes, 64 bits.
+
+    The tensor is copied if it is on a device or not contiguous.
+    """
     flat = tensor.detach().cpu().contiguous().flatten()
     return int(xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy()))
 
 
 def _write(values: Tensor, target: Tensor, memory: Memory) -> int:
-    """Copy values to `target`, of the same shape, whose bytes are `memory`. Returns their checksum."""
+    """Copy values to `target`, which has the same shape.
+
+    Returns the checksum of the written bytes. memory: the bytes of `target`.
+    """
     if values.device.type != "cpu":  # converted there, and copied together
         target.copy_(values.to(target.dtype))
         return int(xxhash.xxh3_64_intdigest(memory))

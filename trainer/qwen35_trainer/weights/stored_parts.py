@@ -1,4 +1,4 @@
-"""Checks that replicas can still read parts of a publication in a folder, which may have been damaged since it was made.
+"""Checks whether replicas can still read a publication in a folder, whose files may have been damaged since they were written.
 
     for each part:  its bytes in the whole version ─► the changes of each later version, applied ─► compared with its checksum
 
@@ -22,10 +22,10 @@ from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, packe
 def damage(
     published: PublishedWeights, parts: Iterable[TensorPart], read: Callable[[Path, FilePlace], Memory]
 ) -> str | None:
-    """Return what is damaged or missing in the files of a publication, as text for a message; None if nothing is.
+    """Return a text about the first damage in the files of a publication; None if all checked parts are intact.
 
     published: a publication in a folder. parts: the parts of its manifest to check. read: returns the bytes of a place
-    in a file of the folder, or fewer if the file is too short.
+    in a file of the folder, or fewer if the file is too short. A file that cannot be read is damage, not an error.
     """
     manifest, source = published.manifest, published.source
     assert isinstance(source, FolderBuckets)

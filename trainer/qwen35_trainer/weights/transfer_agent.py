@@ -27,7 +27,7 @@ class SourceLost(RuntimeError):
 
 @dataclass(frozen=True)
 class RemoteMemory:
-    """A description of registered memory of a process, with all that another process needs to read the memory."""
+    """A description of registered memory of a process, with which another process can read the memory."""
 
     agent: str
     """Name of the agent that registered the memory. No two agents have the same name."""
@@ -70,15 +70,15 @@ class TransferAgent(Protocol):
     def register(self, memory: Memory) -> RemoteMemory:
         """Register `memory`: until `unregister`, other processes can read it, and this process can read into it.
 
-        The memory must exist until then.
+        The memory must not be freed before `unregister`.
         """
         ...
 
     def unregister(self, memory: RemoteMemory) -> None: ...
 
     def start_read(self, source: RemoteMemory, memory: Memory, spans: Sequence[Span]) -> PendingRead:
-        """Begin to copy `spans` of `source` to `memory`, which must be registered.
+        """Begin to copy `spans` of `source` to `memory`, which must be registered here.
 
-        Raises SourceLost if the process that holds `source` cannot be reached.
+        Returns before the bytes have arrived. Raises SourceLost if the process that holds `source` cannot be reached.
         """
         ...

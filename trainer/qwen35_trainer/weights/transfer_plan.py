@@ -1,4 +1,4 @@
-"""Computes the transfers of a publication: from the rows that train ranks hold to the slices that a replica's ranks compute with. Pure.
+"""Computes the transfers of a publication (resharding): from the rows of train ranks to the slices of a replica's ranks. Pure.
 
     train ranks (FSDP, rows)     tensor, divided by its rows        tensor, divided by its columns       whole on every rank
     0 ████                       replica rank 0 █████ needs         replica rank 0 █░ needs a part       replica rank 0 █
@@ -23,26 +23,27 @@ from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, Weigh
 
 @dataclass(frozen=True)
 class PlannedVersion:
-    """The parts that train ranks would stage for a version. The checksums are 0."""
+    """The parts that train ranks would stage for a version. All checksums are 0."""
 
     manifest: WeightManifest
     writers: tuple[int, ...]
-    """Train rank of each part."""
+    """Number of the train rank that would stage each part, in the order of the manifest's parts."""
 
 
 def row_range(rows: int, ranks: int, rank: int) -> range:
-    """Return the rows that FSDP gives to rank `rank`, of `ranks` ranks, from a tensor of `rows` rows.
+    """Return the rows of a tensor with `rows` rows that FSDP gives to rank `rank` of `ranks` ranks.
 
-    Each rank gets the same number, rounded up, so that the last ranks may have fewer rows or none.
+    Each rank gets the same number of rows, rounded up, so that the last ranks may have fewer rows or none.
     """
     each = -(-rows // ranks)
     return range(min(rank * each, rows), min((rank + 1) * each, rows))
 
 
 def planned_version(layout: WeightLayout, plan: StagingPlan, train_ranks: int, most: int) -> PlannedVersion:
-    """Return what `train_ranks` ranks, which divide each tensor by rows, stage for a version.
+    """Return the parts that `train_ranks` ranks would stage for a version if they divided each tensor by rows.
 
-    plan: must be the one of the layout. most: maximum number of bytes of a part. A tensor without dimensions is staged by rank 0.
+    plan: the staging plan from which the layout was computed. most: maximum number of bytes of a part. A tensor without
+    dimensions is staged by rank 0.
     """
     parts: list[TensorPart] = []
     writers: list[int] = []
@@ -60,7 +61,11 @@ def planned_version(layout: WeightLayout, plan: StagingPlan, train_ranks: int, m
 def transfers(
     version: PlannedVersion, divisions: Mapping[str, Division], replica: ReplicaShape
 ) -> dict[tuple[int, int], int]:
-    """Return the bytes that each train rank sends to each rank of one replica, as (train rank, replica rank) → bytes."""
+    """Return how many bytes each rank of one replica reads from each train rank: (train rank, replica rank) → bytes.
+
+    divisions: name of each tensor that the ranks of the replica divide → its division. replica: shape of the replica.
+    Pairs without bytes are left out.
+    """
     needed = Counter[tuple[int, int]]()
     parts = version.manifest.parts
     for rank in range(replica.ranks):

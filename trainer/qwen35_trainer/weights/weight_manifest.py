@@ -1,9 +1,9 @@
-"""The manifest of a version of the weights: the place of each tensor, and who wrote which part of it with which checksum.
+"""The manifest of a version of the weights: the byte offset of each tensor, and the parts of tensors with their checksums.
 
     bytes of a version    │ tensor 0                 │ tensor 1 │ tensor 2            │
-    parts                 │ rank 0 │ rank 1 │ rank 2 │  rank 1  │ rank 0 │ rank 1 │ … │
+    parts                 │ rank 0 │ rank 1 │ rank 2 │  rank 1  │ rank 0 │ rank 1 │ … │     written by this train rank
 
-Tensors follow one another, each from a multiple of ALIGNMENT bytes, so that the place of each follows from names, shapes and types
+Tensors follow one another, each from a multiple of ALIGNMENT bytes, so that all offsets follow from names, shapes and types
 alone: every rank computes the same layout without a message. This module imports neither torch nor Ray.
 """
 
@@ -21,9 +21,9 @@ from qwen35_trainer.weights.division import WHOLE, BlockOrder, StagingPlan
 ALIGNMENT = 64
 """Tensors start at multiples of this number of bytes: a cache line, which vector instructions load best."""
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
-"""Type of a published tensor, by torch's name → bytes of one value."""
+"""Type of a tensor that can be published, by torch's name → size of a value in bytes."""
 MAX_NAMED = 10
-"""Maximum number of tensors that an error names."""
+"""Maximum number of tensors that an error message names."""
 
 
 class WeightsDamaged(RuntimeError):
@@ -42,7 +42,7 @@ class TensorEntry:
     offset: int
     """Offset of the tensor's first byte in the version."""
     order: BlockOrder | None = None
-    """The order in which the values are staged. None: that of the tensor."""
+    """The block order in which the values are staged. None: the order of the tensor's values."""
 
     @property
     def size(self) -> int:
@@ -52,20 +52,20 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Consecutive staged bytes of a tensor that one rank wrote."""
+    """Consecutive staged bytes of one tensor, which one train rank has written."""
 
     tensor: int
     """Index of the tensor in `WeightLayout.tensors`."""
     start: int
-    """Offset of the part's first byte from the start of the tensor."""
+    """Offset of the part's first byte among the staged bytes of the tensor."""
     size: int
     checksum: int
-    """XXH3 of the bytes, 64 bits."""
+    """XXH3 checksum of the part's bytes, 64 bits."""
 
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The byte offset, shape and type of each tensor in the contiguous bytes of a version of the weights."""
+    """The byte offset, shape and type of each tensor in the bytes of a version of the weights."""
 
     tensors: tuple[TensorEntry, ...]
     size: int
@@ -73,9 +73,10 @@ class WeightLayout:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, tuple[int, ...], str]], plan: StagingPlan = WHOLE) -> WeightLayout:
-        """Compute the layout of tensors, given as (name, shape, type), one after another.
+        """Return the layout in which the given tensors, (name, shape, type) each, follow one another.
 
-        plan: the order in which the values of a tensor are staged. Raises WeightsDamaged, naming the tensors that occur twice, and ValueError for a type that is not in ITEM_BYTES.
+        plan: contains the order in which the values of each tensor are staged. Raises WeightsDamaged, naming the
+        tensors, if tensors occur twice, and ValueError for a type that is not in ITEM_BYTES.
         """
         entries: list[TensorEntry] = []
         end = 0
@@ -91,7 +92,7 @@ class WeightLayout:
 
     @property
     def checksum(self) -> int:
-        """Checksum of the layout. Ranks with equal checksums have the same layout."""
+        """Checksum of the layout (CRC32), with which ranks check that they have computed the same layout."""
         return zlib.crc32(repr(self.tensors).encode())
 
 
@@ -106,7 +107,7 @@ class WeightManifest:
     def check_complete(self) -> None:
         """Raise WeightsDamaged unless the parts contain every byte of every tensor exactly once.
 
-        The error names the wrong tensors.
+        The error names the tensors with missing or repeated bytes.
         """
         of_tensor: defaultdict[int, list[TensorPart]] = defaultdict(list)
         for part in self.parts:
@@ -123,9 +124,9 @@ class WeightManifest:
 
 
 def packed(sizes: Iterable[int]) -> Iterator[slice]:
-    """Yield the range of bytes of each part in a layout of parts one after another.
+    """Yield the range of bytes of each part, if parts follow one another from multiples of ALIGNMENT bytes.
 
-    sizes: number of bytes of each part. Each part starts at a multiple of ALIGNMENT bytes.
+    sizes: number of bytes of each part, in order.
     """
     start = 0
     for size in sizes:
@@ -134,7 +135,7 @@ def packed(sizes: Iterable[int]) -> Iterator[slice]:
 
 
 def _gap(entry: TensorEntry, parts: Sequence[TensorPart]) -> str:
-    """Return what is missing or doubled in the parts of a tensor; "" if they contain each byte exactly once."""
+    """Return a text about missing or repeated bytes of a tensor; "" if its parts contain each byte exactly once."""
     end = 0
     for part in sorted(parts, key=lambda part: (part.start, part.size)):
         if part.start < end:
@@ -152,6 +153,6 @@ def _gap(entry: TensorEntry, parts: Sequence[TensorPart]) -> str:
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:
-    """Join at most MAX_NAMED names, and say how many further names there are."""
+    """Return at most MAX_NAMED names as one text, followed by the number of names that are left out."""
     rest = len(names) - MAX_NAMED
     return separator.join(names[:MAX_NAMED]) + (f"{separator}and {rest} more" if rest > 0 else "")

@@ -2,16 +2,15 @@
 
 | transport      | used when                                   | bytes                                                        |
 |----------------|---------------------------------------------|--------------------------------------------------------------|
-| `SharedMemory` | trainer and replicas are on one Linux host  | each rank writes its shard to its place in one shared segment; replicas map it |
+| `SharedMemory` | trainer and replicas are on one Linux host  | each rank writes its shard to its place in one shared segment; replicas map the segment |
 | `ObjectStore`  | otherwise                                   | each rank puts its shard into Ray's object store in buckets; a replica fetches one bucket at a time |
-| `Folder`       | `spec.publication.folder` names one         | each rank writes its shard to a file of a folder that all pods mount; a replica reads one bucket at a time |
-| `RDMA`         | it is chosen, and NIXL is installed         | each rank writes its shard to registered memory; replicas read all shards without its help |
+| `Folder`       | the manifest chooses it                     | each rank writes its shard to a file of a folder that all pods mount; a replica reads one bucket at a time |
+| `RDMA`         | the manifest chooses it; it needs NIXL      | each rank writes its shard to registered memory; replicas read all shards without help of the ranks |
 
-All of them copy the live weights before the optimizer steps again, so that a replica never reads weights that change, however late it is.
-`spec.publication.transport` names one; Auto takes the first that works. Through the object store and a folder, versions
-may travel as changes to the version before (`shard_streams`, `spec.publication.wholeEvery`). docs/architecture.md says why there is none
-by NCCL, HCCL or IPC. The
-driver imports this module, so it imports torch, Ray and NIXL only where tensors are copied.
+All transports copy the live weights before the optimizer steps again, so that even a late replica never reads weights that change.
+`spec.publication.transport` names a transport; Auto takes the first that works. With ObjectStore and Folder, a version may be
+published as changes to the version before (`shard_streams`, `spec.publication.wholeEvery`). docs/architecture.md says why no
+transport uses NCCL, HCCL or IPC. The driver imports this module, so it imports torch, Ray and NIXL only where tensors are copied.
 """
 
 from __future__ import annotations
@@ -51,8 +50,9 @@ class WeightSender(Protocol):
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
         """Copy this rank's shards to where replicas can fetch them. All ranks must call this together.
 
-        shards: of the same tensors, in the same order, on all ranks. needed: earlier versions that replicas have or may
-        still fetch, whose memory must not be overwritten.
+        shards: one for each tensor, in the same order on all ranks. needed: earlier versions that replicas have or
+        may still fetch; their memory must not be overwritten. Returns the parts that this rank has written, and where
+        they are.
         """
         ...
 
@@ -61,22 +61,24 @@ class WeightReceiver(Protocol):
     """The receiving end of a transport, on a replica."""
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        """Fetch a version of the weights and verify it. Raises WeightsDamaged naming the tensors that are damaged.
+        """Fetch a version of the weights and verify its checksums.
 
-        It has no deadline of its own: the driver replaces a replica that takes too long.
+        Raises WeightsDamaged, naming the damaged tensors, or an error of the transport, such as SourceLost,
+        SegmentUnavailable or PublicationGone. The call has no deadline: the driver replaces a replica that takes
+        too long.
         """
         ...
 
 
 @runtime_checkable
 class RelayingReceiver(WeightReceiver, Protocol):
-    """A receiving end on a replica whose fetched versions other replicas can read."""
+    """A receiving end on a replica from whose memory other replicas can read the version that it has fetched."""
 
     @property
     def copy(self) -> RegisteredCopy | None:
         """The memory in which other replicas can read the version that was fetched last. None: they cannot read it.
 
-        They can read it there until two later versions have been fetched.
+        The version stays there at least until the second fetch after it begins.
         """
         ...
 
@@ -88,42 +90,39 @@ class RankContext:
     rank: int
     ranks: int
     group: ProcessGroup | None
-    """Process group of all ranks, which sends objects of the host (gloo). None if there is only one rank."""
+    """Process group of all train ranks that sends Python objects (gloo). None: there is only one rank."""
     folder: Path | None = None
     """Folder of this run's publications, for the transport Folder; None with any other transport."""
     whole_every: int = 1
-    """Number of versions from one that is published whole to the next whole one. 1: all versions are whole.
-
-    The versions between are published as changes.
-    """
+    """Every `whole_every`-th version is published whole, and all others as changes. 1: all versions are whole."""
     replica: ReplicaShape = field(default_factory=ReplicaShape)
-    """The shape of the replicas. SharedMemory and RDMA stage tensors so that each rank of such a replica can read its slices."""
+    """The shape of the replicas.
+
+    SharedMemory and RDMA stage tensors so that each rank of a replica of this shape can read only its slices.
+    """
 
 
 @dataclass(frozen=True)
 class Transport:
-    """An entry of the registry: both ends of a transport, and when it works."""
+    """An entry of TRANSPORTS: how to create both ends of a transport, and whether it can be used."""
 
     sender: Callable[[RankContext], WeightSender]
     receiver: Callable[[], WeightReceiver]
     sources: tuple[type[WeightSource], ...]
-    """Types of the descriptions of where a publication's bytes are.
-
-    A replica recognises the transport by these types.
-    """
+    """Types of `PublishedWeights.source` that the receiving end can fetch. A replica chooses the transport by them."""
     refusal: Callable[[bool], Problem | None]
-    """Returns the problem if the transport cannot be used, or None if it can.
+    """Returns the reason why the transport cannot be used, or None if it can.
 
-    Its argument is whether trainer and replicas are on one machine.
+    The argument is whether all train workers and replicas are on one machine, outside of pods.
     """
 
 
 def choose(wanted: TransportChoice, *, one_host: bool) -> TransportName:
-    """Return the transport of a run.
+    """Return the name of the transport of a run.
 
-    wanted: `spec.publication.transport`; Auto means the first of TRANSPORTS that works. one_host: whether all train
-    workers and replicas are on one machine, outside of pods. Raises ManifestError, with the fix, if the wanted
-    transport cannot work there.
+    wanted: `spec.publication.transport`; Auto means the first of TRANSPORTS that can be used. one_host: whether all
+    train workers and replicas are on one machine, outside of pods. Raises ManifestError, with the fix, if the wanted
+    transport cannot be used.
     """
     if wanted == "Auto":
         return next(name for name, transport in TRANSPORTS.items() if transport.refusal(one_host) is None)
@@ -133,12 +132,12 @@ def choose(wanted: TransportChoice, *, one_host: bool) -> TransportName:
 
 
 def sender(name: TransportName, context: RankContext) -> WeightSender:
-    """Return the sending end of the transport `name` on one train rank."""
+    """Return the sending end of the transport `name` for one train rank."""
     return TRANSPORTS[name].sender(context)
 
 
 def receiver() -> RelayingReceiver:
-    """Return the receiving end on a replica, which can fetch from every transport."""
+    """Return a receiving end for a replica, which can fetch from every transport."""
     return _Receiver()
 
 
@@ -224,7 +223,8 @@ TRANSPORTS: Mapping[TransportName, Transport] = {
     "Folder": Transport(_folder_sender, _folder_receiver, (FolderBuckets,), lambda _: None),
     "RDMA": Transport(_rdma_sender, _rdma_receiver, (RegisteredShards, RegisteredCopy), _rdma_refusal),
 }
-"""Name in the manifest → transport, in the order in which Auto prefers them.
+"""Name in the manifest → transport, in the order in which Auto tries the transports.
 
-Auto takes none after ObjectStore, which always works. Whether RDMA works between all nodes shows only a transfer.
+ObjectStore can always be used, so Auto never takes a later one. Only a transfer can show whether RDMA works between
+all nodes.
 """

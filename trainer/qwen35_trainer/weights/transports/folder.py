@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class FolderSender:
-    """The sending end on one train rank: it writes the rank's own shards to a file."""
+    """The sending end of the transport Folder on one train rank: it writes the rank's shards of a version to a file."""
 
     def __init__(self, context: RankContext) -> None:
         assert context.folder is not None, "the manifest is checked"
@@ -80,9 +80,10 @@ class FolderSender:
         return shard if self._context.rank == 0 else replace(shard, layout=None)
 
     def _begin(self) -> tuple[Path, int]:
-        """Return the folder in which the next publication is written, and the number of the publication.
+        """Create the folder in which the next publication is written.
 
-        No earlier attempt has used this number.
+        Returns its path, and the number of the publication. No earlier attempt has used this number. The first call
+        also deletes what killed processes have left behind.
         """
         self._partial = publication_folder.begin(self._folder)
         if self._number:
@@ -91,7 +92,10 @@ class FolderSender:
         return self._partial, max(publication_folder.complete_numbers(self._folder), default=0) + 1
 
     def _write(self, shards: Sequence[WeightShard], version: int, partial: Path) -> StagedShard:
-        """Write this rank's file into `partial`, and return what the file contains when it is on the volume."""
+        """Write this rank's shards to a file in `partial`, and wait until it is on the volume (fsync).
+
+        Returns the staged shard.
+        """
         name = f"rank-{self._context.rank:05d}.bin"
         path = f"{publication_folder.name_of(self._number)}/{name}"
         with (partial / name).open("wb") as file:
@@ -116,10 +120,10 @@ class FolderSender:
         publication_folder.delete_old(self._folder, needed)
 
     def _is_unchanged(self, latest: PublishedWeights, shards: Sequence[WeightShard], version: int) -> bool:
-        """Return whether `latest`, from an earlier start of the run, contains exactly these weights as this version.
+        """Return whether a publication from an earlier start of the run contains exactly this version, and is intact.
 
-        Replicas must be able to read it, too: all its files must be present and undamaged. All ranks must call this
-        together.
+        latest: that publication. All its files that a replica would read must be present and undamaged. All ranks must
+        call this together.
         """
         if (latest.manifest.version, latest.manifest.layout) != (version, layout_of(shards)):
             return False
@@ -185,7 +189,7 @@ class FolderSender:
 
 
 class FolderReceiver:
-    """The receiving end on a replica: it reads one bucket at a time."""
+    """The receiving end of the transport Folder on a replica: it reads one bucket of a file at a time."""
 
     def __init__(self) -> None:
         self._receiver = StreamReceiver(_bucket)
@@ -216,7 +220,7 @@ async def _bucket(source: VersionBuckets, bucket: WeightBucket) -> Memory:
 
 
 def _parts(shards: Sequence[WeightShard]) -> list[TensorPart]:
-    """Return the parts of this rank's shards, with the checksums that they have if they are published now."""
+    """Return the parts in which this rank's shards would be published now, with their checksums."""
     scratch = np.empty(PART_BYTES, np.uint8)
     return [piece.write(scratch[: piece.size]) for piece in pieces(shards)]
 

@@ -1,5 +1,6 @@
-"""One-sided reads by NIXL (github.com/ai-dynamo/nixl), with its UCX backend: InfiniBand and RoCE where there are any, otherwise TCP, and
-shared memory between processes of one host.
+"""One-sided reads (RDMA) by NIXL (github.com/ai-dynamo/nixl), with its UCX backend.
+
+UCX uses InfiniBand and RoCE where there are any, otherwise TCP, and shared memory between processes of one host.
 
 NIXL is imported when an agent is made, because that takes half a second, and because machines without the package need not have it.
 """
@@ -26,8 +27,11 @@ The package `nixl` would also install the libraries for CUDA 12.
 """
 HOST_MEMORY = "DRAM"
 PROGRESS_MICROSECONDS = 100_000
-"""Maximum time that NIXL's thread waits for an event before it looks again. NIXL's class `nixl_agent` has 0: a thread that never waits and
-takes a whole core in every process. Reads over TCP were as fast with this value."""
+"""Maximum time, in microseconds, that NIXL's thread waits for an event before it looks again.
+
+NIXL's class `nixl_agent` has 0: a thread that never waits and takes a whole core in every process. Reads over TCP were
+as fast with this value.
+"""
 
 
 def is_installed() -> bool:
@@ -36,9 +40,9 @@ def is_installed() -> bool:
 
 
 class NixlAgent:
-    """An agent of NIXL.
+    """A NIXL agent: it registers memory of this process, and reads registered memory of other processes.
 
-    A process needs only one agent, which takes half a second to make, and has a thread that answers other processes.
+    One agent is enough for a process. It takes half a second to make, and has a thread that answers other processes.
     """
 
     def __init__(self) -> None:
@@ -88,9 +92,10 @@ class NixlAgent:
         return _NixlRead(self, handle, source.agent, state)
 
     def poll(self, read: _NixlRead) -> None:
-        """Update the state of a read that is under way, and release its handle if it has ended.
+        """Update `read.state` of a read that is in flight, and release the read's handle if it has ended.
 
-        Raises SourceLost if the read has failed.
+        If NIXL reports that the read has failed, the state becomes `ERR`, and nothing is raised: `is_done` raises
+        SourceLost for that state. Raises SourceLost only if NIXL's call itself raises.
         """
         with self._lock:
             try:
@@ -114,7 +119,10 @@ class NixlAgent:
 
 
 class _NixlRead:
-    """A read by NIXL. state: `PROC` while it is under way, `DONE`, or `ERR`."""
+    """A read by NIXL.
+
+    state: `PROC` while the read is in flight, `DONE` if all bytes have arrived, or `ERR` if it has failed.
+    """
 
     def __init__(self, agent: NixlAgent, handle: Any, source: str, state: str) -> None:  # noqa: ANN401  # NIXL's handle
         self._agent, self.handle, self.source, self.state = agent, handle, source, state
@@ -139,7 +147,7 @@ def _imported() -> ModuleType:
 
 
 def _agent(api: ModuleType, name: str) -> Any:  # noqa: ANN401  # NIXL's nixl_agent
-    """Return an agent with the UCX backend whose thread waits for events."""
+    """Return an agent of NIXL with the UCX backend, whose progress thread waits for events."""
     agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
     config = api.nixlBind.nixlAgentConfig()
     config.useProgThread, config.useListenThread = True, False

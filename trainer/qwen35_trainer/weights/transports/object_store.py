@@ -33,7 +33,7 @@ from qwen35_trainer.weights.transports import RankContext
 
 
 class ObjectStoreSender:
-    """The sending end on one train rank: it puts the rank's own shards into the object store."""
+    """The sending end of the transport ObjectStore on one train rank: it puts the rank's shards into the store."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -47,7 +47,7 @@ class ObjectStoreSender:
 
 
 class ObjectStoreReceiver:
-    """The receiving end on a replica: it fetches one bucket at a time, and releases it before the next one."""
+    """The receiving end of the transport ObjectStore on a replica: it fetches and releases one bucket at a time."""
 
     def __init__(self) -> None:
         self._receiver = StreamReceiver(_bucket)

@@ -3,7 +3,7 @@
     each rank: its shard, in the published type ─► one of two registered segments         the whole model is in no trainer's process
     replica:   one-sided reads of all shards ─► a registered segment of its own ─► every part verified ─► HostWeights
                the next parts are read while others are verified, on several cores
-    others:    one-sided reads of that segment, while the replica keeps the version: until it has fetched the next one and claims memory for another
+    others:    one-sided reads of that segment, at least until the replica begins its second fetch after this one
 
 waits on                  unblocked by                               deadline
 a read                    its bytes have arrived, or its source ends READ_SECONDS, then SourceLost
@@ -45,17 +45,17 @@ from qwen35_trainer.weights.transports.registered_segments import RegisteredSegm
 from qwen35_trainer.weights.weight_manifest import WeightManifest, packed
 
 READ_SECONDS = 60.0
-"""Maximum time of one read, which has 64 MiB or one larger part.
+"""Maximum duration of one read, in seconds. A read is of 64 MiB at most, or of one larger part.
 
-A read of 64 MiB meets it at 1.1 MB/s, which is a hundredth of the rate of a slow network.
+A read of 64 MiB needs 1.1 MB/s to finish in this time, which is a hundredth of the rate of a slow network.
 """
 MAX_READS = 4
-"""Maximum number of reads that a replica has under way. Reads from different ranks share its bandwidth."""
+"""Maximum number of reads that a replica has in flight. Reads from different ranks share the replica's bandwidth."""
 POLL_SECONDS = 0.0005
 
 
 class RdmaSender:
-    """The sending end on one train rank: it writes the rank's shard to registered memory."""
+    """The sending end of the transport RDMA on one train rank: it writes the rank's shard to registered memory."""
 
     def __init__(self, context: RankContext, agent: TransferAgent) -> None:
         self._context = context
@@ -79,7 +79,7 @@ class RdmaSender:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A read that is under way. ends: time on the monotonic clock, in seconds, at which the read is given up."""
+    """A read that is in flight. ends: time on the monotonic clock, in seconds, at which the read is given up."""
 
     request: ReadRequest
     read: PendingRead
@@ -88,7 +88,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _GivenUp:
-    """Reads that were given up and may still write to a segment.
+    """The reads of a failed fetch that were given up and may still write to its segment.
 
     memory: a reference that keeps the segment from being claimed; None: the segment could not be locked.
     """
@@ -98,9 +98,10 @@ class _GivenUp:
 
 
 class RdmaReceiver:
-    """The receiving end on a replica: it reads into memory of its own, which it uses again for later versions.
+    """The receiving end of the transport RDMA on a replica: it reads into memory that it uses again for later versions.
 
-    One version is fetched at a time, on a thread of this object. A fetch that is cancelled ends after the reads that are under way.
+    One version is fetched at a time, on a thread of this object. A fetch that is cancelled gives up its reads, and its
+    segment is not used again before these reads have ended.
     """
 
     def __init__(self, agent: TransferAgent) -> None:
@@ -157,10 +158,11 @@ class RdmaReceiver:
         reading: list[_Reading],
         abandoned: threading.Event,
     ) -> set[int]:
-        """Carry out all reads. Returns the numbers of damaged tensors.
+        """Read and verify all parts. Returns the indices, in the layout, of the damaged tensors.
 
-        reading: gets the reads that are under way. After an error it contains those that have not ended. abandoned: set
-        when the fetch is cancelled. Raises SourceLost if a source cannot be read, or if the fetch was cancelled.
+        reading: an empty list, to which reads are added while they are in flight; after an error, it contains the reads
+        that have not ended. abandoned: set when the fetch is cancelled. Raises SourceLost if a source cannot be read,
+        or if the fetch was cancelled.
         """
         memory, waiting, checks = claimed.segment.data, deque(requests), list[Future[set[int]]]()
         while waiting or reading:
@@ -180,7 +182,10 @@ class RdmaReceiver:
 
 
 def _done(reading: _Reading) -> bool:
-    """Return whether a read has ended. Raises SourceLost after its deadline, or if it has failed."""
+    """Return whether all bytes of a read have arrived.
+
+    Raises SourceLost if the read has failed, or after its deadline.
+    """
     if reading.read.is_done():
         return True
     if time.monotonic() >= reading.ends:
@@ -197,7 +202,7 @@ def _has_ended(read: PendingRead) -> bool:
 
 
 def _damaged(manifest: WeightManifest, request: ReadRequest, memory: Memory) -> set[int]:
-    """Return the numbers of the tensors of which a part of the request does not have its checksum."""
+    """Return the indices, in the layout, of the tensors with a part of the request that does not match its checksum."""
     damaged = set[int]()
     for part in request.parts:
         begin = manifest.layout.tensors[part.tensor].offset + part.start

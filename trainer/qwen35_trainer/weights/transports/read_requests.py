@@ -1,7 +1,7 @@
 """Divides the bytes of a version into reads, each from one process. Pure.
 
-train ranks    shard of rank 0 │ shard of rank 1 │ …      in turn, so that all replicas do not read from the same rank
-a replica      its whole copy                              laid out as the manifest says
+train ranks    shard of rank 0 │ shard of rank 1 │ …      in turn; replicas begin with different ranks, to spread the load
+a replica      its whole copy                              at the offsets of the version's layout
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from qwen35_trainer.weights.transfer_agent import RemoteMemory, Span
 from qwen35_trainer.weights.weight_manifest import ALIGNMENT, TensorPart, WeightManifest, WeightsDamaged, packed
 
 REQUEST_BYTES = 64 * 2**20
-"""Maximum size of a read, unless a single part is larger. The parts of a read are verified during the next reads."""
+"""Maximum size of a read in bytes, unless a single part is larger.
+
+The parts of a read are verified during later reads.
+"""
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """Whole parts of a version to read from one process. spans: the bytes to copy for these parts."""
+    """A read of whole parts of a version from one process. spans: the bytes to copy for these parts."""
 
     source: RemoteMemory
     parts: tuple[TensorPart, ...]
@@ -30,7 +33,7 @@ class ReadRequest:
 def read_requests(
     manifest: WeightManifest, source: RegisteredShards | RegisteredCopy, first: int = 0
 ) -> list[ReadRequest]:
-    """Return the reads that together copy a version into memory that is laid out as the manifest says.
+    """Return the reads that together copy a version into memory, to the offsets of the version's layout.
 
     first: number of the train rank to begin with. Raises WeightsDamaged if the shards have more or fewer parts than the
     manifest, or if a part does not fit into its source.
@@ -56,7 +59,7 @@ def read_requests(
 def _requests(
     manifest: WeightManifest, source: RemoteMemory, parts: Sequence[TensorPart], offsets: Sequence[int]
 ) -> Iterator[ReadRequest]:
-    """Yield the reads of consecutive parts from `source`. offsets: offset of each part in the source.
+    """Yield the reads of parts from `source`. offsets: offset of each part in the source, in bytes.
 
     Raises WeightsDamaged if a part does not fit into the source.
     """
@@ -93,5 +96,5 @@ def _request(manifest: WeightManifest, source: RemoteMemory, chosen: Sequence[tu
 
 
 def _place(manifest: WeightManifest, part: TensorPart) -> int:
-    """Return the offset of a part in the version."""
+    """Return the offset of a part in the version, in bytes."""
     return manifest.layout.tensors[part.tensor].offset + part.start

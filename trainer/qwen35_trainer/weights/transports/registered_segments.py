@@ -14,7 +14,7 @@ from qwen35_trainer.weights.segment import MemorySegment, SegmentPool
 from qwen35_trainer.weights.transfer_agent import RemoteMemory, TransferAgent
 
 TURNS = 2
-"""Number of segments that are used in turn, one for each version."""
+"""Number of segments that take turns: a version is written to one while the previous version is in the other."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class RegisteredSegment:
 
 
 class RegisteredSegments:
-    """A pool of segments that an agent has registered. The memory is unregistered when this object is deleted."""
+    """A pool of segments that are registered with an agent.
+
+    When this object is deleted, all of them are unregistered.
+    """
 
     def __init__(self, agent: TransferAgent) -> None:
         self._agent, self._pool = agent, SegmentPool(TURNS)
@@ -34,9 +37,9 @@ class RegisteredSegments:
         weakref.finalize(self, _unregister, agent, self._registered)
 
     def claim(self, version: int, size: int, needed: frozenset[int] = frozenset()) -> RegisteredSegment:
-        """Return a segment for `version`, locked for writing.
+        """Return a registered segment of `size` bytes for `version`, locked for writing.
 
-        Parameters and errors are those of `SegmentPool.claim`.
+        Parameters and errors are those of `SegmentPool.claim`. Segments that the pool does not keep are unregistered.
         """
         claimed = self._pool.claim(version, size, needed)
         alive = {segment.handle.name for segment in self._pool.segments}
@@ -48,7 +51,7 @@ class RegisteredSegments:
         return self._registered[claimed.handle.name]
 
     def of(self, segment: MemorySegment) -> RegisteredSegment:
-        """Return the entry of a segment that was claimed here."""
+        """Return the registered segment for a segment from `claim`."""
         return self._registered[segment.handle.name]
 
 

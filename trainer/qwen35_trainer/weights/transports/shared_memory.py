@@ -30,11 +30,14 @@ from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
 THREADS_FROM_BYTES = 2**30
-"""Minimum size of a version that is verified on several threads. A smaller one takes one thread at most 0.1 s."""
+"""Minimum size, in bytes, of a version that is verified on several threads.
+
+One thread verifies a smaller version in at most 0.1 s.
+"""
 
 
 class SharedMemorySender:
-    """The sending end on one train rank: it writes the rank's shards into the segment that rank 0 has claimed."""
+    """The sending end of the transport SharedMemory on one train rank: it writes its shards to a shared segment."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -58,9 +61,10 @@ class SharedMemorySender:
         return StagedShard(layout if self._context.rank == 0 else None, layout.checksum, parts, segment.handle)
 
     def _segment(self, version: int, layout: WeightLayout, needed: frozenset[int]) -> MemorySegment:
-        """Return the segment to which all ranks write `version`, locked by rank 0. All ranks must call this together.
+        """Return the segment to which all ranks write `version`.
 
-        needed: versions whose segments must not be overwritten.
+        Rank 0 claims and locks it. All ranks must call this together. needed: versions whose segments must not
+        be overwritten.
         """
         rank, group = self._context.rank, self._context.group
         claimed = self._pool.claim(version, layout.size, needed) if rank == 0 else None
@@ -72,7 +76,10 @@ class SharedMemorySender:
         return claimed if claimed is not None else self._open(*message[0])
 
     def _open(self, handle: SegmentHandle, all_handles: Sequence[SegmentHandle]) -> MemorySegment:
-        """Return the segment of `handle`. Close the segments not in `all_handles`, because rank 0 has closed them."""
+        """Return the segment of `handle`, opened for writing on this rank.
+
+        Segments that are not in `all_handles` are closed, because rank 0 has closed them.
+        """
         alive = {each.name for each in all_handles}
         self._opened = {name: segment for name, segment in self._opened.items() if name in alive}
         if handle.name not in self._opened:
@@ -81,7 +88,10 @@ class SharedMemorySender:
 
 
 class SharedMemoryReceiver:
-    """The receiving end on a replica: it maps each segment once, and verifies a large version on several threads."""
+    """The receiving end of the transport SharedMemory on a replica: it maps segments, and verifies versions.
+
+    Each segment is mapped once. A large version is verified on several threads.
+    """
 
     def __init__(self) -> None:
         self._segments = MappedSegments()
