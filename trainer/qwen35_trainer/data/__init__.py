@@ -1,4 +1,4 @@
-"""Prompts and examples: their sources, the order in which they train, and their tokens.
+"""Prompts and supervised examples: their sources, the order in which they train, and their tokens.
 
 Importing this package is quick: torch, transformers, datasets and reasoning-gym are imported when first used.
 """

@@ -20,21 +20,25 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of T tokens. The candidates of a token are all tokens that sampling could have drawn in its place.
+    """The candidates of some tokens.
 
-    A count of 0 means that the candidates are the whole vocabulary.
+    The candidates of a token are all tokens that sampling could have drawn in its place. A count of 0 means that the
+    candidates are the whole vocabulary.
     """
 
     counts: NDArray[np.int32]
-    """(T,) number of candidates of each token."""
+    """(tokens,) number of candidates of each token."""
     ids: NDArray[np.int32]
-    """(C,) token ids of the candidates, for one token after another; C is the sum of the counts."""
+    """(sum of the counts,) token ids of the candidates, for one token after another."""
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def __getitem__(self, part: slice) -> Candidates:
-        """Return the candidates of a part of the tokens. The result shares the memory of this object."""
+        """Return the candidates of the tokens in a slice, whose step is ignored.
+
+        The result shares the memory of this object.
+        """
         start, end, _ = part.indices(len(self))
         counts = self.counts[start:end]
         first = int(self.starts[start]) if start < len(self) else len(self.ids)
@@ -46,14 +50,15 @@ class Candidates:
 
     @classmethod
     def whole_vocabulary(cls, tokens: int) -> Candidates:
-        """Return the candidates of tokens that were drawn without truncation."""
+        """Return the candidates of `tokens` tokens that were drawn without truncation."""
         return cls(np.zeros(tokens, np.int32), np.empty(0, np.int32))
 
     @classmethod
     def join(cls, parts: Iterable[Candidates | None], lengths: Iterable[int]) -> Candidates | None:
-        """Concatenate the candidates of several parts of a response. Returns None if no part has candidates.
+        """Concatenate the candidates of consecutive parts of a response. Returns None if no part has candidates.
 
-        parts: None for a part that was drawn without truncation. lengths: number of tokens of each part.
+        parts: candidates of each part; None for a part that was drawn without truncation. lengths: number of tokens of
+        each part.
         """
         all_parts = list(parts)
         if all(part is None for part in all_parts):
@@ -66,12 +71,12 @@ class Candidates:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Position of each token's first candidate in `ids`, (T,)."""
+        """(tokens,) position in `ids` of each token's first candidate."""
         starts: NDArray[np.int64] = np.cumsum(self.counts, dtype=np.int64) - self.counts
         return starts
 
     def take(self, tokens: NDArray[np.int64]) -> Candidates:
-        """Return a copy of the candidates of some tokens. tokens: (n,) positions of the tokens, in the wanted order."""
+        """Return a copy of the candidates of some tokens. tokens: positions of these tokens, in the wanted order."""
         counts = self.counts[tokens]
         first = np.cumsum(counts, dtype=np.int64) - counts
         cells = np.arange(int(counts.sum())) + np.repeat(self.starts[tokens] - first, counts)

@@ -1,4 +1,4 @@
-"""The errors of the package `data`: for data that cannot be used, and for a single row."""
+"""The errors of the package `data`: one for data that cannot be used, and one for a single row."""
 
 from collections.abc import Iterable, Mapping
 
@@ -31,12 +31,13 @@ class DataError(ValueError):
 class RowError(Exception):
     """A malformed or invalid row of a data file.
 
-    All such rows of a source are reported together, in one DataError. Rows with the same reason are one problem in it.
+    All invalid rows of a source are reported together, in one DataError. Rows of a file with the same reason are one
+    problem of that error.
     """
 
 
 def kind(value: object) -> str:
-    """Describe a value of a data file in an error message: "null", "the number 3", …"""
+    """Return a description of a value in a data file, for an error message: "null", "the number 3", …"""
     match value:
         case None:
             return "null"

@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class EncodedPrompt:
-    """A prompt and its tokens, which the model continues. token_ids: the ids of the tokens, (tokens,)."""
+    """A prompt, and the tokens after which the model generates. token_ids: (tokens,)."""
 
     prompt: Prompt
     token_ids: NDArray[np.int32]
     pictures: PictureSet | None = None
-    """The images and videos of the prompt, which are read where the prompt is computed. None: the prompt has only text."""
+    """The images and videos of the prompt.
+
+    Their files are read where the prompt is computed. None: the prompt has only text.
+    """
 
 
 class EncodedPrompts(RowSequence[EncodedPrompt]):
-    """Encoded prompts whose tokens are in one array of 4 bytes per token, which processes of one machine can share."""
+    """Encoded prompts whose token ids are in one int32 array, which processes of one machine can share."""
 
     def __init__(self, encoded: Iterable[EncodedPrompt]) -> None:
         entries = list(encoded)
@@ -63,10 +66,10 @@ def encode_prompts(
     """Encode each prompt, in order.
 
     If the tokenizer has a chat template, a plain text is encoded as a user message; otherwise it is encoded unchanged.
-    Chat messages need a template. overlong: how prompts longer than max_prompt_tokens are handled; the log has the
-    number of skipped or cut prompts. thinking: passed to the template as enable_thinking; None leaves the choice to the
-    template. reader: expands the placeholders of images and videos; None for a model without a vision tower. Raises
-    DataError with all problems, and when no prompt remains.
+    Chat messages need a template. overlong: how prompts longer than max_prompt_tokens are handled; the number of
+    skipped or cut prompts is logged. thinking: passed to the template as enable_thinking; None: the template decides.
+    reader: expands the placeholders of images and videos; None: the model has no vision tower. Raises DataError with
+    the problems of all prompts, and if no prompt remains.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     encoded: list[EncodedPrompt] = []

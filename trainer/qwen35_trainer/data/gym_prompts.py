@@ -1,4 +1,4 @@
-"""Generates prompts with a task of the reasoning-gym library."""
+"""Generates the prompts of tasks of the reasoning-gym library."""
 
 import dataclasses
 import difflib
@@ -15,8 +15,8 @@ from qwen35_trainer.manifest.data import GymSpec, SourceSpec
 class GymPrompts(RowSequence[Prompt]):
     """The prompts of a reasoning-gym task, generated on access. A prompt depends only on task, config, seed and row.
 
-    The metadata of a prompt are `gym`, the fields of the source, and `entry`, the data that the scorer of the task
-    needs. Raises DataError for an unknown task, option or value.
+    The metadata of a prompt are `gym`, the settings of the source, and `entry`, the data that the task's scorer needs.
+    Raises DataError for an unknown task or option, and for a value that the task refuses.
     """
 
     def __init__(self, source: SourceSpec) -> None:
@@ -37,7 +37,10 @@ class GymPrompts(RowSequence[Prompt]):
 
 
 def create_task(source: str, gym: GymSpec) -> Any:  # noqa: ANN401  # reasoning-gym is untyped
-    """Create the reasoning-gym dataset of a source. Raises DataError with every wrong name."""
+    """Create the reasoning-gym dataset of a source. source: its name, for errors.
+
+    Raises DataError for an unknown task, for all unknown options together, and if the task refuses a value.
+    """
     with warnings.catch_warnings():
         # A dependency of reasoning-gym has invalid comparisons, which Python reports on the first import.
         warnings.simplefilter("ignore", SyntaxWarning)

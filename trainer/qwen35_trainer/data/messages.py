@@ -7,8 +7,8 @@
 This is the form of OpenAI's chat interface, with two differences that Qwen3.5's template needs: the arguments of a call
 are a mapping (a JSON text is parsed), and reasoning is a field next to the content.
 
-Only messages of users and tools may have images and videos. From an assistant's message with images, the model would
-learn to write placeholders of images. Qwen3.5's template rejects images in a system message.
+Only messages of users and tools may have images and videos. If an assistant's message had images, the model would learn to
+write placeholders of images. Qwen3.5's template rejects images in a system message.
 """
 
 import json
@@ -23,10 +23,11 @@ _ROLES_WITH_PICTURES = ("user", "tool")
 
 
 def read_messages(entries: Sequence[object], name: str, media: RowMedia, *, columnar: bool) -> tuple[ChatMessage, ...]:
-    """Read the chat messages in a field of a row. Raises RowError for an invalid message, which the error names.
+    """Read the chat messages in a field of a row. Raises RowError, naming the message, if a message is invalid.
 
-    entries: the value of the field `name`. media: assigns the row's images and videos to the messages, in order.
-    columnar: whether the file gives every row the fields of all other rows, with null where the row has no such field.
+    entries: the value of the field. name: name of the field. media: assigns the row's images and videos to the
+    messages, in order. columnar: whether the file gives every row the fields of all other rows, with null where the row
+    has no such field.
     """
     return tuple(_message(entry, f"{name}[{index}]", media, columnar=columnar) for index, entry in enumerate(entries))
 

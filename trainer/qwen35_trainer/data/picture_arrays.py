@@ -1,7 +1,11 @@
 """The images and videos of one sequence, as arrays for a vision tower.
 
-    image ─► processor ─► patches (P, C)      one row per patch of the grid, all images one after another
-                     └──► grids (n, 3)        frames, rows and columns of patches; P is the sum of their products
+    image ─► processor ─► patches (P, C)      one row per patch, all images one after another: transformers' pixel_values
+                     └──► grids (n, 3)        frames, rows and columns of patches of each image: transformers' image_grid_thw
+
+n is the number of images, and C the number of values of a patch. P is the number of patches: the sum, over all images, of
+frames × rows × columns. Videos have the same two arrays. In `models/qwen3_5`, `vision.py` computes features from the patches and
+puts them at the placeholders, and `positions.py` numbers the placeholders by the grids (multimodal RoPE, mRoPE).
 
 The arrays are numpy arrays, so that a batch can be sent between processes without torch.
 """
@@ -22,23 +26,29 @@ def _no_grids() -> NDArray[np.int64]:
 
 
 class PictureSource(Protocol):
-    """Pictures of one sequence, whose patches can be read."""
+    """The pictures of one sequence, whose patches can be read now or later."""
 
     def read(self) -> "PictureArrays":
-        """Return the patches. Raises DataError, with the row of the data, for pictures that cannot be read."""
+        """Return the patches of the pictures.
+
+        Raises DataError, naming the row of the data, if a picture cannot be read.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class PictureArrays:
-    """Pictures of one sequence, in the order of its placeholders. Raises ValueError where patches do not match grids."""
+    """The pictures of one sequence, as arrays, in the order of their placeholders.
+
+    Raises ValueError if the number of patches is not the one that the grids give.
+    """
 
     patches: NDArray[np.float32]
-    """(P, C) pixels of the images' patches, normalised; (0, 0) without images."""
+    """(patches, values of a patch) normalised pixels of all images; (0, 0) without images."""
     grids: NDArray[np.int64]
     """(images, 3) size of each image in patches: frames, rows, columns."""
     video_patches: NDArray[np.float32]
-    """(Q, C) pixels of the videos' patches; (0, 0) without videos."""
+    """(patches, values of a patch) normalised pixels of all videos; (0, 0) without videos."""
     video_grids: NDArray[np.int64]
     """(videos, 3) size of each video in patches: frames, rows, columns."""
 
@@ -61,7 +71,7 @@ class PictureArrays:
         images: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None,
         videos: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None,
     ) -> "PictureArrays":
-        """Create arrays from (patches, grids) of images and of videos; None: no pictures of that kind."""
+        """Create the arrays from (patches, grids) of the images and of the videos; None: no pictures of that kind."""
         return cls(*(images or (_no_patches(), _no_grids())), *(videos or (_no_patches(), _no_grids())))
 
     @property
@@ -70,13 +80,13 @@ class PictureArrays:
         return sum(each.nbytes for each in (self.patches, self.grids, self.video_patches, self.video_grids))
 
     def read(self) -> "PictureArrays":
-        """Return this object: its pictures have been read."""
+        """Return this object, which contains the patches. This makes it a PictureSource."""
         return self
 
     def placeholders(self, merge: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the number of placeholder tokens of each image, and of each video.
+        """Return the number of placeholder tokens of each image, and the number of placeholder tokens of each video.
 
-        merge: number of patches per side that the vision tower joins into one token.
+        merge: the vision tower joins merge × merge patches of a frame into one token.
         """
         per_token = merge**2
         return (

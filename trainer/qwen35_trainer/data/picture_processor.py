@@ -36,8 +36,9 @@ _TEXT_CLASS = "ForCausalLM"
 class Patching:
     """The settings by which pictures are divided into patches.
 
-    patch: side of a patch in pixels. frames: frames of a video per patch. merge: number of patches per side that become
-    one token. pixels: minimum and maximum number of pixels of a resized image; None: those of the image processor.
+    patch: side of a patch in pixels. frames: number of frames of a video in one patch. merge: merge × merge
+    patches become one token. pixels: minimum and maximum number of pixels of a resized image; None: those of the
+    image processor.
     """
 
     patch: int
@@ -50,7 +51,7 @@ class Patching:
 class PictureProcessor:
     """Divides pictures into patches for one model. It consists of settings alone, so it can be sent between processes.
 
-    folder: a checkpoint whose preprocessor settings are used; None: only `patching` is used.
+    folder: a checkpoint whose preprocessor settings are used; None: only the settings in `patching` are used.
     """
 
     folder: Path | None
@@ -77,16 +78,21 @@ class PictureProcessor:
         return patches // self.patching.merge**2
 
     def frame_tokens(self, video: Video) -> int:
-        """Return the number of tokens of each patch of a video along time, from the size in the header of its first frame.
+        """Return the number of tokens for each step in time of a video: for each `patching.frames` frames.
 
-        Raises EncodingError for a frame that is not an image, and if torchvision is not installed.
+        Only the header of the first frame is read. Raises EncodingError for a frame that is not an image, and if
+        torchvision is not installed.
         """
         width, height = image_size(video.frames[0])
         patches = int(self.video_processor.get_num_of_video_patches(len(video.frames), height, width))
         return patches // -(-len(video.frames) // self.patching.frames) // self.patching.merge**2
 
     def read(self, images: Sequence[Image], videos: Sequence[Video]) -> PictureArrays:
-        """Read the pixels of images and videos as patches. Raises EncodingError for a file that is not an image."""
+        """Read the pixels of images and videos as patches.
+
+        Raises EncodingError for a file that is missing, damaged or not an image, and for videos if torchvision is
+        not installed.
+        """
         return PictureArrays.of(
             images=self._patches(images) if images else None, videos=self._video_patches(videos) if videos else None
         )
@@ -178,7 +184,7 @@ def _named(image: Image) -> str:
 
 
 def load_picture_processor(model: ModelSpec, base: Path) -> PictureProcessor | None:
-    """Return the picture processor of a model; None for a text model.
+    """Return the picture processor of a model; None for a model without a vision tower or without a local config.json.
 
     model: `spec.model` of the manifest. base: the folder to which a relative path of the model is relative. Raises
     DataError for a checkpoint whose vision_config lacks fields of this family of models.

@@ -1,10 +1,11 @@
 """Expands the placeholders of pictures in the tokens of a text.
 
     …<|vision_start|><|image_pad|><|vision_end|>…        written by the template: one placeholder for each image
-    …<|vision_start|><|image_pad|>×n<|vision_end|>…      read by the model: n placeholders, one for each merge² patches
+    …<|vision_start|><|image_pad|>×n<|vision_end|>…      read by the model: n placeholders for each image
 
-The number of placeholders follows from the sizes in the headers of the files. Pixels are read when a batch needs them,
-so that the images of a data set are never in memory together.
+The vision tower joins merge × merge patches of an image into one token, so n is the number of patches / merge². It follows
+from the size in the header of the file. Pixels are read when a batch needs them, so that the images of a data set are never in
+memory together.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NO_TOKEN = -1
-"""Stands for a placeholder that the tokenizer does not have."""
+"""Token id of a placeholder that the tokenizer does not have."""
 NO_TOWER = "the model has no vision tower for its images and videos. Remove them, or use a model with a vision tower."
 
 
@@ -41,14 +42,15 @@ class PictureReader:
         return vocabulary.get(IMAGE_PAD, _NO_TOKEN), vocabulary.get(VIDEO_PAD, _NO_TOKEN)
 
     def placeholders(self, token_ids: TokenIds) -> tuple[int, int]:
-        """Count the placeholders of images and of videos among the tokens."""
+        """Return the number of image placeholders and of video placeholders among the tokens."""
         image, video = self._pads
         return token_ids.count(image), token_ids.count(video)
 
     def pictures_of(self, prompt: Prompt, images: int | None = None, videos: int | None = None) -> PictureSet:
-        """Return the pictures of a prompt. Raises EncodingError if those in the data themselves are too large.
+        """Return the pictures of a prompt.
 
-        images, videos: the number of images and of videos to take; None: all of them.
+        Raises EncodingError if the pictures that are not in files of their own are too large. images, videos: the
+        number of images and of videos to take, from the first one on; None: all of them.
         """
         pictures = PictureSet(self.processor, prompt.images[:images], prompt.videos[:videos], prompt.described)
         if (size := pictures.inline_bytes) > MAX_INLINE_BYTES:
@@ -63,9 +65,10 @@ class PictureReader:
     ) -> tuple[TokenIds, tuple[bool, ...]]:
         """Replace each placeholder of a picture by as many placeholders as the picture has tokens.
 
-        mask: one flag per token, which is repeated with it. pictures: in the order of their placeholders. Returns the
-        expanded tokens and mask. Raises EncodingError if the number of placeholders differs from the number of
-        pictures.
+        mask: one flag per token. The flag of a placeholder is repeated for the placeholders that replace it.
+        pictures: in the order of their placeholders. Returns the expanded tokens and mask. Raises EncodingError if
+        the number of placeholders differs from the number of pictures, if a picture cannot be read, and if the
+        tokenizer has no such placeholder.
         """
         if pictures and _NO_TOKEN in self._pads:
             raise EncodingError(
@@ -93,8 +96,8 @@ class PictureReader:
     def _video_run(self, video: Video) -> TokenIds:
         """Return the tokens of a video, as transformers' Qwen3VLProcessor writes them.
 
-        A video is divided along time into patches of, for example, two frames. The tokens of such a patch are its time as
-        text, and its placeholders.
+        A video is divided along time into patches of, for example, two frames. Each of these patches has its time as
+        text, then its placeholders.
         """
         placeholders = VIDEO_PAD * self.processor.frame_tokens(video)
         tokens: list[int] = []
@@ -104,7 +107,7 @@ class PictureReader:
         return tuple(tokens)
 
     def _times(self, video: Video) -> Iterator[float]:
-        """Yield the time of the middle of each patch, in seconds.
+        """Yield the time of the middle of each patch of a video, in seconds.
 
         If the last patch has too few frames, the last frame is repeated.
         """
@@ -116,7 +119,7 @@ class PictureReader:
 
 
 def load_picture_reader(model: ModelSpec, base: Path, tokenizer: "PreTrainedTokenizerBase") -> PictureReader | None:
-    """Create the picture reader of a model; None for a text model.
+    """Create the picture reader of a model; None for a model without a vision tower or without a local config.json.
 
     model: `spec.model` of the manifest. base: the folder to which a relative path of the model is relative. Raises
     DataError for a checkpoint whose vision_config lacks fields of this family of models.

@@ -1,10 +1,10 @@
-"""The pictures of one sequence, as references: what is sent to the processes that read them.
+"""The pictures of one sequence, as references to files, which are sent to the processes that read them.
 
     driver: paths, or the bytes of files in the data ─┬─► replica:    read when the prompt is computed
                                                       └─► train rank: read when a micro-batch is computed
 
-No process sends pixels. A process keeps the patches that it has read last, because the samples of a prompt, and the passes of
-a trainer over a batch, show the same pictures.
+No process sends pixels. A process keeps the patches that it has used last (LRU eviction), because the samples of a prompt, and the
+passes of a trainer over a batch, show the same pictures.
 """
 
 import threading
@@ -20,9 +20,9 @@ from qwen35_trainer.data.template import EncodingError
 MAX_KEPT_BYTES = 256 * 2**20
 """Maximum size of the patches that a process keeps in memory, in bytes. An image of 1,024 tokens takes 25 MB."""
 MAX_INLINE_BYTES = 32 * 2**20
-"""Maximum size of the pictures of one sequence that are in the data themselves and not in files of their own, in bytes.
+"""Maximum size in bytes of the pictures of one sequence that are in the data and not in files of their own.
 
-They travel with each command that starts the sequence, and with the batch.
+The bytes are sent with each command that starts the sequence, and with the batch.
 """
 
 
@@ -30,7 +30,8 @@ They travel with each command that starts the sequence, and with the batch.
 class PictureSet:
     """The pictures of one sequence, in the order of their placeholders.
 
-    row: the row of the data that they are from, for errors.
+    processor: reads the pictures. images, videos: paths, or the bytes of files. row: the row of the data that contains
+    the pictures, for errors.
     """
 
     processor: PictureProcessor
@@ -43,17 +44,20 @@ class PictureSet:
 
     @property
     def inline_bytes(self) -> int:
-        """Size of the images that are in the data themselves, in bytes."""
+        """Size of the images and frames that are in the data and not in files of their own, in bytes."""
         frames = [frame for video in self.videos for frame in video.frames]
         return sum(len(image) for image in (*self.images, *frames) if isinstance(image, bytes))
 
     def read(self) -> PictureArrays:
-        """Read all pictures, unless this process has kept them. Raises DataError, with the row, for a damaged file."""
+        """Return the patches of all pictures, which are read unless this process has kept them.
+
+        Raises DataError, naming the row, for a file that is missing or damaged.
+        """
         return _kept_arrays.read(self)
 
 
 class _KeptArrays:
-    """The arrays that were read last, up to MAX_KEPT_BYTES. Several threads may read at the same time."""
+    """A cache of the arrays that were used last, up to MAX_KEPT_BYTES. Several threads may read at the same time."""
 
     def __init__(self) -> None:
         self._arrays: OrderedDict[PictureSet, PictureArrays] = OrderedDict()  # the last one was used last

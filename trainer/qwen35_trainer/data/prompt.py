@@ -10,7 +10,7 @@ type ChatMessage = Mapping[str, object]
 `tool_call_id`."""
 
 type Tool = Mapping[str, object]
-"""The JSON schema of a function, in the form of chat templates."""
+"""The JSON schema of a function that the model may call, in the form that chat templates expect."""
 
 type Image = Path | bytes
 """An image: the path of its file, or the bytes of the file (PNG, JPEG …)."""
@@ -31,10 +31,11 @@ class Video:
 class Prompt:
     """The input of the model, and the data that a reward needs to judge the response.
 
-    id: `<source>/<row>`, the same in every run. text: a plain text, or chat messages. answer: the reference answer, if the
-    source has one. metadata: the other fields of the row (files), or `gym` and `entry` (gym). tools: functions that the
-    model may call. images, videos: one for each image and video part of the messages, in order. place: file and row, of a
-    row with images or videos, for errors. All values are plain, so that a prompt can be sent between processes.
+    id: `<source>/<row>`, the same in every run. source: name of the source. text: a plain text, or chat messages.
+    answer: the reference answer, if there is one. metadata: in a source of files, the row's fields that are not used
+    otherwise; in a source of a reasoning-gym task, `gym` and `entry` (`GymPrompts`). tools: functions that the model
+    may call. images, videos: one for each image and video part of the messages, in order. place: file and row of a
+    prompt with images or videos, for errors. All values are plain, so that a prompt can be sent between processes.
     """
 
     id: str
@@ -49,7 +50,7 @@ class Prompt:
 
     @property
     def described(self) -> str:
-        """The prompt's id, and the place of its row if it is known, for errors."""
+        """The prompt's id, and its file and row if they are known, for errors."""
         return f"prompt {self.id} ({self.place})" if self.place else f"prompt {self.id}"
 
     @property

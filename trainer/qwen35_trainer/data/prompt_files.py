@@ -5,9 +5,9 @@
                      └──── missing, unknown format     │        └── missing field, wrong type, no answer
                                                        └── corrupt line, not Parquet
 
-Every stage collects its problems, which are raised together. The standard library reads JSON Lines, line by line:
+Every stage collects its problems, and one DataError reports all of them. The standard library reads JSON Lines, line by line:
 column-wise readers infer one type per column, which turns the answer "2024-01-01" into a date and gives each row the
-fields of all others.
+fields of all other rows.
 """
 
 import json
@@ -106,7 +106,7 @@ def _resolve(files: FilesSpec, base: Path, problems: _Problems) -> Iterator[tupl
 
 
 def misnamed(files: FilesSpec, base: Path) -> list[tuple[str, str]]:
-    """Return (problem, fix) for each path that does not exist or has no known format. The contents are not read."""
+    """Return (problem, fix) for each path that is a folder, does not exist or has no known format. No file is read."""
     paths = [base / name for name in files.paths]
     return [wrong for path in paths if (wrong := _misnamed(path, _format(files, path))) is not None]
 
@@ -182,7 +182,7 @@ def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
 
 
 def _encoded(feature: Any) -> Any:  # noqa: ANN401  # datasets is untyped
-    """Return the type of a column in the datasets library, changed so that it yields images as bytes, not decoded."""
+    """Return a column's type, changed so that the datasets library yields images as bytes without decoding them."""
     import datasets
 
     match feature:

@@ -38,8 +38,10 @@ MIN_PREPARED_PROMPTS: Final = 20_000
 For fewer, the computation takes less than 10 ms.
 """
 _MAX_KEPT_PERMUTATIONS: Final = 3
-"""Maximum number of permutations in memory: those of the previous epoch, whose last groups may be dispatched again, of the
-present one, and of the next."""
+"""Maximum number of permutations in memory: one each for the previous, the present and the next epoch.
+
+The last groups of the previous epoch may be dispatched again.
+"""
 
 
 class PromptSet(RowSequence[Prompt]):
@@ -53,8 +55,9 @@ class PromptSet(RowSequence[Prompt]):
     def load(cls, sources: Iterable[SourceSpec], base: Path, *, answers_required: bool = False) -> PromptSet:
         """Load the prompts of all sources.
 
-        base: the folder of the manifest, to which paths are relative. answers_required: whether rows of files must have
-        an answer, because a reward or SFT needs it. Raises DataError with the problems of all sources.
+        base: the folder of the manifest, to which paths are relative. answers_required: whether a row of a file
+        without an answer is a problem, because a reward or SFT needs the answer. Raises DataError with the problems of
+        all sources.
         """
         parts: list[Sequence[Prompt]] = []
         problems: list[str] = []
@@ -80,7 +83,10 @@ class PromptSet(RowSequence[Prompt]):
 
 
 class EpochPermutations:
-    """The permutations of `length` prompts, one per epoch. Equal length, seed and epoch give the same permutation."""
+    """The permutations of `length` prompts, one per epoch.
+
+    The same length, seed and epoch give the same permutation.
+    """
 
     def __init__(self, length: int, seed: int) -> None:
         self._length, self._seed = length, seed
@@ -88,7 +94,10 @@ class EpochPermutations:
         self._lock = threading.Lock()
 
     def of(self, epoch: int) -> NDArray[np.int64]:
-        """Return the indices of the prompts in the order of an epoch, (length,) int64."""
+        """Return the indices of the prompts in the order of an epoch, (length,) int64.
+
+        Waits if another thread computes them.
+        """
         future, is_new = self._future(epoch)
         if is_new:
             self._compute(epoch, future)
@@ -105,7 +114,8 @@ class EpochPermutations:
     def _future(self, epoch: int) -> tuple[Future[NDArray[np.int64]], bool]:
         """Return the future permutation of an epoch, and whether the caller must compute it.
 
-        The caller must compute it if no earlier call has asked for this epoch, or if the permutation has been dropped.
+        The caller must compute it if this is the first call for the epoch, or if the permutation was dropped
+        from memory.
         """
         with self._lock:
             is_new = epoch not in self._computed
@@ -145,7 +155,8 @@ class PromptOrder:
     """The order in which prompts train. It depends only on seed and position, so a resumed run needs only its position.
 
     length: number of prompts in the set. epochs: number of passes over the set; None: no limit. shuffle: whether each
-    epoch has another permutation; otherwise every epoch has the order 0, 1, 2, … Raises DataError for an empty set.
+    epoch has a different permutation; otherwise every epoch has the order 0, 1, 2, … Raises DataError if there is
+    nothing to train on.
     """
 
     length: int
@@ -165,9 +176,10 @@ class PromptOrder:
         return self.length * self.epochs
 
     def prompt_index(self, position: int) -> int:
-        """Return the index in the set of the prompt at `position`.
+        """Return the index, in the set, of the prompt at `position`.
 
-        Positions count prompts over all epochs, from 0. Raises IndexError if the position is after the last epoch.
+        Positions count prompts over all epochs, from 0. Raises IndexError for a negative position, and for one after
+        the last epoch.
         """
         if position < 0 or (self.epochs is not None and position >= self.length * self.epochs):
             passes = "any number of" if self.epochs is None else self.epochs
@@ -181,6 +193,6 @@ class PromptOrder:
         return index
 
     def prepare(self, position: int) -> None:
-        """Begin to compute the order of the epoch that contains `position` on another thread, if that takes long."""
+        """Begin to compute the order of the epoch of `position` on another thread, if there are many prompts."""
         if self.shuffle:
             self._permutations.prepare(position // self.length)

@@ -24,11 +24,12 @@ def prompt_of(
     answers_required: bool,
     columnar: bool,
 ) -> Prompt:
-    """Convert a row of a data file to a prompt. Raises RowError for a malformed row.
+    """Convert a row of a data file to a prompt. Raises RowError if the row is malformed.
 
-    identity: id of the prompt. file: the data file, to whose folder paths of images are relative. place: the row's place in it.
-    answers_required: whether a row without an answer is refused. columnar: whether the format (Parquet) gives every row
-    the fields of all other rows, with null where the row has no such field.
+    identity: id of the prompt. source: name of the source. files: settings of the source. file: the data file, to whose
+    folder paths of images are relative. place: the row's place in the file, such as "line 3". answers_required: whether
+    a row without an answer is refused. columnar: whether the format (Parquet) gives every row the fields of all other
+    rows, with null where the row has no such field.
     """
     images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
     media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, file.parent)
@@ -110,7 +111,7 @@ def _answer(value: object, name: str) -> str | None:
 
 
 def _tools(value: object, name: str, *, columnar: bool) -> tuple[Tool, ...]:
-    """Read the tools of a row, which are a list of schemas or a JSON text of such a list.
+    """Read the tools of a row: a list of schemas, or a JSON text of such a list.
 
     columnar: whether nulls are removed, because in a columnar file they stand for fields that only other rows have.
     """

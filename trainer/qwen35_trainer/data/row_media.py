@@ -1,4 +1,4 @@
-"""The images and videos of a row: their positions in its messages, and the files with their pixels.
+"""The images and videos of a row: their positions in the messages of the row, and the files with their pixels.
 
     messages: "<image> or <image>?"      ─┐
     images:   [cat.png, {bytes: …}]      ─┴─► parts: image, text, image      images: cat.png, bytes
@@ -23,10 +23,10 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 @dataclass
 class RowMedia:
-    """Assigns the images and videos in a row's columns to the placeholders in its messages, in order.
+    """Assigns the images and videos in a row's columns to the placeholders in the row's messages, in order.
 
-    waiting_images, waiting_videos: the pictures in the columns that are not assigned yet. images, videos: the pictures
-    that are assigned, in order of their placeholders.
+    folder: the folder to which paths are relative. waiting_images, waiting_videos: pictures of the columns that are not
+    assigned yet. images, videos: the assigned pictures, in the order of their placeholders.
     """
 
     folder: Path
@@ -37,10 +37,10 @@ class RowMedia:
 
     @classmethod
     def of_row(cls, images: object, images_field: str, videos: object, videos_field: str, folder: Path) -> "RowMedia":
-        """Read the images and videos in two columns of a row.
+        """Read the images and videos in two columns of a row. None of them is assigned to a placeholder yet.
 
-        images, videos: the values of the columns; null means that the row has none. images_field, videos_field: the names
-        of the columns, for errors. folder: the folder of the data file, to which paths are relative. Raises RowError for an
+        images, videos: the values of the columns; null: the row has none. images_field, videos_field: the names of the
+        columns, for errors. folder: the folder of the data file, to which paths are relative. Raises RowError for an
         entry that is not an image or video.
         """
         return cls(
@@ -57,7 +57,8 @@ class RowMedia:
     def split(self, text: str) -> str | list[dict[str, str]]:
         """Split a text at its <image> and <video> marks, and assign the next image or video to each mark.
 
-        The text is returned unchanged if it has no such marks, or if the row's columns contain no images or videos.
+        A mark stays text if the row's columns contain no pictures of that kind. A text without other marks is returned
+        unchanged. Raises RowError if there are more marks than pictures.
         """
         pieces = [piece for piece in _MARKS.split(text) if piece]
         if not self._marked & set(pieces):
@@ -71,11 +72,10 @@ class RowMedia:
         return parts
 
     def take(self, part: Mapping[str, object]) -> str | None:
-        """Assign an image or video to `part` of a message, if the part stands for one.
+        """Assign an image or video to `part` of a message. Returns "image" or "video", or None for any other part.
 
-        The part either contains the image or video, or stands for the next image or video in the row's column. Returns
-        "image" or "video", or None if the part is of another kind. Raises RowError for an invalid image or video, and if the
-        column has no further one.
+        The part contains the image or video, or it stands for the next one in the row's column. Raises RowError for an
+        invalid image or video, and if the column has no further one.
         """
         if "image" in part or "image_url" in part:
             self.images.append(image_of(part.get("image", part.get("image_url")), self.folder, "image"))
@@ -87,7 +87,7 @@ class RowMedia:
         return self._place(str(part_type)) if part_type in ("image", "video") else None
 
     def check_used(self) -> None:
-        """Raise RowError if the row has an image or video that no message shows."""
+        """Raise RowError if the row's columns have an image or video that is not assigned to a placeholder."""
         for name, waiting, placed in (
             ("image", self.waiting_images, len(self.images)),
             ("video", self.waiting_videos, len(self.videos)),
@@ -112,7 +112,8 @@ class RowMedia:
 def image_of(value: object, folder: Path, name: str) -> Image:
     """Return the image that a value of a row stands for: a path, a data URI, bytes, or a mapping with one of these.
 
-    folder: the folder to which a path is relative. name: the value's name in errors. Raises RowError for any other value.
+    folder: the folder to which a path is relative. name: name of the value, for errors. Raises RowError for any
+    other value.
     """
     match value:
         case bytes() if value:
@@ -134,9 +135,10 @@ def image_of(value: object, folder: Path, name: str) -> Image:
 
 
 def video_of(value: object, folder: Path, name: str) -> Video:
-    """Return the video that a value of a row stands for: {frames: [image, …], fps: 2}. Raises RowError for any other value.
+    """Return the video that a value of a row stands for: {frames: [image, …], fps: 2}.
 
-    folder: the folder to which paths of frames are relative. name: the value's name in errors.
+    folder: the folder to which paths of frames are relative. name: name of the value, for errors. Raises RowError for
+    any other value.
     """
     frames = value.get("frames") if isinstance(value, Mapping) else None
     fps = value.get("fps") if isinstance(value, Mapping) else None

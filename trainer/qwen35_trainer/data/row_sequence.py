@@ -1,4 +1,4 @@
-"""A sequence whose rows are made when they are read."""
+"""A sequence whose rows are created when they are read."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from typing import overload
 
 
 class RowSequence[Row](Sequence[Row]):
-    """A sequence that makes each row when it is read. Subclasses define `__len__` and `_row`."""
+    """A sequence that creates each row when it is read. Subclasses define `__len__` and `_row`."""
 
     @abstractmethod
     def _row(self, row: int) -> Row:
-        """Return a row by its number, which is at least 0 and less than the length."""
+        """Return the row with this number, which is at least 0 and less than the length."""
 
     @overload
     def __getitem__(self, index: int) -> Row: ...

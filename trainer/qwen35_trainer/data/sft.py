@@ -31,20 +31,24 @@ type Mask = tuple[bool, ...]
 
 @dataclass(frozen=True)
 class SupervisedExample:
-    """One training sequence. token_ids: (tokens,). loss_mask: (tokens,) true where the model learns the token."""
+    """One training sequence. token_ids: (tokens,). loss_mask: (tokens,), true for the tokens that train."""
 
     prompt: Prompt
     token_ids: TokenIds
     loss_mask: Mask
     pictures: PictureSet | None = None
-    """The images and videos of the example, which are read when a batch needs them. None: the example has only text."""
+    """The images and videos of the example.
+
+    Their files are read when a batch needs them. None: the example has only text.
+    """
 
 
 @dataclass(frozen=True)
 class _Turn:
     """One turn of the assistant.
 
-    opened: the rendered text before the turn. through: the rendered text up to its end.
+    index: index of the message. opened: the rendered text before the turn. through: the rendered text up to the end of
+    the turn.
     """
 
     index: int
@@ -64,12 +68,13 @@ def encode_examples(
     """Encode each row as sequences in which only the answers and their end tokens train.
 
     A row is a prompt with an answer, or chat messages of which every assistant's turn trains. If a row has both, its
-    answer becomes the last turn. A row gives several examples if the template rewrites earlier turns, otherwise one.
+    answer becomes the last turn. A row gives several examples if the template rewrites earlier turns; otherwise it
+    gives one.
 
     max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens). overlong: how
-    longer examples are handled. thinking: passed to the template as enable_thinking; None leaves the choice to the
-    template. reader: reads images and videos; None for a model without a vision tower. Raises DataError with all
-    problems.
+    longer examples are handled. thinking: passed to the template as enable_thinking; None: the template decides.
+    reader: reads images and videos; None: the model has no vision tower. Raises DataError with the problems of all
+    rows, and if no example remains.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     examples: list[SupervisedExample] = []
@@ -110,9 +115,10 @@ def _plain(prompt: Prompt, text: str, answer: str, encoder: TemplateEncoder) -> 
 
 
 def _stretches(messages: Sequence[ChatMessage], prompt: Prompt, encoder: TemplateEncoder) -> list[list[_Turn]]:
-    """Group the assistant's turns, in order, into stretches: turns that one rendered text can contain.
+    """Group the assistant's turns into stretches, in order.
 
-    In the rendered text of a stretch, each of its turns follows the context in which the model learns the turn.
+    A stretch consists of turns that train in the same rendered text. In this text, each turn of the stretch follows the
+    context in which the model learns the turn.
     """
     waiting = [
         _turn(index, messages, prompt, encoder)
@@ -148,7 +154,10 @@ def _example(
     encoder: TemplateEncoder,
     reader: PictureReader | None,
 ) -> SupervisedExample:
-    """Encode a stretch (turns of the assistant that one rendered text contains), up to the end of its last turn."""
+    """Encode the rendered text of a stretch up to the end of its last turn.
+
+    Only the assistant's turns in the stretch train.
+    """
     token_ids: TokenIds = ()
     mask: Mask = ()
     done = 0
@@ -169,7 +178,7 @@ def _example(
 
 
 def _parts(messages: Sequence[ChatMessage], kind: str) -> int:
-    """Count the parts whose type is `kind`, such as "image", in the messages."""
+    """Return the number of parts of the messages whose type is `kind`, such as "image"."""
     contents = [message["content"] for message in messages]
     return sum(part.get("type") == kind for content in contents if isinstance(content, list) for part in content)
 

@@ -35,9 +35,9 @@ class EncodingError(Exception):
 
 @dataclass(frozen=True)
 class TemplateEncoder:
-    """Encodes texts and conversations, through the tokenizer's chat template if it has one.
+    """Encodes texts and conversations as token ids, through the tokenizer's chat template if there is one.
 
-    thinking: passed to the template as enable_thinking; None leaves the choice to the template.
+    thinking: passed to the template as enable_thinking; None: the template decides.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -48,17 +48,18 @@ class TemplateEncoder:
         return bool(self.tokenizer.chat_template)
 
     def text(self, text: str) -> TokenIds:
-        """Encode a text without the template. Tokens that the tokenizer adds to every text are included.
+        """Encode a text without the template, with the tokens that the tokenizer adds to every text.
 
         Raises EncodingError for characters without a token.
         """
         return self._encode(text, special_tokens=True)
 
     def prompt(self, text: str | Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds:
-        """Encode a prompt that the model continues.
+        """Encode a prompt after which the model generates.
 
-        With a template, a plain text is a user message, and the start of the assistant's turn is added at the end.
-        Raises EncodingError for messages without a template, and for conversations that the template rejects.
+        With a template, a plain text is encoded as a user message, and the start of the assistant's turn is added at
+        the end. Raises EncodingError for messages without a template, for a conversation that the template rejects, and
+        for characters without a token.
         """
         if isinstance(text, str):
             return self.chat([{"role": "user", "content": text}], tools) if self.has_template else self.text(text)
@@ -67,23 +68,28 @@ class TemplateEncoder:
     def chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
     ) -> TokenIds:
-        """Encode a conversation. Raises EncodingError without a template, and if the template rejects the conversation.
+        """Encode a conversation with the template.
 
-        generation_prompt: whether to add the start of the assistant's next turn.
+        generation_prompt: whether to add the start of the assistant's next turn. Raises EncodingError if there is no
+        template, if it rejects the conversation, and for characters without a token.
         """
         return self.rendered(self.render(messages, tools, generation_prompt=generation_prompt))
 
     def rendered(self, text: str) -> TokenIds:
-        """Encode a text that the template has rendered. Names of special tokens in the text become these tokens."""
+        """Encode a text that the template has rendered.
+
+        The name of a special token in the text is encoded as that token. Raises EncodingError for characters without
+        a token.
+        """
         return self._encode(text, special_tokens=False)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool) -> str:
         """Render a conversation as text.
 
-        Qwen3.5's template rejects a conversation without a user message. Such a conversation is rendered with an empty
-        user message after the system prompt, whose text is then removed. generation_prompt: whether to add the start of
-        the assistant's next turn. Raises EncodingError without a template, and if the template rejects the
-        conversation.
+        generation_prompt: whether to add the start of the assistant's next turn. Qwen3.5's template rejects a
+        conversation without a user message. Such a conversation is rendered with an empty user message after the system
+        prompt, and the text of this message is then removed. Raises EncodingError if there is no template, and if the
+        template rejects the conversation.
         """
         if any(message["role"] == "user" for message in messages):
             return self._apply(messages, tools, generation_prompt=generation_prompt)
@@ -99,7 +105,7 @@ class TemplateEncoder:
 
     @cached_property
     def generation_prompt(self) -> TokenIds:
-        """Tokens with which the template begins a turn of the assistant that the model is to write."""
+        """Tokens with which the template begins a turn of the assistant that the model generates."""
         return self.rendered(
             _added(self._apply([_EMPTY_USER_MESSAGE]), self._apply([_EMPTY_USER_MESSAGE], generation_prompt=True))
         )
@@ -111,7 +117,7 @@ class TemplateEncoder:
 
     @cached_property
     def separator(self) -> TokenIds:
-        """Tokens between the end token of a turn and the next turn.
+        """Tokens that the template writes between the end token of an assistant's turn and the next turn.
 
         A generated response does not contain these tokens.
         """
@@ -135,10 +141,10 @@ class TemplateEncoder:
         return self.separator + self.rendered(following)
 
     def end_of_turn(self, text: str) -> int:
-        """Return how many characters of an assistant's turn the model writes.
+        """Return how many characters of an assistant's turn the model writes. text: the rendered turn.
 
-        They are the characters up to and including the last end token, or all of them if there is no end token. text:
-        the rendered turn.
+        The model writes the characters up to and including the last end token. Without an end token, it writes
+        all characters.
         """
         end = self.tokenizer.eos_token
         at = text.rfind(end) if end else -1
@@ -187,9 +193,9 @@ class TemplateEncoder:
 
 
 def _added(before: str, whole: str) -> str:
-    """Return what the rendered conversation `whole` has after the text `before`.
+    """Return the end of the text `whole`, after the text `before` at its beginning.
 
-    Raises EncodingError if it begins differently.
+    Raises EncodingError if `whole` does not begin with `before`.
     """
     if not whole.startswith(before):
         raise EncodingError(_REWRITTEN)

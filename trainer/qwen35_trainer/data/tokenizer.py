@@ -22,7 +22,7 @@ def load_tokenizer(model: ModelSpec, base: Path, template: str | None = None) ->
 
     model: `spec.model` of the manifest. base: the folder to which relative paths are relative. template: path of a chat
     template that replaces the tokenizer's template (`data.chatTemplate.file`). Raises DataError if the tokenizer or the
-    template does not exist.
+    template is missing or cannot be read.
     """
     tokenizer = _load(model, base)
     if template is not None:
@@ -58,8 +58,8 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
     """Create a tokenizer with one token per character, after the special tokens.
 
     The special tokens are <|endoftext|> (0, padding), <|im_start|> (1) and <|im_end|> (2, ends a response), and with
-    vision also <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and <|video_pad|> (6). A character that is
-    not in `characters` has no token. Raises DataError for a character that is listed twice.
+    `vision` also <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and <|video_pad|> (6). A character that is
+    not in `characters` has no token. Raises DataError if `characters` is empty or has a character twice.
     """
     repeated = sorted({character for character in characters if characters.count(character) > 1})
     if repeated or not characters:
@@ -83,7 +83,7 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
 
 
 def response_text(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> str:
-    """Decode a response for rewards and for people, without special tokens such as the end token.
+    """Return the text of a response for rewards and for people, without special tokens such as the end token.
 
     Bytes that are not UTF-8 become the character U+FFFD.
     """
@@ -93,7 +93,7 @@ def response_text(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> st
 
 
 def alphabet(tokenizer: "PreTrainedTokenizerBase") -> Set[str] | None:
-    """Return the characters of a character tokenizer; None for a tokenizer that encodes any text."""
+    """Return the characters for which a character tokenizer has tokens; None for a tokenizer that encodes any text."""
     from tokenizers.models import WordLevel
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -103,7 +103,10 @@ def alphabet(tokenizer: "PreTrainedTokenizerBase") -> Set[str] | None:
 
 
 def unknown_characters(text: str, alphabet: Set[str]) -> list[str]:
-    """Return the sorted characters of the text, without special tokens, that are not in the alphabet."""
+    """Return the characters of `text` that are not in `alphabet`, sorted.
+
+    Names of special tokens in the text are ignored.
+    """
     for token in (PAD, TURN_START, TURN_END, VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD):
         text = text.replace(token, "")
     return sorted(set(text) - alphabet)

@@ -42,12 +42,19 @@ _CALL_WITH_PARAMETER = re.compile(rf"{CALL}\s*{FUNCTION}[^<>\n]*>\s*{PARAMETER}"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool. arguments: values by parameter, in the order of the text, with the types of the tool's schema."""
+    """A well-formed call of a tool.
+
+    name: name of the tool. arguments: value of each parameter, in the order of the text, with the types of the
+    tool's schema.
+    """
 
     name: str
     arguments: Mapping[str, JsonValue]
     problems: tuple[str, ...] = ()
-    """Mismatches with the tool's schema: unknown names, missing parameters, values of another type (kept as text)."""
+    """Mismatches with the tool's schema: an unknown tool or parameter, a missing parameter, a value of another type.
+
+    A value that does not fit the type stays text.
+    """
     cut_off: bool = False
     """Whether the text ended within the call, so that the last value may be incomplete."""
 
@@ -61,7 +68,8 @@ class ToolCall:
 class MalformedCall:
     """A tool call that violates the format.
 
-    text: the call as the model wrote it. reason: the violation, as a message.
+    text: the call as the model wrote it. reason: the violation, as a message. cut_off: whether the text ended within
+    the call.
     """
 
     text: str
@@ -80,7 +88,7 @@ class ParsedResponse:
 
 
 class _Broken(Exception):
-    """A tool call violates the format. at: position in the text at which reading stopped."""
+    """A tool call violates the format. at: position in the text at which the parser stopped."""
 
     def __init__(self, reason: str, at: int) -> None:
         super().__init__(reason)
@@ -91,8 +99,8 @@ def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedResponse:
     """Parse the tool calls of a response. Never raises.
 
     text: the response without its reasoning (the part up to </think>) and without the end token. tools: functions that
-    may be called, each {type: function, function: {name, parameters}} or only the inner mapping. The JSON schemas of
-    the parameters determine the types of values. Values of unknown tools and of unknown parameters stay texts.
+    the model may call, each {type: function, function: {name, parameters}} or only the inner mapping. The JSON schemas
+    of the parameters determine the types of the values. Values of unknown tools and of unknown parameters stay text.
     """
     schemas = _schemas(tools)
     content, _, _ = text.partition(CALL)
@@ -160,8 +168,8 @@ class _Reader:
     def _close(self, tag: str, or_else: str = "") -> None:
         """Skip the closing tag `tag`. Raises _Broken if something else comes next.
 
-        or_else: an opening tag that the format also allows here. If the text ends within one of the two tags, set
-        `cut_off` and go to the end of the text.
+        or_else: an opening tag that the format also allows here; "" if there is none. If the text ends within `tag` or
+        `or_else`, sets `cut_off` and goes to the end of the text.
         """
         if self._take(tag):
             return
@@ -170,7 +178,7 @@ class _Reader:
         self.at, self.cut_off = len(self.text), True
 
     def _take(self, tag: str) -> bool:
-        """Skip whitespace, and then `tag` if it comes next. Returns whether `tag` was there."""
+        """Skip whitespace, and then `tag` if it comes next. Returns whether `tag` came next."""
         while self.text[self.at : self.at + 1].isspace():
             self.at += 1
         if not self.text.startswith(tag, self.at):
@@ -221,7 +229,7 @@ def _without_beginning_of_tag(value: str) -> str:
 
 
 def _schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, object]]:
-    """Return the parameter schemas by the names of the tools."""
+    """Return the name of each tool → the JSON schema of its parameters."""
     functions = [tool.get("function", tool) for tool in tools]
     named = [function for function in functions if isinstance(function, Mapping)]
     return {str(function.get("name")): _mapping(function.get("parameters")) for function in named}

@@ -22,10 +22,11 @@ def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str
     """Convert the text of an argument to a type that its JSON schema allows. Returns the value, and a problem or None.
 
     If the schema allows several types, the narrowest type that fits is used, and text last. A text that fits no type is
-    returned unchanged, with a problem. If boolean is the only type besides null, False is returned in place of such a text, as
-    in vLLM's qwen3_coder parser and in verl. "null" in upper or lower case is read as null for every type, as in these two
-    parsers. If the schema allows null, "None" is also read as null, because Qwen3.5's template writes null in this way.
-    Objects and arrays are read as JSON, or otherwise as Python literals, which are parsed and never executed.
+    returned unchanged, with a problem. If the schema allows only boolean, or only boolean and null, False is returned
+    in place of such a text, as in vLLM's qwen3_coder parser and in verl. "null" in upper or lower case is read as null
+    for every type, as in these two parsers. If the schema allows null, "None" is also read as null, because Qwen3.5's
+    template writes null as "None". Objects and arrays are read as JSON, or otherwise as Python literals, which are
+    parsed and never executed.
     """
     types = _types(schema)
     written = text.strip()
@@ -62,8 +63,9 @@ def _types(schema: Mapping[str, object]) -> set[str]:
 
 
 def _kind(name: str) -> str:
-    """Return the JSON schema type for the name of a type, which may also be a name from a programming language, such as
-    `int`.
+    """Return the JSON schema type that the name `name` stands for; "any" if it is unknown.
+
+    The name may also be one of a programming language, such as `int`.
     """
     name = name.strip().lower()
     if name.startswith(_INTEGER_TYPES):
@@ -123,7 +125,7 @@ def _structure(text: str) -> JsonValue:
 
 
 def _plain(value: object) -> JsonValue:
-    """Return the value if JSON can represent it; otherwise raise ValueError."""
+    """Return the value, with tuples as lists, if JSON can represent it. Raises ValueError otherwise."""
     match value:
         case None | bool() | int() | str():
             return value

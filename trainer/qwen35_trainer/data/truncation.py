@@ -24,10 +24,10 @@ class Encoded(Protocol):
 
 
 def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
-    """Return the positions to keep of a sequence longer than `limit`: a head and a tail, of which one may be empty.
+    """Return the positions to keep of a sequence longer than `limit`: a range at its start and a range at its end.
 
-    TruncateLeft keeps the end of the sequence, and TruncateRight the beginning. TruncateMiddle keeps half of the limit
-    (rounded down) at the beginning, and the rest of the limit at the end.
+    TruncateLeft keeps the end of the sequence, and TruncateRight its start, so that the other range is empty.
+    TruncateMiddle keeps half of the limit (rounded down) at the start, and the rest of the limit at the end.
     """
     head = {"TruncateLeft": 0, "TruncateRight": limit, "TruncateMiddle": limit // 2}[rule]
     return range(head), range(length - (limit - head), length)
@@ -47,11 +47,12 @@ def fit[T: Encoded](
     problems: Sequence[str],
     cut: Callable[[T, tuple[range, range]], T],
 ) -> list[T]:
-    """Return all sequences with at most `limit` tokens. Longer sequences are rejected, skipped or cut, as `rule` states.
+    """Return all sequences with at most `limit` tokens.
 
-    limit_name: name of the limit in messages. problems: problems found earlier, which are reported together with those
-    found here. cut: reduces a sequence to the given positions, and may raise CutError. Raises DataError if there are
-    problems or rejected sequences, and when no sequence remains.
+    Longer sequences are rejected, skipped or cut, as `rule` states. limit_name: name of the limit in messages. rule:
+    value of `data.overlongPrompts`. problems: problems found earlier, which are reported together with those found
+    here. cut: returns a sequence with only the given positions, and may raise CutError. Raises DataError if there are
+    problems or rejected sequences, and if no sequence remains.
     """
     all_problems = list(problems)
     fitting: list[T] = []

@@ -57,8 +57,7 @@ class CandidateLog:
                 record.append(drawn.get(row, _NO_IDS).copy())  # a view would keep the whole step in memory
 
     def candidates(self, slot: int, start: int, end: int) -> Candidates | None:
-        """Return the candidates of a slot's tokens from `start` to `end` (exclusive); None if the slot has no record.
-        """
+        """Return the candidates of tokens `start` to `end` (exclusive) in a slot; None if the slot has no record."""
         record = self._ids[slot]
         if record is None:
             return None

@@ -58,9 +58,7 @@ class Sampling:
     top_k: int = 0
     """Number of the most likely tokens among which one is drawn; 0: all tokens."""
     min_p: float = 0.0
-    """Tokens with a probability below this share of the most likely token's probability are dropped; 0: none
-    is dropped.
-    """
+    """Minimum probability of a token that can be drawn, as a share of the most likely token's probability; 0: none."""
     stop: tuple[int, ...] = ()
     """Tokens that end the response, in addition to the engine's end token."""
 
@@ -75,14 +73,17 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GeneratedTokens:
-    """The response tokens of one sequence, T in number, which engines have generated or an environment has added."""
+    """Response tokens of one sequence.
+
+    An engine has generated them, or an environment has added them (a tool's output).
+    """
 
     ids: NDArray[np.int32]
-    """(T,) token ids, including the end token if the model produced it."""
+    """(tokens,) token ids, including the end token if the model produced it."""
     log_probs: NDArray[np.float32]
-    """(T,) log-probability of each token under its sampling distribution; 0 for tokens of the environment."""
+    """(tokens,) log-probability of each token under its sampling distribution; 0 for tokens of the environment."""
     versions: NDArray[np.int32]
-    """(T,) version of the weights that produced each token; ENVIRONMENT_VERSION for tokens of the environment."""
+    """(tokens,) version of the weights that computed each token; ENVIRONMENT_VERSION for tokens of the environment."""
     candidates: Candidates | None = None
     """The tokens that could have been drawn at each position. None: at each position, all tokens of the vocabulary."""
 
@@ -95,7 +96,7 @@ class GeneratedTokens:
 
     @classmethod
     def join(cls, parts: Iterable[GeneratedTokens]) -> GeneratedTokens:
-        """Concatenate tokens in order."""
+        """Concatenate the tokens of consecutive parts of a response."""
         all_parts = [NO_TOKENS, *parts]
         return cls(
             np.concatenate([part.ids for part in all_parts]),
@@ -344,9 +345,8 @@ class RolloutEngine(Protocol):
         ...
 
     def checksums(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the checksums of all parameters in service, by name: one for each process that has a part of
-        the parameter.
+        """Return the checksums of all parameters in service, by the names that the engine gives the parameters.
 
-        The names are those of the engine, which may differ from the trainer's.
+        Each parameter has one checksum for each process that has a part of it.
         """
         ...

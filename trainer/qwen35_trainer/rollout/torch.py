@@ -163,10 +163,10 @@ class TorchEngine:
 
     @torch.no_grad()
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Check and prepare a version for `commit`. Raises ValueError if its tensors do not fit the model.
+        """Check a version, and prepare it for `commit`. Raises ValueError if the tensors do not fit the model.
 
-        Tensors that are on the model's device and in its type are kept without a copy. They are never written to,
-        because other replicas may compute with them.
+        Tensors that are on the model's device and in the model's type are kept without a copy. The engine never writes
+        to them, because other replicas may compute with the same memory.
         """
         check_types(weights, version)
         self._received = self._adapters(weights, version) if are_adapters(weights) else self._whole(weights, version)
@@ -325,7 +325,7 @@ class TorchEngine:
         return started, sum(map(len, prompts)), unreadable
 
     def _readable(self, most: int) -> tuple[list[tuple[SequenceRequest, PictureArrays | None]], list[Completed]]:
-        """Take up to `most` sequences whose pictures can be read from the queue of waiting sequences.
+        """Take waiting sequences from the queue until `most` of them can start: their pictures, if any, can be read.
 
         Returns these sequences with the patches of their pictures, and the sequences that ended because their pictures
         could not be read.

@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 NO_VERSION = -1
 """The version of an engine that has not loaded weights yet."""
 MIN_CPU_PREFILL = 2
-"""Minimum length of a prompt on the CPU, in tokens.
+"""Minimum number of tokens of a prompt and the kept tokens together on the CPU.
 
 vLLM raises an error on the CPU in a step that prefills one token.
 """
@@ -97,7 +97,7 @@ class _Generating:
     """Number of generated tokens that `progress` has returned."""
 
     def new(self, start: int = 0) -> GeneratedTokens:
-        """Return the generated tokens from number `start`, without those with which the sequence was submitted."""
+        """Return the generated tokens from index `start` on, without those with which the sequence was submitted."""
         return GeneratedTokens(
             np.array(self.ids[start:], np.int32),
             np.array(self.log_probs[start:], np.float32),

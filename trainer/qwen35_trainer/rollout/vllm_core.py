@@ -58,7 +58,7 @@ from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.memory_change import MemoryChange
 
 type Core = Any
-"""vLLM's LLMEngine. Its types are not followed (pyproject.toml)."""
+"""vLLM's LLMEngine. mypy does not follow its types (pyproject.toml)."""
 
 PORTION_BYTES = 256 * 2**20
 """Maximum size, in bytes, of a message with weights to worker processes, for weights that are not in shared memory.
@@ -234,9 +234,10 @@ def wake_up(core: Core) -> None:
 
 
 def portions(weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
-    """Divide tensors into lists of at most PORTION_BYTES. A larger tensor is alone in its list.
+    """Yield tensors in lists of at most PORTION_BYTES. A larger tensor is alone in its list.
 
-    A tensor that is a part of a larger one is copied, because pickling it would include the whole larger one.
+    A tensor that is a view of a part of a larger tensor is copied, because pickling it would include the whole
+    larger one.
     """
     portion: list[NamedTensor] = []
     size = 0

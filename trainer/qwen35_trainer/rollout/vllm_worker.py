@@ -33,7 +33,7 @@ from qwen35_trainer.weights.sliced_tensor import SlicedTensor
 from qwen35_trainer.weights.staging import tensor_checksum
 
 type Worker = Any
-"""vLLM's worker. Its types are not followed (pyproject.toml)."""
+"""vLLM's worker. mypy does not follow its types (pyproject.toml)."""
 
 LOADED = "_qwen35_loaded"
 """Name of a worker's attribute: names of the parameters that got tensors since `begin_replacement`."""
@@ -80,7 +80,7 @@ def begin_replacement(worker: Worker) -> None:
 
 
 def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
-    """Load tensors into the model. weights: tensors by vLLM's names, of each of which the worker takes its part."""
+    """Load tensors into the model. weights: tensors by vLLM's names. The worker takes its part of each tensor."""
     from vllm.config import set_current_vllm_config
 
     model = worker.model_runner.get_model()

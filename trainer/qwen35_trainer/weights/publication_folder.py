@@ -96,7 +96,7 @@ class PublicationHeader:
 
     @classmethod
     def decoded(cls, line: bytes) -> PublicationHeader | None:
-        """Return the header in the first line of a manifest file; None if the line is damaged."""
+        """Return the header in the first line of a manifest file; None if the line is damaged or of another release."""
         try:
             fields = json.loads(line)
             own_checksum = fields.pop("headerChecksum")
@@ -252,7 +252,7 @@ def _read(folder: Path, number: int) -> PublishedWeights | None:
 
 
 def _header(lines: list[bytes]) -> PublicationHeader | None:
-    """Return the header in the first line of a manifest file; None if there is none, or if it is damaged."""
+    """Return the header in the first of `lines`, the lines of a manifest file; None if it is missing or damaged."""
     return PublicationHeader.decoded(lines[0]) if lines else None
 
 

@@ -79,12 +79,15 @@ class VersionBuckets:
 
 @dataclass(frozen=True)
 class StoredBuckets(VersionBuckets):
-    """A version in Ray's object store. Ray keeps the buckets as long as this object exists."""
+    """A version in Ray's object store.
+
+    Ray keeps the buckets while this object exists and the ranks that put them live.
+    """
 
 
 @dataclass(frozen=True)
 class FolderBuckets(VersionBuckets):
-    """A version in the files of a folder, which remain when the process that wrote them has ended."""
+    """A version in the files of a folder. The files remain when the processes that wrote them have ended."""
 
     folder: Path
     number: int

@@ -98,7 +98,7 @@ class ShardStream:
 
     @property
     def changes_follow(self) -> bool:
-        """Whether some later versions may be encoded as changes."""
+        """Whether later versions may be encoded as changes."""
         return self._whole_every > 1
 
     def _put_buckets(

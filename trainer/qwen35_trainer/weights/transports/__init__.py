@@ -85,7 +85,7 @@ class RelayingReceiver(WeightReceiver, Protocol):
 
 @dataclass(frozen=True)
 class RankContext:
-    """The number of one train rank, the number of all train ranks, and their process group."""
+    """One train rank: its number, the number of all train ranks, their process group, and publication settings."""
 
     rank: int
     ranks: int

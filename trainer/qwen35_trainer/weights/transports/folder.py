@@ -112,7 +112,7 @@ class FolderSender:
         return StagedShard(staged.layout, staged.layout.checksum, staged.parts, source)
 
     def _complete(self, shards: Sequence[StagedShard], version: int, partial: Path, needed: frozenset[int]) -> None:
-        """Complete the publication, and delete those that it replaces."""
+        """Complete the publication, and delete the publications that nobody needs any more."""
         published = joined(shards, version)
         assert isinstance(published.source, FolderBuckets)
         whole = self._number - len(published.source.steps) + 1

@@ -136,7 +136,7 @@ class _NixlRead:
 
 
 def _imported() -> ModuleType:
-    """Import NIXL, and restore what its import changes for the whole process."""
+    """Return NIXL's Python API, and undo a change of its import to logging in the whole process."""
     raises = logging.raiseExceptions
     import nixl_cu13._api as api
 

@@ -1,6 +1,6 @@
 """A version in Ray's object store: for several hosts, and for machines without shared memory segments.
 
-    each rank: shards ─► a bucket ─► ray.put ─► the next bucket …      the whole model is nowhere but in the stores of the ranks' nodes
+    each rank: shards ─► a bucket ─► ray.put ─► the next bucket …      no process holds the whole model
     replica:   one bucket at a time ─► verified ─► its place in the replica's own memory ─► released
 
 waits on                   unblocked by                       deadline

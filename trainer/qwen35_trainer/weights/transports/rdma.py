@@ -1,6 +1,6 @@
 """A version in registered memory: for pools on several hosts with RDMA between them.
 
-    each rank: its shard, in the published type ─► one of two registered segments         the whole model is in no trainer's process
+    each rank: its shard, in the published type ─► one of two registered segments         no train rank holds the whole model
     replica:   one-sided reads of all shards ─► a registered segment of its own ─► every part verified ─► HostWeights
                the next parts are read while others are verified, on several cores
     others:    one-sided reads of that segment, at least until the replica begins its second fetch after this one
