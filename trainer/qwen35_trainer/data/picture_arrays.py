@@ -80,7 +80,7 @@ class PictureArrays:
         return sum(each.nbytes for each in (self.patches, self.grids, self.video_patches, self.video_grids))
 
     def read(self) -> "PictureArrays":
-        """Return this object, which contains the patches. This makes it a PictureSource."""
+        """Return this object, which already contains the patches, so that it can be used as a PictureSource."""
         return self
 
     def placeholders(self, merge: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -27,9 +27,10 @@ class CandidateLog:
         self._ids: list[list[NDArray[np.int32]] | None] = [None] * slots  # an array for each token
 
     def begin(self, slot: int, kept: GeneratedTokens, *, truncates: bool) -> None:
-        """Start the record of the sequence in a slot, unless neither its kept nor its further tokens have candidates.
+        """Start the record of the sequence in a slot, if its kept or its further tokens have candidates.
 
         kept: the tokens that the sequence has already. truncates: whether further tokens are sampled with truncation.
+        Without candidates, the slot has no record.
         """
         candidates = kept.candidates
         if candidates is None:

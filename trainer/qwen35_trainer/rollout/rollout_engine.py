@@ -58,7 +58,7 @@ class Sampling:
     top_k: int = 0
     """Number of the most likely tokens among which one is drawn; 0: all tokens."""
     min_p: float = 0.0
-    """Minimum probability of a token that can be drawn, as a share of the most likely token's probability; 0: none."""
+    """Minimum probability of a token that can be drawn, relative to that of the most likely token; 0: no minimum."""
     stop: tuple[int, ...] = ()
     """Tokens that end the response, in addition to the engine's end token."""
 
@@ -266,7 +266,10 @@ class RolloutEngine(Protocol):
 
     @property
     def token_room(self) -> int:
-        """Number of tokens, of prompts and responses together, for whose keys, values and states memory is free."""
+        """Number of tokens, of prompts and responses together, for which memory is free.
+
+        Keys, values and states of the tokens take this memory.
+        """
         ...
 
     def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
@@ -345,7 +348,7 @@ class RolloutEngine(Protocol):
         ...
 
     def checksums(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the checksums of all parameters in service, by the names that the engine gives the parameters.
+        """Return the checksums of all parameters in service, by the engine's names of the parameters.
 
         Each parameter has one checksum for each process that has a part of it.
         """

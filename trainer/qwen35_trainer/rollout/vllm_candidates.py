@@ -25,7 +25,7 @@ from qwen35_trainer.rollout.rollout_engine import Sampling
 from qwen35_trainer.rollout.vllm_requests import NewTokens
 
 TIED_TOKENS = 16
-"""Number of tokens that vLLM returns in addition to the k most likely ones, for those as likely as the k-th."""
+"""Number of tokens that vLLM returns beyond the k most likely ones, because several may be as likely as the k-th."""
 MAX_RETURNED_TOKENS = MAX_VLLM_TOP_K + TIED_TOKENS
 """Value of vLLM's option `max_logprobs`: the maximum number of tokens that it returns at a position."""
 

@@ -38,7 +38,7 @@ type Worker = Any
 LOADED = "_qwen35_loaded"
 """Name of a worker's attribute: names of the parameters that got tensors since `begin_replacement`."""
 HEAD = "lm_head.weight"
-"""End of the name of the parameter of the output layer."""
+"""End of the name of the output layer's parameter."""
 SEGMENTS = "_qwen35_segments"
 """Name of a worker's attribute: segments of shared memory that its process keeps mapped."""
 FLOAT32_PARAMETER = ".A_log"

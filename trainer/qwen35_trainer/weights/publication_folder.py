@@ -67,7 +67,7 @@ class PublicationNotStored(RuntimeError):
 
 
 class PublicationGone(RuntimeError):
-    """Files of a publication that a replica loads were deleted, because later publications have replaced it."""
+    """Files of a publication that a replica is loading were deleted, because later publications have replaced it."""
 
     failure = FailureReason.WORKER_LOST
 

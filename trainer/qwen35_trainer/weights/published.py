@@ -141,7 +141,7 @@ class PublishedWeights:
     probe: Probe | None = None
     """Tokens and the trainer's log-probs of them, which replicas compare with their own log-probs.
 
-    None: the run has no probe, or the trainer has not computed this one yet.
+    None: the run has no probe, or the trainer has not computed the probe of this version yet.
     """
 
 

@@ -97,9 +97,9 @@ class Relay:
     def lost(self, replica: int) -> None:
         """Remove a replica that has ended.
 
-        If it was reading from a replica, that source serves no further replica: the driver may have ended the reader
-        because the source hangs. Replicas that were reading from the lost replica are not changed: their reads fail,
-        and the caller reports each of them to `failed`.
+        If the lost replica was reading from another replica, that source serves no further replica: the driver may have
+        ended the reader because the source hangs. Replicas that were reading from the lost replica are not changed:
+        their reads fail, and the caller reports each of them to `failed`.
         """
         self._drop_source_of(replica)
         for table in (self._waiting, self._reading, self._sources, self._failures):
