@@ -2,10 +2,10 @@
 
 
 def __getattr__(name: str) -> str:
-    """Return `__version__`, which is read from the installed package at each access.
+    """Return `__version__`, read from the metadata of the installed package. Raises AttributeError for other names.
 
-    Reading it when this package is imported would take longer than starting Python, and delay the handling of signals.
-    Raises AttributeError for every other name.
+    The version is read at each access. Reading it while this package is imported would take longer than starting
+    Python, and delay the handling of signals.
     """
     if name == "__version__":
         from importlib.metadata import version

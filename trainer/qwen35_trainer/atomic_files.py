@@ -1,4 +1,7 @@
-"""Files that are complete or absent, whenever the process or the machine stops."""
+"""Atomic writes: a process that is killed leaves each file and folder complete or absent, never half written.
+
+With `durable=True`, files are flushed to disk (fsync), so that this also holds when the machine fails.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,46 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FolderWriter:
-    """Writes files and folders into a folder, so that each is complete or absent.
+    """Publishes files and folders into one folder atomically: each is complete or absent.
 
-    One process writes at a time. `qwen35_trainer.epoch.Epoch` is for folders into which several attempts of a run may write.
+    Only one process may write into the folder at a time. The subclass `qwen35_trainer.epoch.Epoch` is for a folder into
+    which several attempts of a run may write.
     """
 
     folder: Path
 
     def check(self) -> None:
-        """Check that this process may write into the folder. Raises an exception if it may not."""
+        """Do nothing, because no other process writes into the folder.
+
+        `Epoch` overrides this method: it raises Superseded if another attempt owns the folder.
+        """
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Context manager for writing at a `place`: an OSError becomes the exception of `check`, if that is its cause."""
+        """Context manager: run the body, which writes at a path from `place`, without changing its errors.
+
+        `Epoch` overrides this method: it turns an OSError into Superseded if another attempt caused the error.
+        """
         yield
 
     def place(self, name: str) -> Path:
-        """Return the path at which a file or folder `name` is made, before `publish` renames it."""
+        """Return the temporary path `.<name>.partial`, at which the caller creates a file or folder. Creates nothing.
+
+        The caller renames the finished file or folder with `publish`.
+        """
         return self.folder / f".{name}.partial"
 
     def publish(self, made: Path, path: Path) -> None:
-        """Rename what was made at a `place` to `path`, where it replaces a file or an empty folder."""
+        """Rename `made`, a finished file or folder at a path from `place`, to `path`.
+
+        An existing file or an empty folder at `path` is replaced. Raises OSError if `path` is a folder with contents.
+        """
         made.replace(path)
 
     def delete(self, path: Path) -> None:
         """Delete a file or a folder if it exists.
 
-        It is renamed first, because a folder that is half deleted must not look complete.
+        It is first renamed to `.<name>.deleted`, so that a folder that is half deleted does not look complete.
         """
         if not path.exists():
             return
@@ -52,18 +68,20 @@ class FolderWriter:
             to_delete.unlink()
 
     def open_appending(self, path: Path) -> FileIO:
-        """Open a file for reading and appending, without a buffer. It is created if it does not exist."""
+        """Open a file for reading and appending, without a buffer. Creates the file if it does not exist."""
         return path.open("a+b", buffering=0)
 
     def clean(self) -> None:
-        """Delete what killed processes have left."""
+        """Delete the folders `.update-*`: checkpoints that a killed process was writing or deleting."""
         for leftover in self.folder.glob(".update-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def write(self, path: Path, content: str | bytes, *, durable: bool = False) -> None:
-        """Write a file, so that a reader never sees half of it. durable: return only when the file is on disk.
+        """Write `content` to the file `path` atomically: a reader sees the old file or the new one, never half of one.
 
-        If writing fails, this method raises an OSError with the name of the file.
+        durable: whether to flush the file to disk before this method returns. If writing fails, the old file stays, the
+        unfinished file is removed, and an OSError with the name of the file is raised. In an `Epoch`, this method also
+        raises Superseded and FolderRefused.
         """
         made = self.place(path.name)
         try:
@@ -78,10 +96,11 @@ class FolderWriter:
 
 
 def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial", durable: bool = False) -> None:
-    """Write `content` to `.<name>.<suffix>` and rename that file to `path`, so that a reader never sees half a file.
+    """Write `content` to `.<name>.<suffix>`, and rename that file to `path`, so that a reader never sees half a file.
 
-    suffix: must differ between processes that may write the same file at the same time. durable: return only when the file
-    is on disk. If writing fails, this function removes `.<name>.<suffix>` and raises an OSError with the name of the file.
+    suffix: must differ between processes that may write the same file at the same time. durable: whether to flush the
+    file to disk before this function returns. If writing fails, this function removes `.<name>.<suffix>`, and raises an
+    OSError with the name of the file.
     """
     partial = path.with_name(f".{path.name}.{suffix}")
     try:
@@ -95,14 +114,20 @@ def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write all of `data` to a file without a buffer. Raises OSError if that fails; a part may be written then."""
+    """Write all of `data` to an unbuffered file, whose method `write` may write only a part of it.
+
+    Raises OSError if writing fails. A part of `data` may be in the file then.
+    """
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the list of a folder's entries, to disk. Raises OSError if that fails or `path` does not exist."""
+    """Flush a file, or the entries of a folder, to disk (fsync).
+
+    Raises OSError if that fails or `path` does not exist.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

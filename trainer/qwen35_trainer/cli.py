@@ -1,7 +1,8 @@
-"""The entry point of `qwen35`. For `run`, runtime/signals.py takes over signals before anything slow is imported.
+"""The entry point of the command `qwen35`.
 
-A run continues when the reader of its stdout or stderr has ended. Ctrl-C in `qwen35 run … | tee log`, for example, ends tee
-immediately, while the run still finishes its update, saves, and prints to the broken pipe.
+`qwen35 run` handles signals (runtime/signals.py) before it imports slow modules. A run continues after the reader of
+its stdout or stderr has ended. For example, Ctrl-C in `qwen35 run … | tee log` ends tee immediately, while the run
+finishes its update, saves, and prints to the broken pipe.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 
 _NO_READER = (errno.EPIPE, errno.EIO)
-"""Error numbers of a write that nobody can read: the reader of the pipe has ended, or the terminal is closed."""
+"""Values of errno when the reader of a pipe has ended, or when a terminal is closed."""
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command that `sys.argv` names."""
     if sys.argv[1:2] == ["run"]:
         _run()
     _commands()
@@ -49,7 +50,7 @@ def _commands(signals: Signals | None = None) -> None:
 
 
 def survive_readers() -> None:
-    """Replace stdout and stderr by streams that discard text without an error when their reader has ended."""
+    """Replace stdout and stderr by streams that discard their text, without an error, once their reader has ended."""
     sys.stdout, sys.stderr = _surviving(sys.stdout), _surviving(sys.stderr)
 
 

@@ -1,7 +1,9 @@
-"""Epochs: the periods in which one attempt of a run owns a folder that all its attempts write to.
+"""The fence (docs/design/fence.md): an attempt of a run that was replaced cannot change the run's folders any more.
+
+An epoch is a period in which one attempt owns a folder. All attempts of a run write into the same folders:
 
     folder/owner.json                     the owner: epoch, attempt, cluster, host. Read again before every write
-    folder/.epoch-000007-1f2e3d4c/        the workspace of epoch 7, in which its attempt makes everything that it writes
+    folder/.epoch-000007-1f2e3d4c/        the workspace of epoch 7, in which its attempt creates everything that it writes
 
     attempt 1, epoch 6                    attempt 2                                 attempt 1, which still runs
     ──────────────────                    ─────────                                 ───────────────────────────
@@ -14,18 +16,21 @@
                                           choose the checkpoint                     rename out of .epoch-000006-…: fails
                                           rename update-000020 into place           check: Superseded, the attempt ends
 
-An attempt publishes a file or a folder by renaming it out of its workspace, and deletes by renaming into the workspace. It
-checks the owner before each rename. An attempt may still stop between the check and the rename, for minutes, when its node
-stalls or is cut off. The rename then fails, because the next attempt has deleted the workspace before it became the owner.
-Files that stay open for appending get a new inode in every epoch, so that an earlier attempt appends to a file without a name.
+An attempt publishes a file or a folder by renaming it out of the workspace, and deletes one by renaming it into the
+workspace. Before each rename, the attempt checks the owner. Between the check and the rename, the attempt may still
+stop for minutes, when its node stalls or is cut off. The rename then fails, because the next attempt has deleted the
+workspace before it became the owner. Files that stay open for appending get a new inode in every epoch, so that an
+earlier attempt appends to a file without a name.
 
-Two attempts that begin at the same time are ordered by (epoch, attempt). Each creates its workspace before it lists those of
-others, so at least one sees the other. The lower one gives up, or finds its workspace deleted when it renames owner.json.
+Two attempts that begin at the same time are ordered by (epoch, attempt). Each creates its workspace before it lists the
+workspaces of others, so at least one of the two sees the other. The attempt with the lower order gives up, or finds its
+workspace deleted when it renames owner.json.
 
-This relies on what local file systems, NFS (v3 and v4, mounted without `nocto`), CephFS, Lustre and GPFS guarantee: a folder
-is created once, a rename is atomic and fails if its source or its target's folder is gone, and who opens a file or lists a
-folder sees what others have completed. It needs no locks, no links and no clocks. It does not hold on object stores that are
-mounted as a file system, which rename a folder file by file.
+The fence relies on guarantees of local file systems, NFS (v3 and v4, mounted without `nocto`), CephFS, Lustre and
+GPFS: a folder is created once; a rename is atomic, and fails if its source or the folder of its target is gone; and a
+process that opens a file or lists a folder sees all operations that other processes have completed. The fence needs
+no locks, no links and no clocks. It does not work on object stores that are mounted as a file system, which rename a
+folder file by file.
 """
 
 from __future__ import annotations
@@ -47,11 +52,13 @@ from qwen35_trainer.failure_reasons import FailureReason
 OWNER_FILE = "owner.json"
 WORKSPACE_PREFIX = ".epoch-"
 REVOKE_SECONDS = 20.0
-"""Maximum time in which the workspace of an earlier attempt is deleted while that attempt still writes into it."""
+"""Maximum time, in seconds, to delete the workspaces of earlier attempts, which may still write into them. After this
+time, `take` raises Superseded."""
 _REVOKE_PAUSE_SECONDS = 0.05
 _WORKSPACE_NAME = re.compile(r"\.epoch-(\d+)-([^.]+)")
 _OPEN_DELETED_PREFIX = ".nfs"
-"""First characters of the name that an NFS client gives to a file that a process of the same machine has still open."""
+"""Beginning of the name that an NFS client gives to a deleted file while a process of the same machine still has
+the file open."""
 
 
 class FolderRefused(ValueError):
@@ -61,10 +68,10 @@ class FolderRefused(ValueError):
 
 
 class Superseded(RuntimeError):
-    """Another attempt or run owns the folder, so this one has to end. It must write nothing more.
+    """Another attempt or run owns the folder, or is taking it over. This attempt must write nothing more, and end.
 
-    by_later_attempt: whether the owner is an attempt of the same training that its operator has started later. The operator then
-    does not wait for this attempt.
+    by_later_attempt: whether the owner is an attempt of the same training that the operator has started after this one.
+    The operator then does not wait for this attempt.
     """
 
     failure = FailureReason.SUPERSEDED
@@ -79,40 +86,47 @@ class Owner:
     """The attempt of a run that owns a folder: the content of owner.json."""
 
     run: str
-    """Identity of the run, which all its attempts share."""
+    """Identity of the run. All attempts of the run have the same one."""
     attempt: str
-    """Name of the attempt, which is random and new at each start of the run."""
+    """Random name of the attempt. Each start of the run has a new one."""
     host: str
     output: str
     """Path of the run's output folder on `host`."""
     start: str = ""
-    """The checkpoint from which the attempt began: its name if it is in the folder, or else its path.
+    """The checkpoint from which the attempt began: the name of the checkpoint if it is in this folder,
+    otherwise its path.
 
-    Later checkpoints that another attempt left in the folder are not part of this attempt's lineage. The field is empty
-    if the attempt began from the model, and in records of releases without this field.
+    Empty if the attempt began from the model, and in records of releases without this field. Later checkpoints in the
+    folder, which another attempt left there, are not part of this attempt's lineage.
     """
     training: str = ""
-    """uid of the training in the cluster. Empty outside of a cluster, and in records of earlier releases."""
+    """uid of the Qwen35Training object. Empty outside of a cluster, and in records of earlier releases."""
     number: int = 0
-    """Number of the attempt, by the operator's count. 0 outside of a cluster, and in records of earlier releases."""
+    """Number that the operator gave to the attempt. 0 outside of a cluster, and in records of earlier releases."""
     cluster: str = ""
-    """Name of the RayCluster. An attempt that its queue has evicted continues in another one, with the same number."""
+    """Name of the RayCluster in which the attempt runs. Empty outside of a cluster, and in records of earlier releases.
+
+    If a queue evicts an attempt, the attempt continues later in another RayCluster, with the same `number`.
+    """
     epoch: int = 0
-    """Number of the epoch, which is higher than those of all earlier owners. 0 in records of earlier releases."""
+    """Number of the epoch. It is higher than the epochs of all earlier owners. 0 in records of earlier releases."""
 
     def __str__(self) -> str:
         number = f"attempt {self.number}, " if self.number else ""
         return f"{self.run} ({number}{self.host}:{self.output})"
 
     def is_later_than(self, other: Owner) -> bool:
-        """Return whether the operator has started this attempt after `other`, an attempt of the same training."""
+        """Return whether this attempt belongs to the same training as `other`, and the operator started this one later.
+
+        Always False outside of a cluster.
+        """
         return self.training == other.training != "" and self.number > other.number
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Return the owner of a folder. None: the folder is new, or of an old release without owners.
+    """Return the owner of a folder, from owner.json. None without that file: the folder is new, or of an old release.
 
-    Raises FolderRefused if the record is damaged, and OSError if it cannot be read, which may be temporary.
+    Raises FolderRefused if owner.json is damaged, and OSError if the file cannot be read, which may be temporary.
     """
     path = folder / OWNER_FILE
     try:
@@ -140,21 +154,28 @@ def read_owner(folder: Path) -> Owner | None:
 
 @dataclass(frozen=True)
 class Epoch(FolderWriter):
-    """Writes into a folder for as long as one attempt owns it. Get one from `take`; a copy in another process is the same epoch.
+    """Writes files into a folder while one attempt owns the folder. `take` creates an epoch.
 
-    Every method raises Superseded as soon as another attempt owns the folder, FolderRefused if the owner's record is damaged,
-    and OSError if the disk fails.
+    A copy in another process belongs to the same epoch. The methods that write raise Superseded once another attempt
+    owns the folder, FolderRefused if owner.json is damaged, and OSError if the disk fails.
     """
 
     owner: Owner
 
     @property
     def workspace(self) -> Path:
-        """The folder in which the attempt makes what it writes. Other attempts delete it when they take the folder."""
+        """The folder in which the attempt creates files before it publishes them.
+
+        The next attempt deletes this folder.
+        """
         return self.folder / f"{WORKSPACE_PREFIX}{self.owner.epoch:06d}-{self.owner.attempt}"
 
     def check(self) -> None:
-        """Check that the attempt still owns the folder. If somebody deleted the record or the folder, write it again."""
+        """Raise Superseded if another attempt owns the folder.
+
+        If owner.json or the whole folder was deleted, this method writes owner.json again. It raises Superseded instead
+        if only the workspace and owner.json are gone, because another attempt has then owned the folder meanwhile.
+        """
         current = read_owner(self.folder)
         if current is None:
             self._restore()
@@ -163,7 +184,11 @@ class Epoch(FolderWriter):
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Context manager: raise Superseded in place of an OSError, if another attempt has deleted the workspace."""
+        """Context manager: replace an OSError of the body by Superseded if another attempt has caused it.
+
+        That is the case if another attempt owns the folder, or has deleted the workspace. Any other OSError stays
+        as it is.
+        """
         try:
             yield
         except OSError as error:
@@ -175,7 +200,11 @@ class Epoch(FolderWriter):
             raise
 
     def place(self, name: str) -> Path:
-        """Return the path in the workspace at which a file or folder `name` is made."""
+        """Return a path in the workspace, at which the caller creates a file or folder before `publish` renames it.
+
+        Creates the workspace if it is missing, and nothing at the returned path. Raises Superseded if another attempt
+        owns the folder, FolderRefused if owner.json is damaged, and OSError if the disk fails.
+        """
         self.check()
         # Somebody may have deleted it by hand. After another attempt has, `publish` notices that at its check.
         self.workspace.mkdir(exist_ok=True)
@@ -201,7 +230,11 @@ class Epoch(FolderWriter):
             to_delete.unlink(missing_ok=True)
 
     def open_appending(self, path: Path) -> FileIO:
-        """Open a file for reading and appending. It is replaced by a copy, to which no earlier attempt appends."""
+        """Replace a file by a copy, and open the copy for reading and appending, without a buffer.
+
+        An earlier attempt that has the old file open then appends to a file without a name. If the file does not exist,
+        an empty one is created.
+        """
         copy = self.place(path.name)
         with self.guarded():
             copy.unlink(missing_ok=True)
@@ -221,13 +254,16 @@ class Epoch(FolderWriter):
         return file
 
     def clean(self) -> None:
-        """Delete what is left in the workspaces of earlier epochs. What cannot be deleted stays, which does no harm."""
+        """Delete the workspaces of earlier epochs. Errors are ignored, because a workspace that stays does no harm."""
         with contextlib.suppress(OSError):
             for path in _workspaces(self.folder, before=self._order):
                 shutil.rmtree(path, ignore_errors=True)
 
     def end(self, *, keep_record: bool = True) -> None:
-        """Delete the workspace, and the owner's record unless `keep_record`. Does nothing if another attempt owns the folder."""
+        """End the epoch: delete the workspace and, unless `keep_record`, owner.json.
+
+        The owner.json of another attempt is never deleted. Errors are ignored.
+        """
         with contextlib.suppress(OSError, FolderRefused, Superseded):
             if not keep_record and read_owner(self.folder) == self.owner:
                 self.delete(self.folder / OWNER_FILE)
@@ -238,7 +274,11 @@ class Epoch(FolderWriter):
         return self.owner.epoch, self.owner.attempt
 
     def _restore(self) -> None:
-        """Write the deleted record again, unless another attempt has deleted the workspace and ended since."""
+        """Write owner.json again, which somebody has deleted.
+
+        Raises Superseded if the folder exists and the workspace does not, because another attempt has then owned the
+        folder and ended.
+        """
         if self.folder.exists() and not self.workspace.exists():
             raise Superseded(f"{self.folder} was taken over by another attempt, which has ended. {_ADVICE}")
         self.workspace.mkdir(parents=True, exist_ok=True)
@@ -257,13 +297,17 @@ _ADVICE = "Name another folder in spec.checkpoint.storage.path to continue next 
 
 
 def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
-    """Begin an epoch in which `owner` owns the folder, and return it. Attempts that owned the folder before can write no more.
+    """Begin an epoch in which `owner` owns the folder, and return the epoch. Creates the folder if it does not exist.
 
-    owner: without the number of the epoch, which is the next one. seen: the owner that the caller has read; None: there was none.
+    Attempts that owned the folder before can publish nothing after this.
 
-    Raises Superseded if the operator has started the owner after this attempt, if the owner is another one than `seen` and not an
-    earlier attempt, or if an attempt takes the folder at the same time. Raises FolderRefused if the owner's record is
-    damaged, and OSError if the disk fails.
+    owner: the record of this attempt. The next number replaces its field `epoch`. seen: the owner that the caller has
+    read before; None: there was none.
+
+    Raises Superseded if the present owner is an attempt that the operator has started after this one; if the present
+    owner is neither `seen` nor an earlier attempt of the same training; if another attempt takes the folder at the same
+    time; or if an earlier attempt writes into its workspace faster than the workspace can be deleted. Raises
+    FolderRefused if owner.json is damaged, and OSError if the disk fails.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -288,7 +332,11 @@ def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
 
 
 def _check_newest(epoch: Epoch, seen: Owner | None) -> None:
-    """Raise Superseded if another attempt owns the folder since `seen` was read, or takes it and comes after `epoch`."""
+    """Raise Superseded if the owner has changed since `seen` was read, or if a later attempt takes the folder now.
+
+    A later attempt is one with a higher (epoch, attempt). An owner that is an earlier attempt of the same training is
+    accepted, because it is taken over.
+    """
     current, own = read_owner(epoch.folder), epoch.owner
     if current is not None and not own.is_later_than(current) and (current != seen or current.is_later_than(own)):
         raise _superseded(epoch.folder, current, own)
@@ -303,21 +351,24 @@ def _superseded(folder: Path, current: Owner, own: Owner) -> Superseded:
 
 
 def _listed(folder: Path) -> list[tuple[tuple[int, str], Path]]:
-    """Return the workspaces in a folder, each with its order (epoch, attempt), as the file server has them now."""
+    """Return ((epoch, attempt), path) of each workspace in a folder. The folder is read again at each call."""
     matches = [(_WORKSPACE_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
     return [((int(match[1]), match[2]), path) for match, path in matches if match is not None]
 
 
 def _workspaces(folder: Path, *, before: tuple[int, str]) -> list[Path]:
-    """Return the workspaces of epochs before `before`, and what attempts of releases without epochs have begun to write."""
+    """Return the workspaces of earlier epochs, and the unfinished checkpoints of releases that had no epochs.
+
+    before: the (epoch, attempt) below which an epoch is earlier.
+    """
     earlier = [path for order, path in _listed(folder) if order < before]
     return [*earlier, *folder.glob(f"{WORKSPACE_PREFIX}*.revoked"), *folder.glob(".update-*")]
 
 
 def _revoke(epoch: Epoch) -> None:
-    """Delete the workspaces of earlier epochs, so that their attempts can rename nothing from or to them any more.
+    """Delete the workspaces of earlier epochs. Their attempts can then rename nothing out of them or into them.
 
-    Raises Superseded if an earlier attempt writes into its workspace faster than it can be deleted.
+    Raises Superseded if an earlier attempt writes into its workspace faster than the workspace can be deleted.
     """
     deadline = time.monotonic() + REVOKE_SECONDS
     for path in _workspaces(epoch.folder, before=epoch._order):
@@ -334,7 +385,10 @@ def _revoke(epoch: Epoch) -> None:
 
 
 def _deleted(path: Path) -> bool:
-    """Delete a folder. Returns whether it is gone, or contains only files that processes of this machine have open."""
+    """Delete a folder, and return whether that succeeded.
+
+    Deleted files that a process of this machine still has open may remain (NFS): the result is True then, too.
+    """
     shutil.rmtree(path, ignore_errors=True)
     files = [file for file in path.rglob("*") if not file.is_dir()]
     return not path.exists() or (bool(files) and all(file.name.startswith(_OPEN_DELETED_PREFIX) for file in files))

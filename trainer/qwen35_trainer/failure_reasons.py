@@ -1,8 +1,8 @@
-"""Reasons of failed attempts: the words that trainer, operator, status, events and `failurePolicy` rules share.
+"""Reasons of failed attempts: the words that the trainer, the operator, status, events and `failurePolicy` rules share.
 
-An exception that can end a run has a class attribute `failure`. Modules of all layers define such exceptions, so this
-module imports nothing of the project. The operator's built-in rules and the table in docs/failure-modes.md are derived
-from it.
+Each exception that can end a run has a class attribute `failure` with its reason. Modules of all layers define such
+exceptions, so this module imports nothing of the project. The operator's built-in rules and the table in
+docs/failure-modes.md are derived from this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from enum import StrEnum
 
 
 class FailureReason(StrEnum):
-    """A reason for which an attempt fails. Its value is the word in the trainer's report and in `status.attempts[].reason`."""
+    """The reason why an attempt failed.
+
+    The enum's value is the word in the trainer's report and in `status.attempts[].reason`.
+    """
 
     meaning: str
     """What happened, as a sentence."""
@@ -185,7 +188,11 @@ class FailureReason(StrEnum):
 
 
 def reason_of(error: BaseException) -> FailureReason:
-    """Return the reason of an exception that ended a run. A group of exceptions has the reason of its first one."""
+    """Return the reason of an exception that ended a run: the value of its attribute `failure`.
+
+    Returns OUT_OF_MEMORY for an error about too little memory, and UNEXPECTED_ERROR for any other exception without a
+    reason. An ExceptionGroup has the reason of its first exception.
+    """
     if isinstance(error, BaseExceptionGroup):
         return reason_of(error.exceptions[0])
     reason = getattr(error, "failure", None)
@@ -198,7 +205,7 @@ def reason_of(error: BaseException) -> FailureReason:
 
 
 def table() -> str:
-    """Return all reasons as the Markdown table of docs/failure-modes.md."""
+    """Return a Markdown table of all reasons, which is the table of docs/failure-modes.md."""
     rows = [
         f"| `{reason}` | {'yes' if reason.retryable else 'no'} | {reason.meaning} | {reason.rationale} |"
         for reason in FailureReason

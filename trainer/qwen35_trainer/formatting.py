@@ -1,6 +1,6 @@
-"""Formats numbers as text, in the same way for terminal, report, simulator and the operator's console.
+"""Formats numbers as text, in the same way for the terminal, the report, the simulator and the operator's console.
 
-None becomes "–".
+A missing number (None) is formatted as "–".
 """
 
 import math
@@ -13,7 +13,7 @@ MISSING: Final = "–"
 
 
 def number(value: float | None) -> str:
-    """Format a number with about three significant digits and separated thousands: 0.0123, 1.23, 12.3, 1,234."""
+    """Format a number with about three significant digits, and commas between thousands: 0.0123, 1.23, 12.3, 1,234."""
     if value is None:
         return MISSING
     if value == 0:
@@ -28,7 +28,7 @@ def number(value: float | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """Format a count: 1,234, and from a million on 1.23 M."""
+    """Format a count: 1,234 below a million, and 1.23 M from a million on."""
     if value is None:
         return MISSING
     return f"{value:,}" if value < 1_000_000 else f"{value / 1e6:,.2f} M"
@@ -54,7 +54,10 @@ def failures(errors: Mapping[str, int], timeouts: Mapping[str, int]) -> str:
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:
-    """Format a share, where 1 is 100%: 12%, and with one decimal below 10%. signed: with "+" if it is above 0."""
+    """Format a share, where 1 is 100%, without decimals: 12%. A share below 10% has one decimal: 1.2%.
+
+    signed: whether a positive share begins with "+". A share that is not finite is formatted as a missing number.
+    """
     if share is None or not math.isfinite(share):
         return MISSING
     if abs(share) < 0.0005:
@@ -79,9 +82,10 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the values as a line of at most `width` blocks. Each block shows the mean of adjacent values.
+    """Draw values as a line of at most `width` block characters. Each block shows the mean of adjacent values.
 
-    The lowest block stands for the smallest mean, the highest block for the largest.
+    The lowest block stands for the smallest mean, and the highest block for the largest mean. Values that are not
+    finite are left out.
     """
     values = [value for value in values if math.isfinite(value)]
     if not values:
@@ -96,7 +100,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bars(counts: Mapping[int, int], last: int) -> str:
-    """Draw a histogram in one line: a block for each number from 0 to `last`, as high as its count; "·" for a count of 0."""
+    """Draw a histogram as one line of text, with one block character for each number from 0 to `last`.
+
+    counts: number → its count. The height of a block is its count in proportion to the largest count; "·" stands for a
+    count of 0.
+    """
     top = max(counts.values(), default=0)
     heights = (counts.get(index, 0) for index in range(last + 1))
     return "".join(_BLOCKS[-(-height * 8 // top) - 1] if height else "·" for height in heights)

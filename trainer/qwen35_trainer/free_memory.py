@@ -8,12 +8,18 @@ _LIMITS = (
     (".", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Where control groups of version 2, and then those of version 1, have the memory of a container: the folder, its file with the
-limit, its file with the memory in use, and the line of memory.stat with the inactive file pages, which the kernel can reclaim."""
+"""Files with the memory limit of a container: first for control groups (cgroups) of version 2, then for version 1.
+
+Each entry has a folder, its file with the limit, its file with the memory in use, and the name of a line in
+memory.stat. That line has the inactive file pages, which the kernel can reclaim. All values are in bytes.
+"""
 
 
 def free_memory(limits: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that this process may still allocate on the machine or, in a container, within its memory limit."""
+    """Return the bytes that this process may still allocate on the machine or, in a container, within its memory limit.
+
+    limits: the folder at which the control groups (cgroups) of the container are mounted.
+    """
     free = psutil.virtual_memory().available
     for folder, maximum, usage, files in _LIMITS:
         try:
