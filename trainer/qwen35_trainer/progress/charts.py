@@ -1,7 +1,7 @@
-"""The charts of the report: pure functions from records to plotly figures as plain data.
+"""Builds the charts of the report as plotly figures (plain data) from the records of a run. All functions are pure.
 
 A colour is a name such as "@rollout". The page replaces the name by a value of its style sheet, light or dark. The
-rollout pool and the train pool have the same colours in every chart. Each line has its name at its end, so that no
+rollout pool and the train pool have the same colours in every chart. Each line has its name at its end, so no
 legend is needed.
 """
 
@@ -34,7 +34,11 @@ def charts(
     bound: int | None,
     train_time: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Chart]:
-    """Return the charts for which the run has numbers, in the order in which the page shows them."""
+    """Return the charts for which the run has numbers, in the order in which the page shows them.
+
+    staleness: lag in versions → number of trained tokens. bound: maximum lag of the manifest; None in SFT. train_time:
+    activity of the train pool → share, 0 to 1, of the duration of all updates.
+    """
     if not updates and not evaluations:
         return []
     loss = _lines(updates, "Loss", "", "", ("loss", "@train", lambda u: u.loss))
@@ -85,8 +89,9 @@ def charts(
 
 
 def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
-    """Return the charts that show how many samples have a training signal: those in groups whose rewards are not all
-    equal.
+    """Return charts of what weakens the training signal.
+
+    They show truncated responses, groups with equal rewards (zero variance), and failed reward calls.
     """
     without_signal = ("", "@none", lambda u: u.groups_without_signal / u.prompts if u.prompts else None)
     truncated = ("", "@rollout", lambda u: u.truncated_share)
@@ -122,7 +127,8 @@ def _named(
 ) -> Chart | None:
     """Return a chart with one curve per name, for at most as many names as there are colours.
 
-    The caption lists the names. Returns None for a single name, because its curve would repeat the reward.
+    The caption lists the names. Returns None if there are fewer than two names, because a single curve would
+    repeat the reward.
     """
     names = list(dict.fromkeys(name for update in updates for name in values(update)))
     if len(names) < 2:
@@ -142,7 +148,7 @@ def _named(
 def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> list[Chart]:
     """Return the charts of reward, held-out reward and held-out accuracy.
 
-    If all rewards are between 0 and 1, one chart shows all three. Otherwise accuracy has a separate chart.
+    If all rewards are between 0 and 1, they share one chart with the accuracy. Otherwise accuracy has a separate chart.
     """
     measured = [(evaluation.accuracy, evaluation.reward_mean) for evaluation in evaluations]
     names = {measure.name for measure in measures(measured)}
@@ -294,8 +300,8 @@ def _lines(
 ) -> Chart | None:
     """Return a chart of curves over the updates, or None if no curve has values.
 
-    form: plotly's format of the numbers. lines: name, colour and value of each curve; if two curves have the same colour, the
-    first is drawn thin. zero: whether the vertical axis begins at 0.
+    form: plotly's format of the numbers. lines: (name, colour, value) of each curve. If two curves have the same
+    colour, the first curve is drawn thin. zero: whether the vertical axis begins at 0.
     """
     colours = [colour for _, colour, _ in lines]
     same_colour = len(set(colours)) < len(colours)

@@ -1,7 +1,7 @@
-"""The spans (timed activities) of a whole run in bounded memory.
+"""Keeps the spans (timed activities) of a whole run in bounded memory.
 
-The first spans of a run are kept as they are. When there are too many, spans that start in the same window of time are joined,
-and the windows become longer as the run does.
+The first spans of a run are kept as they are. When there are too many, spans that start in the same window of time are
+joined. The windows become longer as the run becomes longer.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,15 @@ from qwen35_trainer.progress.span_budget import joined
 
 _MIN_WINDOW_SECONDS: Final = 2.0**-6
 _MAX_WINDOW_SECONDS: Final = 2.0**26
-"""Maximum length of a window: two years, which is longer than a run. With it, one span is left for each lane and kind."""
+"""Maximum length of a window: two years, which is longer than a run. At this length, one span is left for each
+lane and kind."""
 
 
 class CoarseSpans:
-    """Collects the spans of a run, and joins spans when there are more than 2 · `limit`.
+    """Collects the spans of a run.
 
-    At least one span is kept for each combination of lane and kind, even if these are more than the limit.
+    When there are more than 2 · `limit`, spans are joined until at most `limit` are left. At least one span is kept for
+    each combination of lane and kind, even if these are more than the limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -34,7 +36,7 @@ class CoarseSpans:
 
     @property
     def spans(self) -> list[SpanRecord]:
-        """The spans in order of their start. If the run has too many, spans of the same lane and kind are joined."""
+        """The spans in order of their start. In a long run, spans of the same lane and kind are joined."""
         return in_windows(self._spans, self._window)
 
     def _coarsen(self) -> None:
@@ -45,9 +47,9 @@ class CoarseSpans:
 
 
 def in_windows(spans: Sequence[SpanRecord], seconds: float) -> list[SpanRecord]:
-    """Join the spans of the same lane and kind that start in the same window of time. The result is ordered by start.
+    """Join the spans of the same lane and kind that start in the same window of time.
 
-    seconds: length of a window; 0: join no spans.
+    seconds: length of a window; 0: join no spans. Returns the spans in order of their start.
     """
     ordered = sorted(spans, key=lambda span: span.start)
     if seconds == 0.0:

@@ -1,4 +1,4 @@
-"""Curves as plotly figures: what the charts of the report and of comparisons of runs have in common.
+"""Builds plotly figures of curves, for the report of a run and for comparisons of runs.
 
 A colour is a name such as "@rollout". The page replaces the name by a value of its style sheet, light or dark.
 """
@@ -16,7 +16,7 @@ _MAX_MARKED_POINTS: Final = 40  # more markers would hide their line
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its caption. Size "wide" takes two thirds of the page's width, and "full" takes all of it."""
+    """A figure with its caption. The size "wide" takes two thirds of the page's width, and "full" takes all of it."""
 
     name: str
     title: str
@@ -24,19 +24,19 @@ class Chart:
     figure: Figure
     size: str = "small"
     key: tuple[tuple[str, str], ...] = ()
-    """Legend for curves that cannot have their names at their ends: (colour, name) of each."""
+    """Legend, as (colour, name) of each curve, for curves that cannot have their names at their ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve of a figure. Its name stands at its end, unless it is empty."""
+    """One curve of a figure. The name is shown at the end of the curve, unless the name is empty."""
 
     name: str
     colour: str
     x: Sequence[float]
     y: Sequence[float | None]
     markers: bool = False
-    """Whether its points are marked, if they are few."""
+    """Whether the points of the curve are marked, if there are few."""
     thin: bool = False
 
 
@@ -49,7 +49,10 @@ def rounded(value: float | None) -> float | None:
 
 
 def value_range(values: Sequence[float | None], *, zero: bool) -> tuple[float, float]:
-    """Return the range of an axis that shows these values with a margin. zero: whether it begins at 0."""
+    """Return the range of an axis that shows these values with a margin.
+
+    zero: whether the range begins at 0, unless a value is negative.
+    """
     numbers = [value for value in values if value is not None] or [0.0]
     low, high = min(numbers), max(numbers)
     if zero and low >= 0:
@@ -61,8 +64,8 @@ def value_range(values: Sequence[float | None], *, zero: bool) -> tuple[float, f
 def curve_figure(series: Sequence[Series], limits: tuple[float, float], form: str, along: str = "update") -> Figure:
     """Return the figure of curves.
 
-    limits: range of the vertical axis. form: plotly's format of its numbers. along: title of the horizontal axis; "update" has whole
-    numbers.
+    limits: range of the vertical axis. form: plotly's format of the numbers on that axis. along: title of the
+    horizontal axis, which has whole numbers if the title is "update".
     """
     named = any(line.name for line in series)
     layout = layout_of(limits, form, right=68 if named else 16)

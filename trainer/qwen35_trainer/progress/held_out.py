@@ -22,11 +22,11 @@ class HeldOutMeasure(NamedTuple):
 
 
 type HeldOutResult = tuple[float | None, float | None]
-"""Accuracy and mean reward of one evaluation; each is None if the evaluation does not have it, as in SFT."""
+"""Accuracy and mean reward of one evaluation. Each is None if the evaluation does not have it, as in SFT."""
 
 
 def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
-    """Return the measures of the held-out prompts to show for some evaluations.
+    """Return the measures of the held-out prompts to show, each with its values in all evaluations.
 
     evaluations: the earliest first; usually the first and the latest of a run.
     """
@@ -41,7 +41,10 @@ def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
 
 
 def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
-    """Return the held-out measures of a run before training and at its last evaluation. For SFT this is the loss."""
+    """Return the held-out measures of a run, each with its values before training and at the last evaluation.
+
+    In SFT, the only measure is the loss.
+    """
     losses = [loss for loss in (summary["heldOutLossBefore"], summary["heldOutLossAfter"]) if loss is not None]
     if losses:
         return [HeldOutMeasure("loss", arrows([f"{loss:.3f}" for loss in losses]), "nats per token")]
@@ -54,7 +57,7 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 
 
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Return whether to show accuracy: if it is above 0 in some evaluation, or equals the mean reward in all of them.
+    """Return whether to show accuracy: it is above 0 in some evaluation, or equals the mean reward in all of them.
 
     Otherwise rewards have other values than 0 and 1, and an accuracy that is always 0 gives no information.
     """
@@ -62,7 +65,7 @@ def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
 
 
 def reward_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Return whether to show the mean reward: if it differs from the accuracy in some evaluation."""
+    """Return whether to show the mean reward: it differs from the accuracy in some evaluation."""
     return not _equal(evaluations)
 
 

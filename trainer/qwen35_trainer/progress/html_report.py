@@ -33,9 +33,11 @@ def write_report(
     output: Path | None = None,
     write: Callable[[Path, str], None] = write_page,
 ) -> Path:
-    """Write the report to `output`, by default `run_dir`/report.html, and return its path. The file is replaced atomically.
+    """Write the report to `output`, by default `run_dir`/report.html, and return its path.
 
-    write: writes a text to a path.
+    The file is replaced atomically.
+
+    write: function that writes a text to a path.
 
     Numbers come from the summary, charts from the records that `run` keeps, and responses from samples.jsonl. The
     report omits parts for which the run has no data.
@@ -93,7 +95,7 @@ def render_report(name: str, run: RunFold, resolved_manifest_yaml: str, summary:
 
 
 def _left_out(run: RunFold, summary: Summary) -> str:
-    """Return a note that the charts show only some of the updates, or an empty text if they show all."""
+    """Return a note that the charts show only some of the updates, or "" if they show all."""
     shown, trained = len(run.updates.values), summary["updates"]
     if shown >= trained:
         return ""

@@ -9,8 +9,8 @@ from typing import Final
 from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateRecord, from_line, line_start
 
 type Number = tuple[type[UpdateRecord] | type[EvaluationRecord], int]
-"""Identifies the record of an update or an evaluation: its class, and its number. An evaluation has the number of the update
-before it."""
+"""Identifies the record of an update or an evaluation: the class of the record, and the number of the update. An
+evaluation has the number of the update before it."""
 
 _NUMBERED: Final = re.compile(rb'\{"record":"(update|evaluation)"(?:,"update":(\d+)[,}])?')
 
@@ -18,9 +18,9 @@ _NUMBERED: Final = re.compile(rb'\{"record":"(update|evaluation)"(?:,"update":(\
 class MetricsFile:
     """The records in the complete lines of a metrics file. Every iteration gives the same records.
 
-    A last line without a newline is left out, because it is still being written. So are lines that are appended after
-    this object was created. Raises FileNotFoundError if the file does not exist. Iterating raises ValueError, with file
-    and line, if a line is not a record.
+    A last line without a newline is left out, because it is still being written. Lines that are appended after this
+    object was created are left out, too. Raises FileNotFoundError if the file does not exist. Iterating raises
+    ValueError, with file and line, if a line is not a record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,22 +37,22 @@ class MetricsFile:
             yield self._record(place, line)
 
     def of[R: RunRecord](self, kind: type[R]) -> Iterator[R]:
-        """Return the records of one class. Lines of other classes are not parsed."""
+        """Yield the records of the class `kind`. Lines of other classes are not parsed."""
         start = line_start(kind)
         for place, line in enumerate(self.lines(), start=1):
             if line.startswith(start) and isinstance(record := self._record(place, line), kind):
                 yield record
 
     def numbers(self) -> Iterator[Number | None]:
-        """Return one item per line: the number of its update or evaluation, or None for a record of another class.
+        """Yield, for each line, the record class and number of its update or evaluation; None for any other record.
 
-        The other fields of the line are not parsed.
+        The other fields of the line are not parsed (`number_of`).
         """
         for line in self.lines():
             yield number_of(line)
 
     def lines(self) -> Iterator[bytes]:
-        """Return the complete lines, without their newlines."""
+        """Yield the complete lines, without their newlines."""
         remaining = self._size
         with self._path.open("rb") as file:
             for line in file:
@@ -74,7 +74,10 @@ def read_records(path: Path) -> MetricsFile:
 
 
 def number_of(line: bytes) -> Number | None:
-    """Return the number of the update or evaluation in a line; None for any other record and for a damaged line."""
+    """Return the record class and the number of the update or evaluation in a line; None for any other record.
+
+    Usually only the beginning of the line is read, so the rest of the line may be damaged.
+    """
     match = _NUMBERED.match(line)
     if match is None:
         return None

@@ -1,11 +1,11 @@
-"""A run in at most MAX_PACKED_BYTES, for reports that are made after the run's folder has become unreachable.
+"""Packs a run into at most MAX_PACKED_BYTES, for reports that are made after the run's folder has become unreachable.
 
     pack:    records ─► thinned until they fit ─► JSON ─► gzip
     unpack:  gzip ─► JSON ─► records, summary, manifest, samples ─► report
 
 The numbers in the report cover the whole run, because the summary is packed too. Only the charts have fewer points:
-with a stride of n, every n-th update is kept, counted from the first, and also the last update. Apart from the last one, an
-update that is in one packed history is therefore also in every later one with the same stride.
+with a stride of n, the first update, every n-th update after it, and the last update are kept. Therefore, except for
+the last one, an update in one packed history is also in every later one with the same stride.
 """
 
 import gzip
@@ -36,16 +36,16 @@ from qwen35_trainer.progress.sample_file import Moment
 from qwen35_trainer.progress.summary import Summary, summarise
 
 MAX_PACKED_BYTES: Final = 300 * 1024
-"""Maximum size of a packed history, which is stored in a Kubernetes object.
+"""Maximum size of a packed history, which is stored in a ConfigMap.
 
-Such an object holds at most 1 MiB, and etcd keeps all of it in memory.
+A ConfigMap holds at most 1 MiB, and etcd keeps all of it in memory.
 """
 MAX_UPDATES: Final = 2000
 """Maximum number of packed updates. A chart cannot show more, and packing more would take seconds."""
 MAX_SPANS: Final = 1000
 """Maximum number of packed spans (bars of the timeline), of which the latest are kept. A chart cannot show more."""
 MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of an unpacked history, which limits the memory that a malformed file can take.
+"""Maximum size of an unpacked history, which limits the memory that a malicious or malformed file can take.
 
 A history of at most MAX_PACKED_BYTES is far smaller when it is unpacked.
 """
@@ -56,7 +56,7 @@ _FORMER_KEYS: Final = {"trainerIdle": "trainIdle"}
 
 
 class HistoryUnreadable(ValueError):
-    """The given bytes are not a valid packed history. The message has the reason."""
+    """The bytes are not a valid packed history. The message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PackedHistory:
     summary: Summary
     records: tuple[RunRecord, ...]
     left_out: int
-    """The number of updates that led to the final weights but are not among `records`."""
+    """Number of updates that led to the final weights but are not among `records`."""
     samples: tuple[Moment, ...] = ()
     """Sampled responses of the latest update and evaluation."""
 
@@ -104,7 +104,8 @@ def pack(
 
     records: all records of the run, or those that a `RunFold` keeps. summary: covers all updates, including those that
     are left out. samples: sampled responses of the latest update and evaluation, which are all packed;
-    `progress.sample_file` limits the length of their texts.
+    `progress.sample_file` limits the length of their texts. If even the first and last records do not fit, the result
+    is larger than `limit`.
     """
     updates, evaluations = surviving_updates(records), surviving_evaluations(records)
     spans = [record for record in records if isinstance(record, SpanRecord)]

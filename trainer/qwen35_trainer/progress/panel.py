@@ -1,6 +1,4 @@
-"""The panel of a run: a pure function from the run's state to a renderable of rich with at most 17 lines and at least
-80 columns.
-"""
+"""Draws the panel of a run in a terminal, with at most 17 lines and at least 80 columns, from the run's state."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,7 +133,7 @@ def _update_rows(run: RunState, update: UpdateRecord) -> list[tuple[str, Text]]:
 
 
 def _idle_parts(update: UpdateRecord) -> str:
-    """Return the two largest parts of the time in which the train pool did not train: "copying 12%, driver 3%"."""
+    """Return the two largest activities of the train pool other than training, as text: "copying 12%, driver 3%"."""
     if not update.seconds:
         return ""
     shares = {part: getattr(update, f"seconds_{part}") / update.seconds for part in TIME_PARTS if part != "training"}

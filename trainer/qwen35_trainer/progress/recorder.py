@@ -14,15 +14,16 @@ _BLOCK_BYTES: Final = 1 << 16
 
 
 class Recorder:
-    """The metrics file of a run, open for appending, and the sinks that get the same records. For use by one thread.
+    """Appends the records of a run to the metrics file, and passes them to the sinks. For use by one thread.
 
-    A record is in the file before any sink receives it. In a long run, the file has one span in place of several
-    (`span_budget.py`), while sinks receive every span. A process that dies while it writes leaves an incomplete last
-    line. The next Recorder of the same file removes that line, so a resumed run continues in the same file.
+    A record is in the file before any sink receives it. Only spans may be in the file later: in a long run, several
+    spans are joined to one line (`span_budget.py`), while sinks receive every span immediately. A process that dies
+    while it writes leaves an incomplete last line. The next Recorder of the same file removes that line, so a resumed
+    run continues in the same file.
 
-    writer: writes into the folder of the file; None: no other attempt of the run writes there. The Recorder of a later attempt
-    replaces the file by a copy, so what an earlier attempt appends after that is in no file. Before each record except spans, the
-    attempt checks that it still owns the folder; if not, Superseded is raised.
+    writer: writes into the folder of the file; None: no other attempt of the run writes there. The Recorder of a later
+    attempt replaces the file by a copy, so what an earlier attempt appends after that is lost. Before each record
+    except spans, the attempt checks that it still owns the folder; if not, Superseded is raised.
 
     Raises OSError, with the name of the file, when the file cannot be opened or written, for example on a full disk.
     The file then still ends with a complete line.
@@ -100,7 +101,7 @@ class Recorder:
 
 
 def _complete_size(file: BinaryIO) -> int:
-    """Return the number of bytes up to and including the last newline."""
+    """Return the size in bytes of the complete lines of a file, up to and including the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)

@@ -28,21 +28,21 @@ _JSON: Final = ConfigDict(extra="ignore", ser_json_inf_nan="strings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRecord:
-    """The measures of one update (optimizer step). Means are over its samples or trained tokens, on all ranks."""
+    """The measures of one update (optimizer step). A mean is over all samples, or all trained tokens, of the update."""
 
     __pydantic_config__ = _JSON
 
     update: int
     """Number of the update. The first update of the run has number 1."""
     updates_total: int
-    """Number of updates that the whole run is to make."""
+    """Number of updates of the whole run."""
     version: int
     """Version of the weights at which the update's batch trained.
 
     The lag of a token is counted back from this version.
     """
     time: float
-    """Time at which the update was recorded, when its batch had trained, in seconds since the training first started."""
+    """Time, in seconds since the training first started, at which the batch of the update had trained."""
     prompts: int
     """Number of prompts that trained in this update."""
     samples: int
@@ -50,8 +50,8 @@ class UpdateRecord:
     tokens: int
     """Number of tokens that entered the loss."""
     masked_tokens: int = 0
-    """Number of tokens left out of the loss because they exceed the maximum lag. The first update of a batch counts those of
-    the whole batch, the others have 0."""
+    """Number of tokens left out of the loss because their lag exceeds the maximum lag. The first update of a batch has
+    the number for the whole batch, and the other updates have 0."""
     loss: float
     """Value of the loss that the update minimised, over the samples of the update."""
     gradient_norm: float
@@ -59,30 +59,28 @@ class UpdateRecord:
     learning_rate: float
     """Learning rate of the update."""
     seconds: float
-    """Seconds since the end of the previous update. If a batch makes several updates, its first update has the time of all of
-    them, and the others have 0. The same holds for every part of the time."""
+    """Seconds from the end of the previous batch to the end of this one. If a batch has several updates, the first one
+    has this value, and the other ones have 0. The same holds for every `seconds_<part>`."""
     seconds_waiting: float = 0.0
-    """The part of `seconds` during which the train pool had no batch. The parts `seconds_<part>`, with the names in
-    `TIME_PARTS`, add up to `seconds`."""
+    """The part of `seconds` during which the train pool waited for a batch. The parts `seconds_<part>`, with the names
+    in `TIME_PARTS`, add up to `seconds`."""
     seconds_assembling: float = 0.0
     """The part of `seconds` during which the driver assembled the batch from its groups."""
     seconds_training: float = 0.0
     """The part of `seconds` during which the train pool trained the batch."""
     seconds_copying: float = 0.0
-    """The part of `seconds` during which the weights were copied for a publication, or the train ranks computed its probe.
-    Training waits for both, but not for the rest of the publication."""
+    """The part of `seconds` during which the train ranks copied the weights for a publication, or computed the
+    log-probs of its probe. Training waits for both, but not for the rest of the publication."""
     seconds_saving: float = 0.0
-    """The part of `seconds` during which the state was copied for a checkpoint. Training waits for the copy, but not
-    until the files are written."""
+    """The part of `seconds` during which the train ranks copied their state for a checkpoint. Training waits for the
+    copy, but not until the files are written."""
     seconds_evaluating: float = 0.0
     """The part of `seconds` during which the train pool evaluated. It is 0 in modes other than SFT."""
     seconds_driver: float = 0.0
-    """The part of `seconds` that belongs to no other part: work of the driver between the other parts."""
+    """The part of `seconds` that belongs to no other part: work of the driver."""
     seconds_publishing: float = 0.0
-    """Seconds from the end of the copy of the weights until all replicas have loaded them.
-
-    Training continues meanwhile.
-    """
+    """Seconds from the command to send copied weights until all replicas have loaded them, for publications that ended
+    since the previous batch. Training continues meanwhile."""
     reward_mean: float | None = None
     """Mean reward of the samples of the update."""
     reward_std: float | None = None
@@ -94,32 +92,37 @@ class UpdateRecord:
     truncated_share: float | None = None
     """Share of samples, 0 to 1, that reached the response limit."""
     policy_loss: float | None = None
-    """Mean policy loss per token, with the weights of the correction, without KL penalty and entropy."""
+    """Mean policy loss per token, multiplied by the weights of the correction, without KL penalty and entropy."""
     entropy: float | None = None
     """Mean entropy of the policy, in nats per token."""
     kl: float | None = None
     """Mean KL divergence of the policy from the reference model, in nats per token."""
     kl_coefficient: float | None = None
-    """The coefficient of the KL penalty with which the update trained, if `algorithm.kl.adaptive` adapts it."""
+    """Coefficient of the KL penalty with which the update trained, if `algorithm.kl.adaptive` adapts it. None:
+    it is fixed."""
     behaviour_kl: float | None = None
-    """Mean KL divergence of the policy that generated the tokens from the trainer's policy, in nats per token."""
+    """Mean KL divergence of the policy that generated the tokens from the trainer's policy, in nats per token (K3
+    estimate). It contains the train-inference mismatch and the effect of lag."""
     probe_difference_mean: float | None = None
-    """Mean absolute difference, in nats, between the log-probs that a replica and the trainer compute for the same tokens with the
-    same version: the largest of all probes that replicas have passed since the previous update. None: they have passed none."""
+    """Train-inference mismatch: mean absolute difference, in nats, between the log-probs that a replica and the trainer
+    compute for the same tokens with the same version. It is the largest mean of all probes that replicas have passed
+    since the previous batch. None: they have passed no probe."""
     probe_difference_max: float | None = None
-    """The same for the token with the largest difference."""
+    """Train-inference mismatch of the worst token: the largest absolute difference, in nats, in all probes that
+    replicas have passed since the previous batch. None: they have passed no probe."""
     probes_passed: int = 0
-    """Number of probes that replicas have passed since the previous update: one for each replica and version."""
+    """Number of probes that replicas have passed since the previous batch. Each replica has one probe per version."""
     probes_skipped: int = 0
-    """Number of versions since the previous update that were not compared, because the train ranks' forward pass for their probe
-    would have taken too much time. If it grows with each version and `probes_passed` stays 0, nothing compares replicas with the trainer."""
+    """Number of versions since the previous batch without a probe, because the train ranks' forward pass for it would
+    have taken too much time. If this grows with each version and `probes_passed` stays 0, nothing compares replicas
+    with the trainer."""
     probes_dropped: int = 0
-    """Number of probes since the previous update that replicas dropped without a result, because a later version came into
-    service first or no slot became free within `publication.timeoutSeconds`."""
+    """Number of probes since the previous batch that replicas dropped without a result, because a later version came
+    into service first or no slot became free within `publication.timeoutSeconds`."""
     clip_fraction: float | None = None
-    """Share of the tokens, 0 to 1, whose loss the clipping of the ratio changed."""
+    """Share of the trained tokens, 0 to 1, whose ratio the loss clipped."""
     correction_weight_mean: float | None = None
-    """Mean weight that the off-policy correction gave to a token."""
+    """Mean weight of a token in the off-policy correction."""
     router_load_balancing: float | None = None
     """Load-balancing loss of the routers (mixture of experts), mean over tokens and layers, not multiplied by its
     coefficient."""
@@ -130,10 +133,10 @@ class UpdateRecord:
     lag_max: int | None = None
     """Maximum lag of a trained token of the batch, in versions."""
     lag_histogram: dict[int, int] = field(default_factory=dict)
-    """Lag in versions → number of trained tokens. The first update of a batch counts those of the whole batch, the others have
-    none."""
+    """Lag in versions → number of trained tokens. The first update of a batch counts the tokens of the whole batch, and
+    the other updates have an empty mapping."""
     window_dispatched: int | None = None
-    """Number of groups that count against the window, which limits how many may be in the pipeline."""
+    """Number of groups that count against the window, which limits how many groups may be in the pipeline."""
     window_limit: int | None = None
     """Maximum number of groups that may count against the window."""
     rollout_idle: float | None = None
@@ -143,31 +146,34 @@ class UpdateRecord:
     """Share, 0 to 1, of the time since the previous batch during which the train pool waited for a batch:
     `seconds_waiting` over `seconds`. Assembling, copying, saving and evaluating do not count as idle."""
     tokens_per_second: float | None = None
-    """Tokens that the whole rollout pool generated per second since the previous update."""
+    """Tokens that the whole rollout pool generated per second since the previous batch."""
     replicas_lost: int | None = None
-    """Number of replicas that were lost since the previous update, including those of nodes that a smaller pool gave up. None: the
-    run has no replicas (SFT), or an earlier release recorded it."""
+    """Number of replicas that were lost since the previous batch, including replicas on nodes that were removed to
+    shrink the pool. None: the run has no replicas (SFT), or an earlier release recorded it."""
     score_by_reward: dict[str, float] = field(default_factory=dict)
     """Name of a reward → mean of its unweighted scores. A failed call counts as 0 with `onError: Zero`, and is left out
     with `onError: Skip`."""
     reward_by_source: dict[str, float] = field(default_factory=dict)
     """Data source → mean reward of the samples of its prompts."""
     reward_errors: int = 0
-    """Number of failed reward calls since the previous update, in trained and untrained groups. This is the sum over
+    """Number of failed reward calls since the previous batch, in trained and untrained groups: the sum over
     `errors_by_reward` and `timeouts_by_reward`."""
     errors_by_reward: dict[str, int] = field(default_factory=dict)
-    """Name of a reward → number of its calls since the previous update that ended with an error other than a time-out."""
+    """Name of a reward → number of its calls since the previous batch that ended with an error other than a
+    time-out."""
     timeouts_by_reward: dict[str, int] = field(default_factory=dict)
-    """Name of a reward → number of its calls since the previous update that timed out."""
+    """Name of a reward → number of its calls since the previous batch that timed out."""
     first_reward_error: str = ""
-    """Reward, prompt and reason of the first failed reward call since the previous update; empty if none failed."""
+    """Reward, prompt and reason of the first failed reward call since the previous batch; empty if none failed."""
     groups_without_signal: int = 0
-    """Number of trained groups whose rewards were all equal, so that they have no advantage and no gradient.
+    """Number of groups of the update whose rewards were all equal (zero variance), so that they have no advantage
+    and no gradient.
 
     With `algorithm.dynamicSampling` such groups do not train, and `groups_left` counts them as "filtered" instead.
     """
     groups_left: dict[str, int] = field(default_factory=dict)
-    """Reason (filtered, discarded, failed) → number of groups that left untrained since the previous update."""
+    """Reason (filtered, discarded, failed) → number of groups that left the pipeline untrained since
+    the previous batch."""
     wall_time: float | None = None
     """Wall-clock time of the record, in Unix seconds; `time` is the same moment in training time."""
 
@@ -192,9 +198,9 @@ class EvaluationRecord:
     accuracy: float | None = None
     """Share, 0 to 1, of the responses to which every reward gives at least 1."""
     pass_at_k: dict[int, float] = field(default_factory=dict)
-    """k → probability, 0 to 1, that at least one of k responses to a prompt is accurate, estimated from all responses to it, and
-    averaged over prompts. k is each power of 2 up to `evaluation.samplesPerPrompt`, and that number. Empty with one sample per prompt,
-    where it is the accuracy."""
+    """k → pass@k: the probability, 0 to 1, that at least one of k responses to a prompt is accurate, estimated from all
+    responses to the prompt, and averaged over prompts. k is each power of 2 up to `evaluation.samplesPerPrompt`, and
+    that number. Empty with one sample per prompt, where pass@1 is the accuracy."""
     reward_mean: float | None = None
     """Mean reward of the held-out responses. A response without a reward (failed, with `onError: Skip`) counts as 0."""
     score_by_reward: dict[str, float] = field(default_factory=dict)
@@ -216,7 +222,10 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:
-    """A time from `start` to `end` in which a lane (a row of the timeline) did one thing: one bar of the timeline."""
+    """A span: the time from `start` to `end` in which a lane (a row of the timeline) did one thing.
+
+    A bar of the timeline.
+    """
 
     __pydantic_config__ = _JSON
 
@@ -232,15 +241,15 @@ class SpanRecord:
     label: str = ""
     """Text that the timeline shows for the bar."""
     version: int | None = None
-    """The version that the replicas loaded, if the span is a publication; None for other spans."""
+    """The version that the replicas loaded, if the span is a publication. None for other spans."""
     busy: float | None = None
-    """Seconds of work between `start` and `end`, if several spans were joined to this one (`span_budget.py`). None: the
-    whole time was work."""
+    """Seconds of work between `start` and `end`, if several spans were joined to this one (`span_budget.py`). None: all
+    of the time was work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """A checkpoint was completely written and verified."""
+    """A checkpoint was written completely."""
 
     __pydantic_config__ = _JSON
 
@@ -289,9 +298,9 @@ class FinishRecord:
     time: float
     """Time at which the attempt ended, in seconds since the training first started."""
     reason: str = ""
-    """Reason of a failure (docs/failure-modes.md); empty for another outcome."""
+    """Failure reason (docs/failure-modes.md). Empty unless the outcome is Failed."""
     traceback: str = ""
-    """The last MAX_TRACEBACK_CHARACTERS characters of the traceback of a failure; empty for another outcome."""
+    """The last MAX_TRACEBACK_CHARACTERS characters of a failure's traceback. Empty unless the outcome is Failed."""
     wall_time: float | None = None
     """Wall-clock time of the record, in Unix seconds; `time` is the same moment in training time."""
 
@@ -308,7 +317,7 @@ CLASSES: Final[dict[str, type[RunRecord]]] = {
 }
 """Value of the key `record` of a line → class of the record."""
 TIME_PARTS: Final = ("training", "waiting", "assembling", "copying", "saving", "evaluating", "driver")
-"""The parts of the time between two updates: `UpdateRecord.seconds_<part>`. Their sum is `UpdateRecord.seconds`."""
+"""The parts of the time between two batches: `UpdateRecord.seconds_<part>`. Their sum is `UpdateRecord.seconds`."""
 _NAMES: Final = {cls: name for name, cls in CLASSES.items()}
 _LINE_START: Final = '{"record":"'
 _FORMER_NAMES: Final = {"trainer_idle": "train_idle"}
@@ -319,7 +328,7 @@ _ADAPTERS: Final[dict[type[RunRecord], TypeAdapter[RunRecord]]] = {cls: TypeAdap
 def writable(text: str) -> str:
     r"""Replace lone surrogates, which UTF-8 cannot encode, by escapes such as \ud800.
 
-    Exception messages may contain them, and a record that contains one cannot be written.
+    Exception messages may contain lone surrogates, and a record with such a message could not be written.
     """
     return text.encode(errors="backslashreplace").decode()
 
@@ -359,9 +368,9 @@ def from_line(line: str) -> RunRecord:
 
 
 def _from_present_line(line: str) -> RunRecord | None:
-    """Decode a line that has exactly the form in which this release writes it, which is four times as fast as `from_line`.
+    """Decode a line that has exactly the form in which this release writes it. Returns None for any other line.
 
-    Returns None for any other line.
+    This takes a quarter of the time of decoding a line of another form.
     """
     name = line[len(_LINE_START) :].partition('"')[0] if line.startswith(_LINE_START) else ""
     if name not in CLASSES or any(former in line for former in _FORMER_NAMES):
@@ -375,8 +384,8 @@ def _from_present_line(line: str) -> RunRecord | None:
 def surviving_updates(records: Iterable[RunRecord]) -> list[UpdateRecord]:
     """Return the updates that led to the final weights, in order.
 
-    An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The earlier records of these
-    updates are left out.
+    An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The records of these updates by
+    earlier attempts are left out.
     """
     kept: list[UpdateRecord] = []
     for record in records:

@@ -16,9 +16,9 @@ from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateR
 
 
 class Repeats:
-    """The positions in a sequence of records at which an attempt began to repeat updates.
+    """Finds the records of updates and evaluations that a later attempt repeated.
 
-    numbers: one item per record: the number of its update or evaluation, or None for a record of another class.
+    numbers: for each record, its class and its number if it is an update or an evaluation; None for any other record.
     """
 
     def __init__(self, numbers: Iterable[Number | None]) -> None:
@@ -41,9 +41,11 @@ class Repeats:
                 evaluation, evaluated = number, max(evaluated, number)
 
     def repeated(self, place: int, item: Number | None) -> bool:
-        """Return whether a later attempt repeated the update or evaluation at position `place`. False for any other record.
+        """Return whether a later attempt repeated the update or evaluation at position `place`.
 
-        item: the item of this record in `numbers`.
+        False for any other record.
+
+        place: position of the record. item: what `numbers` contains for the record.
         """
         if item is None:
             return False
@@ -53,7 +55,7 @@ class Repeats:
 
 
 class _Falls:
-    """The places at which a record's number is not above the number of the record before, and the numbers at these places.
+    """The places at which the number of a record is not above the number before it, and the numbers at these places.
 
     A place is dropped when a later place has the same number or a lower one, so places and numbers are both ascending.
     """
@@ -75,7 +77,7 @@ class _Falls:
 
 
 def marked(records: Iterable[RunRecord]) -> Iterator[tuple[RunRecord, bool]]:
-    """Yield each record, and whether a later attempt repeated it.
+    """Yield (record, repeated) for each record, where repeated is whether a later attempt repeated the record.
 
     records: iterated twice, so it must not be an iterator.
     """

@@ -33,14 +33,17 @@ RECENT_SPANS: Final = 6000
 A timeline shows 3,000 bars, and a bar may join spans.
 """
 COARSE_SPANS: Final = 1500
-"""Limit of `CoarseSpans`: at most twice this number of joined spans is kept for the whole run.
+"""Limit of `CoarseSpans` for the whole run, which keeps at most twice this number of joined spans.
 
-If there are more combinations of lane and kind, one span of each is kept.
+If there are more combinations of lane and kind, one span of each combination is kept.
 """
 
 
 class RunFold:
-    """The data of a run so far. Its size is at most about 20 MB, and does not depend on the number of records."""
+    """The data of a run so far, for summary, report and packed history.
+
+    Its size is at most about 20 MB, and does not depend on the number of records.
+    """
 
     def __init__(self) -> None:
         self.totals = RunTotals()
@@ -54,7 +57,7 @@ class RunFold:
 
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> Self:
-        """Fold all records of a run, in order. records: iterated twice, so it must not be an iterator."""
+        """Create a fold from all records of a run, in order. records: iterated twice, so it must not be an iterator."""
         fold = cls()
         for record, repeated in marked(records):
             fold.add(record, repeated=repeated)
@@ -63,7 +66,7 @@ class RunFold:
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
         """Add the next record.
 
-        repeated: whether a later attempt repeated this update or evaluation, so that it does not count.
+        repeated: whether a later attempt repeated the update or evaluation. Such a record does not count.
         """
         self.totals.add(record, repeated=repeated)
         match record:
@@ -83,6 +86,6 @@ class RunFold:
 
     @property
     def records(self) -> list[RunRecord]:
-        """The records that are kept, by kind: updates, evaluations, the newest checkpoint, export and end, and the last spans."""
+        """The kept records: updates, evaluations, the newest checkpoint, export and finish, and the last spans."""
         newest = [record for record in (self.checkpoint, self.export, self.finish) if record is not None]
         return [*self.updates.values, *self.evaluations.values, *newest, *self.recent_spans]

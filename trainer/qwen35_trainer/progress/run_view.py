@@ -19,7 +19,7 @@ _MAX_WIDTH_COLUMNS: Final = 96
 
 
 class View(Sink, Protocol):
-    """A display of a run, which receives its records. `close` leaves the last state on the screen."""
+    """A display of a run, which receives the records of the run. `close` leaves the last state on the screen."""
 
     def phase(self, text: str) -> None:
         """Show what the run is doing, such as "loading model". After the first update the display shows "training"."""

@@ -21,7 +21,7 @@ from qwen35_trainer.progress.records import writable
 
 type MomentKind = Literal["trained", "held out"]
 type TextPiece = tuple[int | None, str]
-"""A part of a response: the lag of its tokens, in versions, and its text.
+"""A part of a response, as (lag of its tokens in versions, text).
 
 A lag of None marks a note in place of omitted text.
 """
@@ -30,7 +30,7 @@ SAMPLES_FILE_NAME: Final = "samples.jsonl"
 MAX_MOMENTS: Final = 32
 """Maximum number of moments of each kind, not counting the newest."""
 MAX_FILE_LINES: Final = 4 * MAX_MOMENTS
-"""When the file has this many lines, it is rewritten with the retained moments only."""
+"""Number of lines at which the file is rewritten with only the retained moments."""
 MAX_PROMPT_CHARACTERS: Final = 2000
 MAX_RESPONSE_CHARACTERS: Final = 4000
 MAX_ANSWER_CHARACTERS: Final = 500
@@ -48,7 +48,7 @@ class Sample:
     answer: str | None = None
     """The reference answer, if the data has one."""
     response: tuple[TextPiece, ...]
-    """The text of the response that the rewards scored, in pieces; a long text is shortened in its middle."""
+    """The text of the response that was scored, in pieces. A long text is shortened in its middle."""
     tokens: int
     truncated: bool = False
     """Whether the response reached the length limit."""
@@ -69,8 +69,8 @@ class Moment:
     kind: MomentKind
     update: int
     version: int
-    """A version of the weights. For an update it is the version at which the samples trained. For an evaluation it is the
-    version that generated the samples."""
+    """Version of the weights: for an update, the version at which the samples trained; for an evaluation, the version
+    that generated the samples."""
     samples: tuple[Sample, ...]
 
 
@@ -80,8 +80,8 @@ _ADAPTER: Final = TypeAdapter(Moment)
 class SampleFile:
     """Appends moments to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
 
-    writer: writes into the folder of the file; None: no other attempt of the run writes there. The file of a later attempt
-    replaces that of an earlier one, so what the earlier one appends after that is in no file.
+    writer: writes into the folder of the file; None: no other attempt of the run writes there. A later attempt replaces
+    the file, so what an earlier attempt appends after that is lost.
 
     Raises OSError if the file cannot be read or written, and ValueError if a complete line of it is not a moment.
     """
@@ -96,8 +96,8 @@ class SampleFile:
     def add(self, moment: Moment) -> None:
         """Add a moment to the file.
 
-        The moment is appended. If the file already has MAX_FILE_LINES lines, the file is rewritten instead, and only the
-        retained moments are left in it.
+        The moment is appended to the file. If the file already has MAX_FILE_LINES lines, the whole file is rewritten
+        instead, with only the retained moments.
         """
         self._moments = retained_moments([*self._moments, moment])
         if self._lines >= MAX_FILE_LINES:
@@ -152,10 +152,10 @@ def read_samples(path: Path) -> list[Moment]:
 
 
 def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the moments to keep, in order: at most MAX_MOMENTS updates, as many evaluations, and the newest of each.
+    """Return the moments to keep, by update: at most MAX_MOMENTS of updates and of evaluations, and the newest of both.
 
-    An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The earlier moments of these
-    updates are left out.
+    An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The moments of these updates by
+    earlier attempts are left out.
     """
     retained: list[Moment] = []
     for kind in get_args(MomentKind.__value__):
@@ -170,7 +170,7 @@ def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def _thinned(moments: Sequence[Moment]) -> list[Moment]:
-    """Keep the first moment in every `stride` updates, plus the newest moment.
+    """Return the first moment in every `stride` updates, plus the newest moment.
 
     The stride is the smallest power of two that leaves at most MAX_MOMENTS, not counting the newest. A moment that is
     kept at one stride is also kept at all smaller strides.
@@ -182,14 +182,14 @@ def _thinned(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def newest_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the latest moment of an update and the latest moment of an evaluation, or only the one that exists."""
+    """Return the latest moment of an update and the latest moment of an evaluation, as far as they exist."""
     return list({moment.kind: moment for moment in moments}.values())
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten a text to its first and last characters, `limit` in all. A note between them has the number of omitted characters.
+    """Shorten a text to its first and last characters, `limit` in all, with a note of the number of omitted characters.
 
-    A text of at most `limit` characters is returned unchanged.
+    A text of at most `limit` characters is returned unchanged, except for characters that UTF-8 cannot encode.
     """
     return "".join(part for _, part in shorten_pieces([(0, text)], limit))
 
@@ -197,7 +197,7 @@ def shorten(text: str, limit: int) -> str:
 def shorten_pieces(pieces: Sequence[TextPiece], limit: int) -> tuple[TextPiece, ...]:
     """Shorten the concatenated text of the pieces to its first and last characters, `limit` in all.
 
-    A separate piece between them notes the number of omitted characters.
+    A separate piece in the middle, with lag None, notes the number of omitted characters.
     """
     pieces = [(lag, writable(text)) for lag, text in pieces]
     missing = sum(len(text) for _, text in pieces) - limit

@@ -1,6 +1,6 @@
-"""The section of the report with sampled responses.
+"""Renders the section of the report with sampled responses.
 
-Their texts come from the model and the data, and are not trusted.
+Texts of responses and prompts come from the model and the data, and are not trusted: all of them are escaped.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ _VISIBLE: Final = {code: 0x2400 + code for code in range(32) if chr(code) not in
 
 
 def sample_section(moments: Sequence[Moment], max_version_lag: int | None) -> str:
-    """Render the sampled responses as HTML; empty if there are none.
+    """Render the sampled responses as HTML; "" if there are none.
 
-    max_version_lag: the manifest's maximum lag, None in SFT. The darkest colour stands for this lag, or for the maximum lag in
-    the samples if that is larger.
+    max_version_lag: the manifest's maximum lag; None in SFT. The darkest colour stands for this lag, or for the maximum
+    lag in the samples if that is larger.
     """
     lags = [lag for moment in moments for sample in moment.samples for lag, _ in sample.response if lag is not None]
     max_lag = max([*lags, max_version_lag or 0, 1])
@@ -82,7 +82,7 @@ def _piece(piece: TextPiece, max_lag: int) -> str:
 
 
 def _key(largest: int, max_lag: int) -> str:
-    """Return the legend that explains the colours behind tokens. largest: maximum lag that occurs in the samples."""
+    """Return the legend of the colours behind tokens, as HTML. largest: maximum lag in the samples."""
     lags = range(min(largest, 8) + 1)
     colours = "".join(f'<li style="--lag:{_colour_percent(lag, max_lag)}%">{lag}</li>' for lag in lags)
     return f"<ul><li>lag of the tokens, in versions:</li>{colours}</ul>"

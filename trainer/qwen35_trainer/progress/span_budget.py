@@ -8,12 +8,20 @@ LINES_PER_RESOLUTION spans are exact. Then a window is 1 s long, and its length 
 LINES_PER_RESOLUTION lines, up to 2 ** MAX_DOUBLINGS s (18 hours). Until windows have this length, the file has at most
 (MAX_DOUBLINGS + 2) · LINES_PER_RESOLUTION = 360,000 lines of spans, 60 MB:
 
-    lanes   length of a window after a day, a week, a month   lines after a day, a week, a month   maximum reached after
-    4       16 s        64 s        512 s                     110,000  160,000   210,000           20 years
-    66      256 s       1,024 s     8,192 s                   190,000  240,000   290,000           15 months
-    1,002   4,096 s     16,384 s    65,536 s                  270,000  320,000   370,000           1 month
+    lanes   run time   length of a window   lines of spans
+    4       a day      16 s                 110,000
+    4       a week     64 s                 160,000
+    4       a month    512 s                210,000
+    66      a day      256 s                190,000
+    66      a week     1,024 s              240,000
+    66      a month    8,192 s              290,000
+    1,002   a day      4,096 s              270,000
+    1,002   a week     16,384 s             320,000
+    1,002   a month    65,536 s             370,000
 
-After that each lane adds one line in 18 hours. A crash loses the spans of the window that it falls into, and nothing else.
+Windows reach their maximum length after 20 years with 4 lanes, after 15 months with 66 lanes, and after a month
+with 1,002 lanes. After that each lane adds one line in 18 hours. A crash loses only the spans of the window in
+which it happens.
 """
 
 from dataclasses import replace
@@ -28,7 +36,7 @@ MAX_DOUBLINGS: Final = 16
 
 
 def window_seconds(lines: int) -> float:
-    """Return the length of a window in seconds, when a file has `lines` lines of spans. 0: spans are not joined."""
+    """Return the length of a window, in seconds, once a file has `lines` lines of spans. 0: spans are not joined."""
     if lines < LINES_PER_RESOLUTION:
         return 0.0
     return float(2 ** min(lines // LINES_PER_RESOLUTION - 1, MAX_DOUBLINGS))
@@ -47,7 +55,7 @@ class SpanBudget:
         self._window_end = 0.0
 
     def add(self, span: SpanRecord) -> list[SpanRecord]:
-        """Add a span that has just ended. Returns the spans to write now."""
+        """Add a span that has just ended. Returns the spans to write to the file now."""
         seconds = window_seconds(self._lines)
         if seconds == 0.0:
             self._lines += 1
@@ -61,10 +69,7 @@ class SpanBudget:
         return due
 
     def flush(self) -> list[SpanRecord]:
-        """End the present window, although its time may not be over.
-
-        Returns its spans, to write now, in order of their start.
-        """
+        """End the present window early, and return its spans, to write now, in order of their start."""
         due = sorted(self._open.values(), key=lambda span: span.start)
         self._open.clear()
         self._lines += len(due)
@@ -72,12 +77,15 @@ class SpanBudget:
 
 
 def busy_seconds(span: SpanRecord) -> float:
-    """Return how many seconds of the span the lane was busy."""
+    """Return the number of seconds of the span in which the lane was busy."""
     return span.end - span.start if span.busy is None else span.busy
 
 
 def joined(first: SpanRecord, second: SpanRecord) -> SpanRecord:
-    """Join two spans of the same lane and kind: from the earlier start to the later end, with the sum of their work."""
+    """Join two spans of the same lane and kind.
+
+    The result lasts from the earlier start to the later end, and has the sum of their busy seconds.
+    """
     start, end = min(first.start, second.start), max(first.end, second.end)
     busy = busy_seconds(first) + busy_seconds(second)
     begin, last = first.label.split(" … ")[0], second.label.split(" … ")[-1]

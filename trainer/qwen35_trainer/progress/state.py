@@ -1,4 +1,4 @@
-"""The present state of a run for its display, built from its records."""
+"""The present state of a run for the panel or the lines that display it, built from the run's records."""
 
 from dataclasses import dataclass, field
 from itertools import batched
@@ -19,7 +19,7 @@ _HISTORY_POINTS: Final = 256
 
 
 class MeanHistory:
-    """The history of a value over a run of any length, as at most 2 · _HISTORY_POINTS means of adjacent values."""
+    """A sequence of values of any length, reduced to at most 2 · _HISTORY_POINTS means of adjacent values."""
 
     def __init__(self) -> None:
         self._means: list[float] = []
@@ -38,7 +38,7 @@ class MeanHistory:
 
     @property
     def means(self) -> list[float]:
-        """The means in order. The last mean may cover fewer values than the others."""
+        """The means in order. The last mean may cover fewer values than the other means."""
         return [*self._means, self._sum / self._count] if self._count else list(self._means)
 
 
@@ -83,7 +83,7 @@ class RunState:
     def seconds_left(self) -> float | None:
         """Return the estimated seconds until the end of the run, from the mean duration of the latest updates.
 
-        Returns None before the first update.
+        None before the first update.
         """
         if not self.update or not self.updates_total:
             return None

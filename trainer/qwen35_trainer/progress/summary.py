@@ -18,30 +18,30 @@ class Summary(TypedDict):
     startedAt: str | None
     """Time at which the training first started, such as 2026-01-31T09:30:00Z."""
     outcome: RunOutcome | None
-    """How the run ended. None: it has not finished."""
+    """How the run ended. None: the run has not finished."""
     message: str
     seconds: float
     updates: int
     updatesTotal: int | None
     weightVersion: int
-    """The newest version that trained, was saved or evaluated.
+    """The newest version that trained, was evaluated, saved or exported.
 
     It decreases only if an attempt resumes from a checkpoint.
     """
     accuracyBefore: float | None
-    """Accuracy on the held-out prompts with the original model: share, 0 to 1, of the responses to which every reward gave at
-    least 1."""
+    """Accuracy on the held-out prompts before training: share, 0 to 1, of the responses to which every reward gave
+    at least 1."""
     accuracyAfter: float | None
     """Accuracy on the held-out prompts, as for `accuracyBefore`, in the last evaluation after at least one update."""
     heldOutRewardBefore: float | None
-    """Mean reward of the held-out prompts with the original model."""
+    """Mean reward of the held-out prompts before training."""
     heldOutRewardAfter: float | None
     heldOutScores: dict[str, float]
     """Name of a reward → mean of its unweighted scores in the latest evaluation."""
     heldOutRewardBySource: dict[str, float]
     """Data source → mean reward in the latest evaluation."""
     heldOutLossBefore: float | None
-    """Negative log-likelihood of the validation examples with the original model, in nats per target token (SFT)."""
+    """Negative log-likelihood of the validation examples before training, in nats per target token (SFT)."""
     heldOutLossAfter: float | None
     rewardMean: float | None
     """Mean reward of the last update."""
@@ -62,9 +62,10 @@ class Summary(TypedDict):
     staleness: dict[str, int]
     """Lag in versions → number of trained tokens."""
     rolloutIdle: float | None
-    """Share, 0 to 1, of the rollout pool's capacity that was unused: slots without a sequence, averaged over time."""
+    """Share, 0 to 1, of the duration of all updates during which a replica had no sequence to generate, averaged
+    over the replicas."""
     trainIdle: float | None
-    """Share, 0 to 1, of the duration of all updates during which the train pool waited."""
+    """Share, 0 to 1, of the duration of all updates during which the train pool waited for a batch."""
     trainTime: dict[str, float]
     """Activity → its share, 0 to 1, of the duration of all updates.
 
@@ -81,15 +82,15 @@ class Summary(TypedDict):
     timeToFirstUpdateSeconds: float | None
     peakRssMiB: float | None
     rewardErrors: int
-    """Number of failed reward calls, including those of evaluations: errors and time-outs together."""
+    """Number of failed reward calls in training and in evaluations: errors and time-outs together."""
     errorsByReward: dict[str, int]
     timeoutsByReward: dict[str, int]
     firstRewardError: str | None
     """Reward, prompt and reason of the first reward call that failed in training. None: no call failed there."""
     groupsWithoutSignal: int
     groupsLeft: dict[str, int]
-    """Reason → number of groups that left untrained up to the last update. Prompts of discarded groups were dispatched
-    again."""
+    """Reason → number of groups that left the pipeline untrained up to the last update. Prompts of discarded groups
+    were dispatched again."""
     checkpoint: str | None
     export: str | None
     """Path of the newest Hugging Face folder that the run wrote (`checkpoint.export`)."""
@@ -98,10 +99,10 @@ class Summary(TypedDict):
 
 
 def summarise(records: Iterable[RunRecord], *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
-    """Summarise a run so far. Updates that a resumed attempt repeated count once.
+    """Summarise a run so far. An update that a resumed attempt repeated counts once.
 
-    records: iterated twice, so it must not be an iterator. Shares and rates are weighted means over the updates, with
-    the duration of an update as its weight.
+    records: iterated twice, so it must not be an iterator. Shares and rates are means over the updates, weighted with
+    the duration of each update.
     """
     totals = RunTotals()
     for record, repeated in marked(records):
@@ -110,7 +111,11 @@ def summarise(records: Iterable[RunRecord], *, max_version_lag: int | None, peak
 
 
 def summary_of(totals: RunTotals, *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
-    """Return the summary of a run whose records were added to `totals`."""
+    """Return the summary of the run whose records were added to `totals`.
+
+    max_version_lag: the manifest's maximum lag; None in SFT. peak_rss_mib: peak memory of the run in MiB;
+    None: not measured.
+    """
     update, evaluation, finish = totals.update, totals.evaluation, totals.finish
     before, after = totals.evaluation_before, totals.evaluation_after
     lags, seconds, failures = totals.lags, totals.update_seconds, totals.failures

@@ -1,4 +1,4 @@
-"""A sequence of any length in bounded memory, for charts."""
+"""A sequence of any length, thinned to bounded memory, for charts."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ class Thinned[T]:
     """A sequence that keeps the first, every `stride`-th and the last of the values added.
 
     The stride doubles when more than `limit` values are kept. A value that is kept at one stride was also kept at all
-    smaller strides. The chart of a running training therefore loses older points, but never moves them.
+    smaller strides, so the chart of a running training loses older points, but never moves them.
     """
 
     def __init__(self, limit: int) -> None:
@@ -16,7 +16,7 @@ class Thinned[T]:
         self._last: T | None = None
         self.stride = 1
         self.added = 0
-        """The number of values added, including those that are not kept."""
+        """Number of values added, including those that are not kept."""
 
     def add(self, value: T) -> None:
         if self.added % self.stride == 0:

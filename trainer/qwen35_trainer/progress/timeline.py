@@ -1,4 +1,4 @@
-"""The timeline of the report: what each replica and train rank did at which time."""
+"""Draws the timeline of the report: what each replica, the train pool and other lanes did at which time."""
 
 import re
 from collections import defaultdict
@@ -22,7 +22,7 @@ _COLOURS: Final[dict[SpanKind, str]] = {
     "turn": "@muted",
 }
 _ADJACENT: Final = frozenset({"generate", "train"})
-"""Kinds whose spans can follow each other without a gap. A thin line separates their bars."""
+"""Kinds of spans that can follow each other without a gap. A thin line separates their bars."""
 _POOLS: Final = ("rollout", "train", "publish")
 _MAX_SPANS_DRAWN: Final = 3000
 _ROW_HEIGHT_PIXELS: Final = 26
@@ -32,7 +32,7 @@ _MIN_BAR_WIDTH: Final = 0.06
 
 
 def timeline_charts(latest: Collection[SpanRecord], whole: Sequence[SpanRecord]) -> list[Chart]:
-    """Draw the last part of a run span by span and, if that is not the whole run, an overview of the whole run.
+    """Draw the last part of a run span by span. If that is not the whole run, also draw an overview of the whole run.
 
     latest: the last spans of the run, or all of them. whole: the spans of the whole run, in order of their start; in a
     long run, spans are joined (`coarse_spans.py`).
@@ -103,7 +103,10 @@ def _timeline(name: str, title: str, note: str, drawn: Sequence[SpanRecord]) -> 
 
 
 def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
-    """Join overlapping spans of the same lane and kind, because their bars would hide each other. Ordered by start."""
+    """Join overlapping spans of the same lane and kind, because their bars would hide each other.
+
+    Returns the spans in order of their start.
+    """
     rows: dict[tuple[str, SpanKind], list[SpanRecord]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start):
         row = rows[span.lane, span.kind]
@@ -115,9 +118,9 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and the parts of earlier spans that lie after the start of the first of these.
+    """Return the last `limit` spans, and earlier spans that have not ended when the first of the last spans starts.
 
-    spans: in order of their start.
+    Such an earlier span begins at that moment in the result. spans: in order of their start.
     """
     if len(spans) <= limit:
         return list(spans)
@@ -154,7 +157,7 @@ def _busy_share(span: SpanRecord) -> float:
 
 
 def _lane_order(lane: str) -> tuple[int, list[tuple[int, str]]]:
-    """Return a sort key for a lane: rollout comes first, then train, publish and all others.
+    """Return a sort key for a lane. The order is rollout, train, publish, and then all other lanes.
 
     Lanes of the same pool are ordered by number, so that rollout-2 comes before rollout-10.
     """

@@ -1,4 +1,4 @@
-"""The numbers of the summary, added up record by record."""
+"""Adds up the numbers of summary.json, record by record."""
 
 import math
 from collections import Counter
@@ -37,7 +37,7 @@ class TimeMean:
 
 @dataclass(slots=True)
 class FailureCounts:
-    """Number of failed calls of each reward, and a description of the first failed call."""
+    """Numbers of failed calls by reward, and a description of the first failed call."""
 
     errors: Counter[str] = field(default_factory=Counter)
     timeouts: Counter[str] = field(default_factory=Counter)
@@ -53,7 +53,7 @@ class FailureCounts:
 
 @dataclass(slots=True)
 class RunTotals:
-    """The totals of a run so far: some sums and counts, and the newest record of each kind, but no history.
+    """The totals of a run so far: sums, counts, and the newest record of each kind, but no history.
 
     Updates and evaluations that a later attempt repeated (`repeats.py`) are not counted.
     """
@@ -61,8 +61,8 @@ class RunTotals:
     started: str | None = None
     seconds: float = 0.0
     version: int = 0
-    """The newest version in the records of the present attempt. It is a maximum, because an evaluation or checkpoint may
-    have an older version than a record before it."""
+    """The newest version in the records of the present attempt. It is a maximum, because an evaluation or checkpoint
+    may have an older version than a record before it."""
     updates: int = 0
     first_update_time: float | None = None
     update: UpdateRecord | None = None
@@ -100,7 +100,7 @@ class RunTotals:
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
         """Add the next record.
 
-        repeated: whether a later attempt repeated this update or evaluation, so that it does not count.
+        repeated: whether a later attempt repeated the update or evaluation. Such a record does not count.
         """
         self.seconds = max(self.seconds, record.end if isinstance(record, SpanRecord) else record.time)
         if isinstance(record, UpdateRecord):

@@ -1,4 +1,4 @@
-"""Sinks: the destinations of metrics in addition to the metrics file."""
+"""Opens the sinks of metrics in addition to the metrics file: TensorBoard, Weights & Biases, MLflow."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +10,10 @@ from qwen35_trainer.progress.sinks.sink import Sink
 def open_sinks(
     tracking: TrackingSpec, *, folder: Path, name: str, run_id: str, config: Mapping[str, object]
 ) -> list[Sink]:
-    """Open the sinks of `spec.tracking`.
+    """Open the sinks that `spec.tracking` sets.
 
-    folder: the folder of the run, in which each sink has a folder for its files. run_id: the same for all attempts of a
-    run, so that a service continues one run. config: the resolved manifest, as plain data.
+    folder: the folder of the run, which contains the files of the sinks. run_id: the same for all attempts of a run, so
+    that a service continues one run. config: the resolved manifest, as plain data.
 
     Raises ModuleNotFoundError, with the field and the extra to install, if the package of a sink is missing.
     """

@@ -66,19 +66,21 @@ SCALARS: Final[Mapping[type[RunRecord], Mapping[str, str]]] = {
 }
 """Class of a record → name of a scalar → attribute of the record with its number."""
 GROUPS: Final[Mapping[type[RunRecord], str]] = {UpdateRecord: "train", EvaluationRecord: "evaluation"}
-"""Class of a record → first part of the names of its scalars for single rewards and data sources."""
+"""Class of a record → first part of the names of its scalars that exist for each reward or data source."""
 _BY_REWARD: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "timeouts_by_reward")
 NAMED: Final[Mapping[type[RunRecord], tuple[str, ...]]] = {
     UpdateRecord: _BY_REWARD,
     EvaluationRecord: (*_BY_REWARD, "pass_at_k"),
 }
-"""Class of a record → its attributes with a number per reward, data source or k, which becomes the last part of the scalar's name."""
+"""Class of a record → its attributes with one number per reward, data source or k. That reward, source or k becomes the
+last part of the scalar's name."""
 
 
 def scalars(record: RunRecord) -> dict[str, float]:
-    """Return the numbers of a record by the names that trackers show. Values that the run does not have are left out.
+    """Return name → number of all scalars of a record, with the names that trackers show.
 
-    The result is empty for records of spans, exports and the end of the run.
+    Values that the run does not have are left out. The result is empty for records of spans, exports and the end
+    of the run.
     """
     plain = {name: getattr(record, attribute) for name, attribute in SCALARS.get(type(record), {}).items()}
     numbers = {name: float(value) for name, value in plain.items() if value is not None}

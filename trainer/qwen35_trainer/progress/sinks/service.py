@@ -26,9 +26,11 @@ _QUEUE_RECORDS: Final = 1024
 class ServiceSink:
     """Passes records to another sink in a separate thread. Counts the records that cannot be delivered, and warns once.
 
-    open_sink: function that creates the other sink. The thread calls it at the first record; if that fails, the record is
-    lost, and the thread calls it again at the next record. failures: the exceptions by which the service's client reports
-    failures. Any other exception is a bug and ends the thread.
+    name: name of the service, for messages. open_sink: function that creates the other sink. The thread calls it at
+    the first record; if that fails, the record is lost, and the thread calls it again at the next record. failures:
+    the exceptions by which the service's client reports failures; any other exception is a bug and ends the thread.
+    close_seconds: maximum time, in seconds, that `close` waits for each of two steps: room in the queue, and the end
+    of the thread.
     """
 
     def __init__(

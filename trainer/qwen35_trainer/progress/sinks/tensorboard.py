@@ -35,7 +35,7 @@ class TensorBoardSink:
 
 
 def _histogram(counts: Mapping[int, int]) -> HistogramProto:
-    """Return a histogram with one bucket per lag, from half a version below the lag to half a version above the lag."""
+    """Return a histogram with one bucket per lag, from half a version below the lag to half a version above it."""
     lags = range(min(counts), max(counts) + 1)
     return HistogramProto(
         min=min(counts),
