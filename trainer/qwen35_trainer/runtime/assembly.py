@@ -1,4 +1,4 @@
-"""Builds training batches from scored groups or supervised examples, and measures the lag of their tokens."""
+"""Builds training batches from scored groups or supervised examples, and computes the lag of the tokens in a batch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed
 
 
 class BoundBroken(AssertionError):
-    """A token with a lag above the maximum lag was about to be trained. This is always a bug in scheduling."""
+    """A token with a lag above the maximum lag (`async.maxVersionLag`) was about to be trained.
+
+    This is always a bug in scheduling.
+    """
 
     failure = FailureReason.BOUND_BROKEN
 
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A finished group: its prompt, its sequences, and the score of each sequence."""
+    """A finished group (all samples of one prompt): the prompt, the sequences, and the score of each sequence."""
 
     group: int
     prompt: EncodedPrompt
@@ -36,7 +39,7 @@ class ScoredGroup:
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """The reward of each sequence. None: the sequence could not be scored, so it does not train."""
+        """The reward of each sequence, in order. None: the sequence could not be scored, so it does not train."""
         return tuple(score.value for score in self.scores)
 
     def without_last(self) -> ScoredGroup:
@@ -46,14 +49,17 @@ class ScoredGroup:
 
 @dataclass(frozen=True)
 class TokenAge:
-    """The lags of the tokens of a batch: versions between the generation of a token and its training."""
+    """The lags of the tokens of a batch.
+
+    Lag: versions of the weights between the generation of a token and its training.
+    """
 
     histogram: dict[int, int]
-    """Lag in versions → number of tokens in the loss."""
+    """Lag in versions → number of tokens of this lag in the loss."""
     masked: int
-    """Number of tokens that do not train because their lag is above the maximum.
+    """Number of tokens that are masked, so that they do not train, because their lag is above the maximum.
 
-    Tokens of samples without a reward are counted too.
+    Such tokens are also counted in samples that have no reward and would not train anyway.
     """
 
 
@@ -70,9 +76,9 @@ def assemble(
     """Pack groups into a batch that trains at weight version `version`. Returns the batch and the lags of its tokens.
 
     max_lag: maximum lag of a token, in versions. mask_old: whether tokens with a higher lag are masked; otherwise such
-    a token raises BoundBroken. updates: number of updates of the batch. mask_truncated: whether responses that reached the
-    length limit do not train. greedy_last: whether the last response of each group is a greedy baseline, which does not train.
-    The function is pure, so it may run in a thread.
+    a token raises BoundBroken. updates: number of updates (optimizer steps) of the batch. mask_truncated: whether
+    responses that reached the length limit are excluded from training. greedy_last: whether the last response of each
+    group is a greedy baseline, which does not train. The function has no side effects, so it may run in a thread.
     """
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
@@ -109,11 +115,13 @@ def assemble(
 def _trainable(
     sequences: Sequence[Completed], trains: Sequence[bool], *, version: int, max_lag: int, mask_old: bool
 ) -> tuple[NDArray[np.bool_], TokenAge]:
-    """Return a mask of the tokens that train, concatenated over the sequences, and the lags of the tokens.
+    """Return a bool mask (T,) of the tokens that train, and the lags of the tokens.
 
-    trains: whether any token of each sequence may train. Tokens of the environment do not train and have no lag. Raises
-    BoundBroken for a token with a lag above `max_lag`, unless `mask_old`. Lags are computed for each run of tokens with
-    equal versions, because a sequence has few of these.
+    T: tokens of all sequences together.
+
+    trains: for each sequence, whether any of its tokens may train. Tokens of the environment do not train and have no
+    lag. Raises BoundBroken for a token with a lag above `max_lag`, unless `mask_old`. Lags are computed for each run of
+    tokens with equal versions, because a sequence has few such runs.
     """
     histogram: Counter[int] = Counter()
     masked = begin = 0
@@ -138,7 +146,7 @@ def _trainable(
 def _runs(versions: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
     """Yield (version, start, end) of each run of consecutive tokens with equal versions.
 
-    versions: (T,) versions of the tokens of a sequence. T may be 0.
+    versions: (T,) version of each of the T tokens of a sequence. T may be 0.
     """
     if not len(versions):
         return
@@ -147,9 +155,11 @@ def _runs(versions: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
 
 
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
-    """Pack supervised examples into a batch. The tokens before the first target of an example are its prompt.
+    """Pack supervised examples into a batch.
 
-    updates: number of updates of the batch. The pictures of the examples are read by the ranks that compute them.
+    The tokens before the first target of an example, but at least one token, are its prompt. updates: number of
+    updates (optimizer steps) of the batch. Pictures are not read here: the train ranks read the pictures of the
+    examples that they compute.
     """
     splits = [max(1, example.loss_mask.index(True)) for example in examples]
     pairs = list(zip(examples, splits, strict=True))
@@ -165,7 +175,10 @@ def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> 
 
 
 def _pictures(sources: Sequence[PictureSource | None]) -> tuple[PictureSource | None, ...] | None:
-    """Return the pictures of all samples of a batch; None if there are none."""
+    """Return the pictures of each sample of a batch, with None for a sample without pictures.
+
+    Returns None in place of the tuple if no sample has pictures.
+    """
     return None if all(source is None for source in sources) else tuple(sources)
 
 

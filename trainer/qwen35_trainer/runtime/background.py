@@ -1,4 +1,4 @@
-"""Runs work in a thread, and waits for work until it is done or the run is asked to stop."""
+"""Runs work in a thread, and waits for work until the work is done or the run has to stop."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def run_in_thread[T](name: str, work: Callable[[], T]) -> Future[T]:
 async def done_before(stop: asyncio.Event, work: asyncio.Future[Any]) -> bool:
     """Wait until `work` is done or `stop` is set. Returns whether the work is done.
 
-    If `stop` is set, the work is cancelled, and the result is False even if the work has just finished. Raises what the
-    work raises.
+    If `stop` is set, the work is cancelled, and the result is False even if the work has just finished. If the work
+    raises an exception, it is raised here.
     """
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)

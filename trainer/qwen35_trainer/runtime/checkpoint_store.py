@@ -1,12 +1,12 @@
-"""Checkpoints that are complete or absent.
+"""Saves, loads and deletes checkpoints. A checkpoint is complete or absent. `checkpoint.keep` sets the retention.
 
     owner.json                            the attempt that owns the folder: qwen35_trainer/epoch.py
     .epoch-000003-…/update-000020/        written first: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
     update-000020/                        the same folder, renamed once everything is on disk
 
-A crash or a full disk leaves at most a folder in the attempt's workspace, which is never read, and which the next save deletes.
-Two attempts may run at the same time if a node was cut off from the network. Then only the owner of the folder renames
-anything there: the other one ends with Superseded, and deletes nothing.
+A crash or a full disk leaves at most a folder in the attempt's workspace. That folder is never read, and the next save
+deletes it. Two attempts may run at the same time if a node was cut off from the network. Then only the owner of the
+folder renames anything there: the other attempt ends with Superseded, and deletes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StorageFailed(CheckpointError):
 
 @dataclass(frozen=True)
 class CheckpointMeta:
-    """The state of a run between two batches: the contents of progress.json."""
+    """The state of a run between two batches, besides weights and optimizer: the contents of progress.json."""
 
     update: int
     batch: int
@@ -60,11 +60,13 @@ class CheckpointMeta:
     group: int = 0
     """Number that the next dispatched group gets."""
     journal: str = ""
-    """Name of the attempt whose journal records what happened after this checkpoint. Empty: unknown."""
+    """Name of the attempt whose journal contains the events after this checkpoint. Empty: unknown."""
     kl_coefficient: float | None = None
-    """The coefficient that `algorithm.kl.adaptive` had reached. None: it is fixed, or an old release saved the checkpoint."""
+    """Coefficient of the KL penalty that `algorithm.kl.adaptive` had reached. None: the coefficient is fixed, or an old
+    release saved the checkpoint."""
     kl_first: float | None = None
-    """The coefficient in the manifest from which `kl_coefficient` was adapted. None: as above."""
+    """The coefficient in the manifest with which the adaptation of `kl_coefficient` began. None: the coefficient is
+    fixed, or an old release saved the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ class SavedCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. Keeps the newest `keep` checkpoints; `keep` may change between saves."""
+    """The checkpoints of one run. Keeps the newest `keep` checkpoints; `keep` may change between saves.
+
+    Each save deletes all other checkpoints.
+    """
 
     def __init__(self, folder: Path, keep: int, manifest: str = "", epoch: Epoch | None = None) -> None:
         """Open the checkpoints in `folder`.
@@ -87,10 +92,13 @@ class CheckpointStore:
         self.writer: FolderWriter = epoch or FolderWriter(folder)
 
     async def save(self, progress: CheckpointMeta, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """Save a checkpoint, and return its path. If that fails, earlier checkpoints stay complete.
+        """Save a checkpoint, and return its path. Then delete old checkpoints.
 
-        progress: the state of the run. write: writes all other files into the folder that it gets. Raises StorageFailed
-        if the files cannot be written, and Superseded if another attempt owns the folder.
+        If saving fails, earlier checkpoints stay complete.
+
+        progress: the state of the run, for progress.json. write: called with an empty folder, into which it writes all
+        files of the train ranks. Raises StorageFailed if the files cannot be written, Superseded if another attempt
+        owns the folder, and FolderRefused if owner.json is damaged.
         """
         final = self.folder / f"update-{progress.update:06d}"
         earlier, partial = True, None
@@ -114,16 +122,17 @@ class CheckpointStore:
         return final
 
     def latest(self) -> SavedCheckpoint | None:
-        """Return the newest complete checkpoint, after verifying the sizes of its files. None if there is none.
+        """Return the newest complete checkpoint, after verifying the sizes of its files.
 
-        Raises CheckpointError if a file is missing or damaged, and StorageFailed if it cannot be read at present.
+        None if there is no checkpoint. Raises CheckpointError if a file is missing or damaged, and StorageFailed if it
+        cannot be read at present.
         """
         newest = self.newest
         return None if newest is None else load(newest)
 
     @property
     def newest(self) -> Path | None:
-        """The folder of the newest complete checkpoint, whose files are not verified. None if there is none."""
+        """The folder of the newest complete checkpoint. None if there is no checkpoint. Its files are not verified."""
         complete = self.complete
         return complete[-1] if complete else None
 
@@ -164,7 +173,10 @@ class CheckpointStore:
         self.writer.clean()
 
     def _check_after(self, error: Exception, final: Path) -> None:
-        """Raise Superseded instead of `error` if writing failed because another attempt has deleted the workspace."""
+        """Raise Superseded if another attempt owns the folder, which explains why writing failed with `error`.
+
+        Raises FolderRefused if owner.json is damaged. final: the path of the checkpoint, for the message.
+        """
         with contextlib.suppress(OSError):  # the disk may fail again; `error` is reported then
             try:
                 self.writer.check()
@@ -181,8 +193,9 @@ class CheckpointStore:
 def load(path: Path) -> SavedCheckpoint:
     """Return the checkpoint at `path` after verifying that it is complete.
 
-    It is complete if every file exists and has the size that was recorded when it was written. Tensors are not read
-    here. Raises CheckpointError if it is not complete, and StorageFailed if it cannot be read at present.
+    A checkpoint is complete if every file exists and has the size that was recorded when it was written. Tensors
+    are not read here. Raises CheckpointError if the checkpoint is not complete, and StorageFailed if it cannot be
+    read at present.
     """
     if not path.is_dir() or (_number(path) is None and not (path / CONTENTS_FILE).is_file()):
         what = "is not a checkpoint" if path.is_dir() else "does not exist"
@@ -207,9 +220,9 @@ def load(path: Path) -> SavedCheckpoint:
 
 
 def attempt_of(path: Path) -> str | None:
-    """Return the name of the attempt that saved a checkpoint.
+    """Return the name of the attempt that saved the checkpoint at `path`.
 
-    The result is empty if no attempt is recorded, and None if the storage cannot be read at present.
+    The result is empty if the checkpoint contains no such name, and None if the storage cannot be read at present.
     """
     try:
         return str(json.loads((path / META_FILE).read_text())["journal"])
@@ -249,13 +262,13 @@ def _size(path: Path) -> int | None:
 
 
 def _discard(partial: Path | None) -> None:
-    """Delete an incomplete checkpoint, if it was begun."""
+    """Delete the folder of an incomplete checkpoint. None: no folder was created."""
     if partial is not None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _ended(what: str, error: Superseded | FolderRefused) -> Superseded | FolderRefused:
-    """Return `error` with a message that begins with `what`."""
+    """Return an error of the same class as `error`, whose message begins with `what`."""
     if isinstance(error, Superseded):
         return Superseded(f"{what}: {error}", by_later_attempt=error.by_later_attempt)
     return FolderRefused(f"{what}: {error}")
@@ -275,9 +288,10 @@ def _advice(*, earlier: bool) -> str:
 
 
 def _full(folder: Path, error: Exception) -> str:
-    """Return a note that the disk is full; "" if the disk has space, or if the text of `error` already mentions it.
+    """Return a note that the disk of `folder` is full.
 
-    The note is needed because errors of PyTorch's writer may not mention that the disk is full.
+    "" if it has space, or if the text of `error` mentions it already. The note is needed because errors of PyTorch's
+    writer may not mention that the disk is full.
     """
     full = folder.is_dir() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
     return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""

@@ -1,4 +1,4 @@
-"""The turns of the two pools on the devices that they share in mode Colocated.
+"""Mode Colocated: the rollout pool and the train pool take turns on the devices that they share (sleep and wake).
 
     generation ──► replicas sleep: weights dropped, caches freed ──► ranks wake: weights, optimizer from host memory ──► training
         ▲                                                                                                                   │
@@ -9,8 +9,9 @@ replicas sleep or wake   the report of each replica, or its replacement       pu
 a replica that starts    it joins, or it is lost                              PoolLimits.open
 ranks sleep or wake      the answer of each rank                              async.stallSeconds
 
-A pool computes only during its turn, and begins only after the other one has given its memory back. The weights are copied to host
-memory during the turn of training, so the replicas can load them while the ranks sleep. docs/architecture.md has a diagram.
+A pool computes only during its turn, and its turn begins only after the other pool has given its memory back. The
+weights are copied to host memory during the turn of training, so the replicas can load them while the ranks sleep.
+docs/architecture.md has a diagram.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ type Side = Literal["generation", "training"]
 
 
 class SharingRanks(Protocol):
-    """The train pool, as far as turns concern it."""
+    """The methods of the train pool that `DeviceTurns` calls in mode Colocated, where both pools share devices."""
 
     async def sleep(self) -> MemoryChange: ...
 
@@ -36,7 +37,7 @@ class SharingRanks(Protocol):
 
 
 class SharingReplicas(Protocol):
-    """The rollout pool, as far as turns concern it."""
+    """The methods of the rollout pool that `DeviceTurns` calls in mode Colocated, where both pools share devices."""
 
     async def sleep(self) -> MemoryChange: ...
 
@@ -44,9 +45,10 @@ class SharingReplicas(Protocol):
 
 
 class DeviceTurns:
-    """Gives the devices to one pool at a time. At first the train pool has them, and no replica has started.
+    """Gives the devices to one pool at a time, in mode Colocated, where both pools share the devices.
 
-    span: records a turn that has ended, with its side, its start and its end in Unix seconds, and a label.
+    At first the train pool has the devices, and no replica has started. span: called when a turn has ended, with the
+    pool's side, the start and the end of the turn in Unix seconds, and a label for the timeline.
     """
 
     def __init__(
@@ -57,7 +59,10 @@ class DeviceTurns:
         self._began = time.time()
 
     async def begin_training(self) -> None:
-        """Let the replicas sleep and the ranks wake. Without effect during the turn of training."""
+        """Give the devices to the train pool: first all replicas sleep, then all train ranks wake.
+
+        Returns when the ranks are awake. Does nothing if the train pool has the devices already.
+        """
         if self._side == "training":
             return
         self._end_turn(await self._replicas.sleep())
@@ -65,9 +70,10 @@ class DeviceTurns:
         self._begin_turn("training")
 
     async def begin_generation(self, *, reload: bool) -> None:
-        """Let the ranks sleep and the replicas wake. Without effect during the turn of generation.
+        """Give the devices to the rollout pool: first all train ranks sleep, then all replicas wake.
 
-        reload: whether replicas load the version that they had; otherwise the next version must be published after this.
+        reload: whether the replicas load the version that they had before; otherwise the caller must publish the next
+        version afterwards. Does nothing if the rollout pool has the devices already.
         """
         if self._side == "generation":
             return

@@ -68,28 +68,28 @@ from qwen35_trainer.weights.transports import choose
 logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
-"""Time for which `follow` collects records before it returns them.
+"""Time, in seconds, for which `follow` collects records before it returns them.
 
-A follower that returned after every record would take a processor core from the training.
+If `follow` returned after every record, the process that calls it would take a CPU core from the training.
 """
 
 START_SECONDS = 600.0
-"""Maximum time to start a pool: its processes, their imports, and the loading of the model."""
+"""Maximum time, in seconds, in which the workers of a pool start, import their modules and load the model."""
 
 
 @dataclass(frozen=True)
 class DriverState:
-    """The answer of `Driver.follow`: the driver's state, and the records that the follower does not have."""
+    """The answer of `Driver.follow`: the driver's state, and the records that the caller does not have yet."""
 
     records: tuple[RunRecord, ...]
     phase: str
     over: bool
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """Name of a rollout replica → host where it runs. Empty until the replicas have loaded the model."""
+    """Name of a rollout replica → host where the replica runs. Empty until replicas have joined."""
 
 
 class Broadcast:
-    """A metrics sink that keeps records until the follower has received them."""
+    """A metrics sink that keeps records until the process that follows the run has received them."""
 
     def __init__(self) -> None:
         self._records: list[RunRecord] = []
@@ -101,9 +101,10 @@ class Broadcast:
         self.changed.set()
 
     def after(self, seen: int) -> tuple[RunRecord, ...]:
-        """Return all records after the first `seen`, and drop the first `seen`, which the follower already has.
+        """Return all records except the first `seen`, which the follower has received already and which are dropped.
 
-        Raises ValueError if a second follower needs records that were dropped.
+        Raises ValueError if records after the first `seen` were dropped before, because another process
+        follows the run.
         """
         if seen < self._dropped:
             raise ValueError(f"record {seen} was dropped: one process follows a run")
@@ -116,9 +117,9 @@ class Broadcast:
 
 
 class Driver(Process):
-    """The Ray actor that coordinates a run.
+    """The Ray actor that coordinates a run: it starts the pools and runs the training loop.
 
-    Call `run` once; `follow`, `obey` and `stop` may be called while it runs.
+    Call `run` once. `follow`, `obey` and `stop` may be called while `run` runs.
     """
 
     def __init__(self, job: Job, data: Sequence[ray.ObjectRef[RunData]]) -> None:
@@ -137,7 +138,7 @@ class Driver(Process):
         self._over = False
 
     async def run(self) -> FinishRecord:
-        """Run the training until it ends, and return how it ended. A failed training does not raise.
+        """Run the training until it ends, and return its final record. A failed training raises no exception.
 
         After a failure the record contains the reason, and the log contains the traceback.
         """
@@ -179,9 +180,10 @@ class Driver(Process):
         )
 
     async def follow(self, seen: int, wait_seconds: float) -> DriverState:
-        """Return the state of the driver, with the records after the first `seen`. Only one process may call this.
+        """Return the state of the driver, and all records except the first `seen`.
 
-        If there is no such record yet, wait for one, at most `wait_seconds`.
+        Only one process may call this method. If there is no new record, the method waits for one, for
+        at most `wait_seconds`.
         """
         if not self._broadcast.after(seen) and not self._over:
             self._broadcast.changed.clear()
@@ -210,7 +212,7 @@ class Driver(Process):
             self._pool.leave(self._leaving)
 
     def stop(self) -> None:
-        """Ask the run to finish the current batch, save a checkpoint, and end. Returns without waiting for that."""
+        """Request the run to finish the current batch, save a checkpoint, and end. Returns immediately."""
         self._phase = "stopping after this update"
         self._stop.set()
 
@@ -273,14 +275,17 @@ class Driver(Process):
         return Scoring(setup, limits, trial=trial, logs=self._job.folder.logs)
 
     async def _open(self, scoring: Scoring) -> RunData:
-        """Fetch the data of the run, and open the scoring. The data are fetched in a thread while the workers load."""
+        """Fetch the data of the run, and start the scoring processes. Returns the data.
+
+        The data are fetched in a thread, while the workers load the model.
+        """
         with starting():
             data: RunData = await asyncio.to_thread(ray.get, self._data)
         await scoring.open(data.decoder)
         return data
 
     async def _waited(self, work: asyncio.Future[Any]) -> bool:
-        """Wait for `work` before the training begins. Returns False if the run was asked to stop before it was done.
+        """Wait for `work` before the training begins. Returns False if the run has to stop before `work` is done.
 
         Stopping loses nothing, because nothing has trained. A run that must save a checkpoint does not stop here.
         """
@@ -293,7 +298,8 @@ class Driver(Process):
     def _must_save(self) -> bool:
         """Whether the run must save a checkpoint even if nothing trains.
 
-        It must if it continues from a checkpoint in another folder, because its folder then contains no checkpoint.
+        This is so if the run continues from a checkpoint in another folder, because the folder of its checkpoints
+        has none yet.
         """
         resume, checkpoints = self._job.resume, self._job.checkpoints
         return resume is not None and checkpoints is not None and resume.path.parent != checkpoints.folder
@@ -324,7 +330,7 @@ class Driver(Process):
         return [*replica_names(spec.rollout_replicas), *replica_names(spec.lane_replicas, lane=True)]
 
     def _shared_places(self, train: TrainPool) -> dict[str, SharedPlace]:
-        """Return for each replica the devices of train workers that it shares."""
+        """Return, by name of a replica, the devices of train workers that the replica shares, and their node."""
         names, spec = self._replica_names, self._job.spec
         sizes = [spec.replica_devices(lane=name.startswith(LANE_PREFIX)) for name in names]
         return dict(zip(names, shared_places(train.locations, sizes), strict=True))
@@ -342,10 +348,10 @@ class Driver(Process):
         return {"vocabulary": job.vocabulary, "base": job.base, "threads": threads, "logs": job.folder.logs}
 
     def _spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
-        """Start a rollout replica. lane: whether it belongs to the straggler lane.
+        """Start a rollout replica, and return it.
 
-        number: unique to the replica. name: name of the replica. A replica that replaces a lost one has the same name
-        and another number.
+        number: number of the replica, which no other replica has. name: name of the replica; a replica that replaces a
+        lost one has the same name and another number. lane: whether the replica belongs to the straggler lane.
         """
         job, rollout = self._job, self._job.spec.rollout
         assert rollout is not None
@@ -430,7 +436,7 @@ class Driver(Process):
 
 
 def _turns(training: TrainSession, replicas: RolloutPool) -> DeviceTurns:
-    """Return the turns of the pools of a run, which become a row of the timeline."""
+    """Return the object that gives the devices to the two pools in turn. Each turn becomes a span in the timeline."""
 
     def span(side: Side, began: float, ended: float, label: str) -> None:
         training.span("devices", "turn", began, ended, f"{side}: {label}")
@@ -441,8 +447,8 @@ def _turns(training: TrainSession, replicas: RolloutPool) -> DeviceTurns:
 def _kl_coefficient(job: Job) -> float | None:
     """Return the coefficient of `algorithm.kl.adaptive` for the first batch; None if the coefficients are fixed.
 
-    A run that resumes continues with the coefficient in its checkpoint, unless that was adapted from another one than
-    the manifest has now.
+    A run that resumes continues with the coefficient in its checkpoint. If the initial coefficient in the manifest has
+    changed since, the run begins with the new one instead.
     """
     first = first_kl_coefficient(job.spec)
     saved = None if job.resume is None else job.resume.progress
@@ -452,7 +458,10 @@ def _kl_coefficient(job: Job) -> float | None:
 
 
 def _probes(spec: TrainingSpec, data: RunData) -> ProbeSchedule | None:
-    """Return the schedule of the run's probes. None: the manifest wants none, or no prompt is suitable."""
+    """Return the schedule of the run's probes. None: the manifest disables probes, or no prompt is suitable.
+
+    Suitable prompts have at least two tokens, and neither images nor videos.
+    """
     limit = spec.publication.maxLogProbDifference
     if not limit:
         return None
@@ -502,7 +511,10 @@ def _failed(error: BaseException, clock: TrainingClock) -> FinishRecord:
 
 
 def _only(error: BaseException) -> BaseException:
-    """Return the only exception in (nested) exception groups, or the group itself if it contains several."""
+    """Return the only exception in an exception group, or in nested ones.
+
+    A group of several exceptions is returned itself.
+    """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

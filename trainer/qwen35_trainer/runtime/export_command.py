@@ -1,12 +1,12 @@
-"""`qwen35 export`: writes the model of a checkpoint as a Hugging Face folder, or its adapters as a folder for PEFT.
+"""`qwen35 export`: writes the model of a checkpoint as a Hugging Face folder, or only its adapters for PEFT.
 
     run.yaml ─► which model, which adapters ─────┐
     checkpoint ─► the ranks' shards, joined ─────┼─► .OUTPUT.partial: weights, configuration, tokenizer, checksums ─► OUTPUT
     source folder, or seed ─► everything else ───┘
 
-The shards of the ranks are joined by engines/fsdp/saved_weights.py; weights get the dtypes of the source folder, or of
-model.precision where the run started from random weights (models/qwen3_5/hub_folder.py). The output is complete or absent,
-and never overwrites anything.
+The shards of the ranks are joined by engines/fsdp/saved_weights.py. LoRA adapters are merged into the weights. Weights
+get the dtypes of the source folder or, if the run started from random weights, the dtype of model.precision
+(models/qwen3_5/hub_folder.py). The output is complete or absent, and an existing file is never overwritten.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 class ExportRefused(ValueError):
-    """An export is impossible: there is nothing to export, or the output cannot be written. The message has advice."""
+    """An export is impossible: there is nothing to export, or the output cannot be written.
+
+    The message contains what to do.
+    """
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,14 @@ class Exported:
 def export(what: Path, output: Path, *, source: Path | None = None, adapter: bool = False) -> Exported:
     """Write the model of a checkpoint to the folder `output`.
 
-    what: the folder of a checkpoint, or the folder of a run. For a run, its newest checkpoint is exported: the one from
-    which the run would continue, so not a checkpoint of an abandoned attempt (`resuming.py`).
+    what: the folder of a checkpoint, or the folder of a run. For a run, the checkpoint from which the run would
+    continue is exported: the newest one that does not belong to an abandoned attempt (`resuming.py`).
 
     source: the folder of the model from which the run started; None: the path in the manifest. It is required if that
     path is relative, and refused for a run that started from random weights.
 
-    adapter: whether to write only the matrices A and B of LoRA, in the format of PEFT, instead of adding them to the
-    weights.
+    adapter: whether to write only the matrices A and B of LoRA, in the format of PEFT, instead of the weights with the
+    adapters merged into them.
 
     Raises ExportRefused if there is nothing to export or `output` cannot be written, CheckpointError for a checkpoint
     that cannot be read, ManifestError for an invalid manifest of the run, FolderRefused for a damaged owner.json, and
@@ -105,7 +108,8 @@ def _check_options(what: Path, output: Path, manifest: Manifest, source: Path | 
 def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
     """Return the manifest of the run, and the checkpoint to export. what: the folder of a checkpoint or of a run.
 
-    Raises ExportRefused if `what` is neither, or contains no checkpoint of the run. Other errors are those of `export`.
+    Raises ExportRefused if `what` is neither, or contains no checkpoint of the run; ManifestError, CheckpointError or
+    FolderRefused if a manifest, the checkpoint or owner.json cannot be read.
     """
     if not what.is_dir():
         raise ExportRefused(f"{what} does not exist; name a run's folder, or a checkpoint in one")
@@ -143,7 +147,7 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
 def _write(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, *, adapter: bool) -> int:
     """Write the whole output folder, or nothing. Returns the size of the output in bytes.
 
-    The parameters are those of `export`, with the weights and the manifest of its checkpoint.
+    saved, manifest: weights and manifest of the checkpoint. The other parameters are those of `export`.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     partial_output = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
@@ -186,7 +190,7 @@ def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, o
 def _misfits(saved: SavedWeights, files: CheckpointFiles, train: TrainSpec) -> list[str]:
     """Return the reasons why the checkpoint's tensors do not fit the source folder or the manifest.
 
-    Empty if they fit.
+    The list is empty if the tensors fit.
     """
     from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
 
@@ -248,8 +252,8 @@ def _write_random(spec: TrainingSpec, folder: Path) -> None:
 def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRASpec | None) -> TrainedValues:
     """Return a function that takes the name of a tensor, and returns a reader of its trained values.
 
-    The function returns None for a tensor that did not train. lora: if given, the adapters are added to the weights of
-    the source folder.
+    The function returns None for a tensor that did not train. lora: the settings of LoRA, whose adapters are merged
+    into the weights of the source folder; None: the run trained without adapters.
     """
     trained = saved.shapes
     if lora is None:
@@ -297,7 +301,10 @@ def _write_adapter(saved: SavedWeights, lora: LoRASpec, manifest: Manifest, outp
 
 
 def _finish(partial_output: Path, output: Path) -> int:
-    """Write the checksums into `partial_output`, and rename that folder to `output`. Returns its size in bytes."""
+    """Write the checksums into `partial_output`, and rename that folder to `output`.
+
+    Returns the folder's size in bytes.
+    """
     from qwen35_trainer.models.qwen3_5.hub_folder import seal
 
     seal(partial_output)

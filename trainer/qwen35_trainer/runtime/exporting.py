@@ -29,26 +29,27 @@ EXPORTS_FOLDER = "exports"
 """Name of the folder of the exports, which is inside the folder of the checkpoints."""
 _TEMPORARY_FOLDER = ".temporary"
 _MAX_PROBLEM_CHARACTERS = 2000
-"""Maximum number of characters of an export's error output that its record contains. Earlier characters are cut."""
+"""Maximum length of a problem in an export's record. It is the end of the error output of `qwen35 export`."""
 
 
 @dataclass(frozen=True)
 class Exports:
-    """Exports checkpoints of a run, and deletes old exports.
+    """Exports checkpoints of a run as Hugging Face folders while the run continues, and deletes old exports.
 
-    Each export is made in the workspace of the attempt, and renamed when it is complete (qwen35_trainer/epoch.py).
+    Each export is written in the workspace of the attempt, and renamed when it is complete (qwen35_trainer/epoch.py).
     """
 
     stop: asyncio.Event
-    """The event that is set when the run has to stop. It ends a running export."""
+    """Set when the run has to stop. A running export then ends without a result."""
     seconds: float
-    """Maximum duration of an export, in seconds."""
+    """Maximum duration of an export, in seconds. After it the export is killed."""
 
     async def export(self, checkpoint: Path, keep: int, writer: FolderWriter) -> tuple[Path, str]:
         """Export the model of `checkpoint`. After success, delete all exports except the newest `keep`.
 
-        Returns the folder of the export, and the reason why the export failed; "" after success. writer: writes into the folder of
-        the checkpoints. Raises Superseded if another attempt owns that folder.
+        Returns (folder of the export, problem), where problem is the reason why the export failed, or "" after success.
+        writer: writes into the folder of the checkpoints. Raises Superseded if another attempt owns that folder, and
+        FolderRefused or OSError if the folder cannot be written.
         """
         output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
         if self.stop.is_set():
@@ -95,10 +96,10 @@ class Exports:
 
 
 def _begin(writer: FolderWriter, output: Path) -> Path:
-    """Create the folder in which an export is made, and return its path.
+    """Create the folder in which `qwen35 export` writes, and return its path.
 
-    What is left of an earlier export with this output is deleted. So are the files of a killed export of an earlier release,
-    which were in the folder of the exports.
+    Files of an earlier, unfinished export to `output` are deleted. So are the files that a killed export of an earlier
+    release has left in the folder of the exports.
     """
     making = writer.place(f"export-{output.name}")
     shutil.rmtree(making, ignore_errors=True)
@@ -110,9 +111,10 @@ def _begin(writer: FolderWriter, output: Path) -> Path:
 
 
 def _finish(writer: FolderWriter, made: Path, output: Path, keep: int) -> None:
-    """Rename a complete export to its output, and delete old exports. Of the exports up to it, the last `keep` are kept.
+    """Rename the complete export `made` to `output`, and delete old exports.
 
-    Exports of later updates are deleted too, because this run will make those updates again.
+    Of the exports up to `output`, the last `keep` are kept. Exports of later updates are deleted, because this run will
+    make those updates again.
     """
     output.parent.mkdir(exist_ok=True)
     writer.delete(output)  # exported by an attempt that reached this update before the run resumed from an earlier one
@@ -125,9 +127,9 @@ def _finish(writer: FolderWriter, made: Path, output: Path, keep: int) -> None:
 
 
 def _number(path: Path) -> int:
-    """Return the number of the update in the name of an export's folder.
+    """Return the number of the update in the name of an export's folder, or 0 for any other name.
 
-    Any other name gives 0, so the folder counts as the oldest and is deleted first.
+    A folder with another name therefore counts as the oldest export, and is deleted first.
     """
     digits = path.name.removeprefix("update-")
     return int(digits) if digits.isdecimal() else 0

@@ -1,15 +1,18 @@
 """The output folder of a run: its files, and the run to which the folder belongs.
 
-run.yaml          the resolved manifest: identifies the run
+run.yaml          the resolved manifest, by which the run is recognised
 run.id            the run's name at metric services, the same for all its attempts
 run.lock          empty; locked by the run that uses the folder
 metrics.jsonl     every record, one line each
 samples.jsonl     a few responses of some updates and evaluations; not in SFT
-checkpoints/      update-000020/ … complete or absent; owner.json, .epoch-…/ as here
+checkpoints/      update-000020/ …, each complete or absent; this folder has an owner.json and workspaces, too
 journal           what happened to each prompt since the newest checkpoint
-tensorboard/      logs/           one log file per process
-summary.json      report.html     at the end
-owner.json        the attempt that writes here; .epoch-000003-…/ is its workspace (epoch.py)
+tensorboard/      event files of TensorBoard
+logs/             one log file per process
+summary.json      the main numbers, written at the end
+report.html       charts and responses, written at the end
+owner.json        the attempt that writes here (epoch.py)
+.epoch-000003-…/  the workspace of that attempt (epoch.py)
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ STILL_RUNNING_ADVICE = "is the folder of a run that has not ended; wait for it, 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The output folder of a run: the paths of its files, and checks that only one run uses it."""
+    """The output folder of a run: paths of its files, and checks that only one run uses the folder."""
 
     root: Path
 
@@ -70,7 +73,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """A name that is unique to this run, and the same after a resume: the content of run.id.
+        """The content of run.id: a name that is unique to this run, and stays the same after a resume.
 
         Raises FileNotFoundError if no run has claimed the folder.
         """
@@ -97,11 +100,11 @@ class RunFolder:
     def check(
         self, manifest: Manifest, *, resume: bool, how_to_resume: str = "--resume auto", in_cluster: bool = False
     ) -> None:
-        """Check that a run may use the folder. Changes nothing. Raises FolderRefused if it may not.
+        """Raise FolderRefused if a run may not use the folder. Changes nothing.
 
-        manifest: manifest of the run. resume: whether --resume is given; without it, only a new folder, or the folder
-        of a run that has trained nothing, may be used. how_to_resume: the command that continues the run in this
-        folder; in_cluster: whether the run is a training of a cluster. Both are for the message.
+        manifest: manifest of the run. resume: whether --resume is given. Without it, the run may use only a new folder,
+        or the folder of a run that has trained nothing. how_to_resume: the command that continues the run in this
+        folder, for the message. in_cluster: whether the run is a training of a cluster, for the message.
         """
         if (problem := unwritable(self.root)) is not None:
             raise FolderRefused(f"--output {problem}")
@@ -113,7 +116,7 @@ class RunFolder:
             )
 
     def next_identity(self, manifest: Manifest, *, resume: bool) -> str:
-        """Return the identity that a run gets here: that of the run in the folder if it is resumed, otherwise a new one."""
+        """Return the identity of a run in this folder: the content of run.id if it resumes, otherwise a new one."""
         if resume:
             with contextlib.suppress(FileNotFoundError):
                 return self.identity
@@ -122,11 +125,12 @@ class RunFolder:
     def claim(self, manifest: Manifest, epoch: Epoch, identity: str, *, resume: bool = False) -> None:
         """Write the manifest and the identity of a run to the folder. Raises FolderRefused if that is impossible.
 
-        epoch: the period in which this run owns the folder. identity: result of `next_identity`.
+        epoch: the period in which this run owns the folder. identity: result of `next_identity`. resume: whether the
+        run continues an earlier one. If not, the records of an earlier run, which has trained nothing, are deleted;
+        its logs stay.
 
-        The manifest is written first. A process that is killed earlier leaves a folder without a run, and a process that is
-        killed later leaves a run that can be resumed. Without `resume`, the records of an earlier run, which has
-        trained nothing, are deleted; its logs stay.
+        The manifest is written first. If the process is killed before that, it leaves a folder without a run; if it is
+        killed after that, it leaves a run that can be resumed.
         """
         new = not self.manifest.exists()
         if not new and not resume and self.has_trained:
@@ -151,10 +155,10 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Context manager: keep other runs out of this folder until the end, by a lock on run.lock.
+        """Context manager: lock run.lock while the body runs, to keep other runs out of the folder.
 
         The kernel releases the lock when the process ends in any way. Raises FolderRefused if another run uses the
-        folder, or the folder cannot be written.
+        folder, or if the folder cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -167,7 +171,7 @@ class RunFolder:
             yield
 
     def _is_from_claim(self, path: Path) -> bool:
-        """Return whether a process that was killed while it claimed the folder has left this file or folder."""
+        """Return whether `path` may come from a process that was killed while it claimed the folder."""
         names = (self.lock.name, OWNER_FILE, f".{self.manifest.name}.partial")
         return path.name in names or path.name.startswith(WORKSPACE_PREFIX)
 
@@ -217,8 +221,8 @@ def listed(differences: Sequence[Difference]) -> str:
 def unwritable(folder: Path) -> str | None:
     """Return why a folder cannot be written, and what to do. None: the folder can be written.
 
-    The folder does not have to exist. The check creates a temporary folder in it or in its nearest parent, and removes
-    it.
+    The folder does not have to exist. The check creates a temporary folder in `folder`, or in its nearest existing
+    parent, and removes the temporary folder.
     """
     # Path.exists raises PermissionError in a folder that may not be searched, and is False for a broken link.
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))

@@ -47,16 +47,16 @@ from qwen35_trainer.weights.probe import ProbeResult
 logger = logging.getLogger(__name__)
 
 GENERATION = "generation"
-"""The name under which failed sequences are counted, next to the names of failed rewards."""
+"""Key that counts sequences that could not be generated, in mappings whose other keys are names of rewards."""
 MAX_LOGGED_FAILURES = 100
 """Maximum number of failed sequences of a run that are logged. The records count all of them."""
 FIRST_EVALUATION_GROUP = 1 << 40
-"""Number of the first group of an evaluation. Numbers this high distinguish these groups from groups that train."""
+"""Number of the first group of an evaluation. Groups that train have lower numbers."""
 
 
 @dataclass(frozen=True)
 class GenerationParts:
-    """The parts of a run that the class `Generation` uses."""
+    """The objects that `Generation` uses: settings, prompts, scoring, records, and the way to the coordinator."""
 
     spec: TrainingSpec
     prompts: Sequence[EncodedPrompt]
@@ -73,14 +73,14 @@ class GenerationParts:
 class _PendingGroup:
     """A group that was dispatched or belongs to an evaluation, and whose responses have not been taken yet.
 
-    Its sequences finish in any order.
+    The sequences of the group finish in any order.
     """
 
     prompt: EncodedPrompt
     samples: int
     sampling: Sampling
     greedy_last: bool = False
-    """Whether the last sample is generated greedily, as the baseline of the others."""
+    """Whether the last sample is generated greedily. Its reward is the baseline of the other samples."""
     completed: dict[int, Completed] = field(default_factory=dict)
     scores: tuple[CombinedScore, ...] | None = None
 
@@ -95,7 +95,7 @@ class _PendingGroup:
 
 
 class Generation:
-    """Carries out the coordinator's commands on the rollout pool, and reports the pool's events to the coordinator."""
+    """Carries out the coordinator's commands on the rollout pool, and sends the pool's events to the coordinator."""
 
     pool: RolloutPool
 
@@ -123,7 +123,7 @@ class Generation:
         self._failed_sequences = 0
 
     def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Set the task group in which this object starts its tasks. Must be called before any action is carried out."""
+        """Set the task group in which this object starts tasks. Must be called before any command is carried out."""
         self._tasks = tasks
 
     # Commands and notices of the coordinator.
@@ -136,10 +136,10 @@ class Generation:
         self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling, algorithm.has_greedy_baseline)
 
     def start(self, command: commands.StartSequences) -> None:
-        """Submit sequences to a replica, with the number of tokens that the coordinator wants them to keep.
+        """Submit sequences to a replica. Each keeps as many of its tokens as the command states, and loses the others.
 
-        If fewer tokens are available, all of them are kept. This happens if a report with tokens arrived after the
-        coordinator had decided to start the sequence over.
+        If a sequence has fewer tokens, all are kept. This happens when the coordinator starts a sequence over, and then
+        receives an earlier report of its tokens: it expects more tokens than are left.
         """
         for name, keep in command.sequences:
             buffer = self._buffers.setdefault(name, TokenBuffer())
@@ -158,7 +158,7 @@ class Generation:
     def cancel(self, command: commands.CancelSequences) -> None:
         """Drop the sequences of a command from the replicas that generate them.
 
-        A sequence that is still moving to `command.replica` is dropped from the replica that it moves away from.
+        A sequence that is moving to `command.replica` is dropped from the replica that still generates it.
         """
         held: dict[int, list[SequenceId]] = {command.replica: []}
         for name in command.sequences:
@@ -169,7 +169,7 @@ class Generation:
                 self.pool.send(replica, DropSequences(tuple(names)))
 
     def forget(self, group: int) -> None:
-        """Remove a group that has left the pipeline, with its tokens."""
+        """Remove a group that has left the pipeline, with the tokens of its sequences."""
         dropped = self._groups.pop(group)
         self._losses.forget(group)
         for index in range(dropped.samples):
@@ -195,7 +195,10 @@ class Generation:
         return tuple(range(first, self._evaluations))
 
     async def results(self, groups: Sequence[int]) -> list[ScoredGroup]:
-        """Score the groups of an evaluation, whose sequences are complete, and remove them."""
+        """Score the complete groups of an evaluation, and return them with their scores.
+
+        The groups are removed from this object.
+        """
         finished = [self._groups[number] for number in groups]
         scores = await asyncio.gather(*(self._scores(group, in_trial=False) for group in finished))
         for number in groups:
@@ -236,8 +239,8 @@ class Generation:
     def lost(self, replica: RolloutReplica) -> None:
         """Report a lost replica to the coordinator, with the number of tokens that remain of each of its sequences.
 
-        Sequences that were moving to the lost replica count as its sequences. Sequences that were moving away from it
-        continue at their target, with the tokens that the replica had reported.
+        Sequences that were moving to the lost replica count as its sequences. Sequences that were moving away from the
+        lost replica continue at their target, with the tokens that the lost replica had reported.
         """
         gone = replica.number
         self.replicas_lost += 1
@@ -259,7 +262,11 @@ class Generation:
             self._parts.recorder.append(SpanRecord(lane=replica.name, kind="generate", start=at(start), end=at(end)))
 
     def _time_steps(self, replica: int, report: EngineReport) -> None:
-        """Tell the coordinator about the speed of a replica if it has changed. Only the decisions about the lane use it."""
+        """Send the step times of a replica to the coordinator if they have changed.
+
+        Without a straggler lane, nothing is sent, because only the coordinator's decisions about the lane use
+        the step times.
+        """
         rollout = self._parts.spec.rollout
         if rollout is None or rollout.stragglerLane is None:
             return
@@ -274,7 +281,7 @@ class Generation:
     def _given_back(self, name: SequenceId, source: int) -> bool:
         """Record that replica `source` no longer generates a sequence.
 
-        Returns whether the sequence was at `source` until now, so that no replica generates it any more.
+        Returns whether `source` held the sequence until now. If so, no replica generates the sequence any more.
         """
         was_taking = self._taking.pop((name, source), None) is not None
         return self._holders.get(name, source if was_taking else None) == source
@@ -289,10 +296,10 @@ class Generation:
             self._submit(target, moved)
 
     def _submit(self, replica: int, names: Sequence[SequenceId]) -> None:
-        """Send sequences, with their tokens, to a replica, which holds them from now on.
+        """Send sequences, with their tokens, to a replica, which holds the sequences from now on.
 
-        If the replica was asked earlier to give a sequence back and has not answered yet, the sequence is sent only
-        after the answer. Otherwise the older tokens in that answer would be appended to the tokens that are sent now.
+        If the replica was requested to give a sequence back, and has not answered yet, the sequence is sent only after
+        the answer. Otherwise the older tokens in that answer would be appended to the tokens that are sent now.
         """
         for name in names:
             self._release(name)
@@ -352,7 +359,8 @@ class Generation:
     async def _scores(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
         """Return the score of each sequence. Sequences that could not be generated get an error instead of a score.
 
-        in_trial: whether the responses belong to the trial: the run's first responses, of which one must get a score.
+        in_trial: whether the responses may belong to the trial: the first responses of a run, of which at least one
+        must get a score.
         """
         generated = [sequence for sequence in group.sequences if sequence.reason is not EndReason.ERROR]
         responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in generated]

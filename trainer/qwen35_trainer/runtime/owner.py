@@ -1,9 +1,9 @@
-"""The claims of a run on its output folder and on the folder of its checkpoints. `qwen35_trainer/epoch.py` explains epochs.
+"""Claims the output folder and the folder of the checkpoints for an attempt (the fence, qwen35_trainer/epoch.py).
 
-    an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► an epoch of its own ─► it writes
+    an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► its epoch begins ─► it writes
 
-A run that crashed may claim its folders again at any time. After that, an earlier attempt that still runs somewhere can write
-nothing, and ends.
+A run that crashed may claim its folders again at any time. After that, an earlier attempt that still runs somewhere can
+write nothing, and ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from qwen35_trainer.runtime.folder import RunFolder
 
 
 def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | None:
-    """Return the identity of a run, which all its attempts share; None for a new run, which has no run.id yet.
+    """Return the identity of a run, which all its attempts share. None for a new run, whose folder has no run.id yet.
 
     In a cluster, the identity is the namespace and name of the training, because its pods may lose the output folder. A
-    training that is deleted and created again with the same name therefore continues. Elsewhere, it is the content of
-    run.id in the output folder.
+    training that is deleted and created again with the same name therefore continues. Outside of a cluster, the
+    identity is the content of run.id in the output folder.
     """
     if in_cluster:
         return f"{manifest.metadata.namespace or 'default'}/{manifest.metadata.name}"
@@ -44,9 +44,10 @@ def owner_of(
     in_cluster: bool,
     environment: Mapping[str, str] = os.environ,
 ) -> Owner:
-    """Return the owner's record of an attempt.
+    """Return the record that names an attempt as the owner of a folder (owner.json).
 
-    run: identity of the run. attempt: name of the attempt. environment: in a cluster, the variables of the head pod, which contain the attempt's number, its RayCluster and the training's uid.
+    run: identity of the run. attempt: name of the attempt. environment: in a cluster, the environment variables of the
+    head pod, which contain the attempt's number, its RayCluster and the training's uid.
     """
     owner = Owner(run, attempt, gethostname(), str(folder.root))
     if not in_cluster:
@@ -61,7 +62,7 @@ def owner_of(
 
 @dataclass(frozen=True)
 class Claim:
-    """The state of a folder, as read before a run claims the folder."""
+    """The state of a folder when a run first read it, with which the run later takes the folder."""
 
     folder: Path
     owner: Owner | None
@@ -70,17 +71,18 @@ class Claim:
 
     @classmethod
     def on(cls, folder: Path) -> Claim:
-        """Return the present state of a folder.
+        """Read the present state of a folder, and return it.
 
-        Raises FolderRefused for a damaged owner record, and OSError for one that cannot be read.
+        Raises FolderRefused if owner.json is damaged, and OSError if it cannot be read.
         """
         return cls(folder, read_owner(folder), _checkpoints(folder))
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[Epoch]:
-        """Context manager: let `owner` own the folder of the checkpoints while the body runs.
+        """Context manager: let `owner` own the folder of the checkpoints while the body runs. Yields the epoch.
 
-        At the end the record is deleted if the folder contains no checkpoint; otherwise it stays. Raises what `take` raises.
+        At the end, owner.json is deleted if the folder contains no checkpoint, so that another run may use the folder.
+        Raises FolderRefused and Superseded as `take` does.
         """
         epoch = self.take(owner)
         try:
@@ -90,11 +92,12 @@ class Claim:
             epoch.end(keep_record=bool(_checkpoints(self.folder)))
 
     def take(self, owner: Owner) -> Epoch:
-        """Begin the epoch of `owner` in the folder.
+        """Begin the epoch of `owner` in the folder, and return the epoch.
 
-        Raises FolderRefused if the folder cannot be written, or if its owner or its checkpoints have changed since this state was
-        read. In a cluster raises Superseded instead, because another attempt of the training has changed them and the operator then
-        starts the next one. A later attempt takes the folder over whatever an earlier one has changed meanwhile.
+        Raises FolderRefused if the folder cannot be written, or if its owner or its checkpoints have changed since this
+        state was read. In a cluster, such a change was made by another attempt of the training, and raises Superseded
+        instead; the operator then starts the next attempt. One change is accepted: a later attempt takes the folder
+        over from an earlier attempt that has become the owner meanwhile.
         """
         try:
             current = Claim.on(self.folder)
@@ -118,7 +121,7 @@ class Claim:
         return epoch
 
     def _difference(self, current: Claim) -> str:
-        """Return what has changed in the folder since this state was read. "" if nothing has."""
+        """Return what has changed in the folder since this state was read, as text. "" if nothing has changed."""
         if current.owner != self.owner:
             return f"{self.folder} was claimed by {current.owner} meanwhile"
         if current.checkpoints != self.checkpoints:

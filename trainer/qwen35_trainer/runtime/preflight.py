@@ -32,7 +32,7 @@ from qwen35_trainer.weights.transports import choose
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Pattern of a model's name on the Hugging Face hub: OWNER/MODEL."""
 HUB_HEADS = {"head_dim": "headDim", "linear_key_head_dim": "linearHeadDim", "linear_value_head_dim": "linearHeadDim"}
-"""Field of config.json → the field of a random model with the same meaning."""
+"""Field of config.json → the field of `model.source.random` with the same meaning."""
 MODEL_FILES = ("config.json", "tokenizer_config.json")
 FUNCTION_FIXES = {
     "NoModule": "Correct the name, put the module next to the manifest, or put its folder on PYTHONPATH.",
@@ -43,7 +43,7 @@ FUNCTION_FIXES = {
 
 
 def unsupported(manifest: Manifest) -> list[Problem]:
-    """Return a problem for each part of the manifest that `qwen35 run` does not support on this machine, or in this release."""
+    """Return a problem for each part of the manifest that `qwen35 run` does not support here or in this release."""
     spec = manifest.spec
     problems: list[Problem] = []
 
@@ -80,7 +80,7 @@ def unsupported(manifest: Manifest) -> list[Problem]:
 def untransported(spec: TrainingSpec, *, one_host: bool) -> list[Problem]:
     """Return a problem if `publication.transport` cannot work in this run; otherwise an empty list.
 
-    one_host: whether all processes of the run are on one machine, outside of pods.
+    one_host: whether all processes of the run share the memory of one machine, outside of pods.
     """
     try:
         choose(spec.publication.transport, one_host=one_host)
@@ -90,7 +90,7 @@ def untransported(spec: TrainingSpec, *, one_host: bool) -> list[Problem]:
 
 
 def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
-    """Return all problems of functions, paths and names in a spec.
+    """Return a problem for each function, path and name in a spec that cannot be used.
 
     base: the manifest's folder, to which paths are relative.
     """
@@ -180,8 +180,8 @@ def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 def _vllm_on_cpu(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
     """Yield a problem for each part of a model that vLLM does not support on the CPU.
 
-    These are some sizes of attention heads, and experts with adapters. Only models in a folder are checked here.
-    `cannot_run` checks random models.
+    vLLM does not support some sizes of attention heads, and experts with adapters. Only models in a folder are checked
+    here. `cannot_run` checks random models.
     """
     on_cpu = spec.accelerator.profile == "CPU"
     if spec.rollout is None or spec.rollout.engine != "VLLM" or not on_cpu or spec.model.source.random is not None:
@@ -210,7 +210,7 @@ def _vllm_split(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
     """Return the contents of the model's config.json, or the same fields for a random model.
 
-    None if it cannot be read.
+    None if config.json cannot be read.
     """
     source = spec.model.source
     if source.random is not None:
@@ -265,7 +265,7 @@ def problem_of(target: str, base: Path) -> tuple[str, str] | None:
 
 
 def _found(module: str, path: Sequence[str]) -> ModuleSpec | None:
-    """Find a module as an import would, package by package, without importing it. None if it is not found.
+    """Find a module as an import would, package by package, without importing it. None if the module is not found.
 
     path: the folders in which the first package is searched.
     """
@@ -279,7 +279,7 @@ def _found(module: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def _found_elsewhere(module: str) -> bool:
-    """Return whether another finder, from an installed package, finds the first package in the module's name."""
+    """Return whether a finder of an installed package (`sys.meta_path`) finds the first package of a module."""
     own = (BuiltinImporter, FrozenImporter, PathFinder)
     first = module.partition(".")[0]
     return any(finder.find_spec(first, None) is not None for finder in sys.meta_path if finder not in own)
@@ -304,7 +304,7 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 def _not_of_one(target: str, node: ast.AST) -> tuple[str, str] | None:
     """Return (problem, fix) if `node` defines something that certainly cannot be called with one argument.
 
-    Otherwise None.
+    Otherwise return None. target: name of the function, for the message.
     """
     match node:
         case ast.Constant():

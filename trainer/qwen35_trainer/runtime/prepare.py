@@ -1,4 +1,4 @@
-"""Reads and encodes the data of a run, before its driver and its workers start."""
+"""Reads and encodes the data of a run, before the driver and the workers start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prepare(
 
     base: the manifest's folder. folder: output folder of the run. resume: the checkpoint from which the run continues;
     None: it starts from the model. started: time at which the command began, in Unix seconds. in_cluster: whether the
-    run uses the Ray of a cluster. Raises DataError with the problems of all sources.
+    run uses the Ray of a cluster. Raises DataError with the problems of all sources together.
     """
     spec = manifest.spec
     template = spec.data.chatTemplate
@@ -109,7 +109,7 @@ def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
 
 
 def check_pictures(spec: TrainingSpec, *parts: EncodedPrompts) -> None:
-    """Raise DataError if prompts have pictures and the rollout engine does not read them."""
+    """Raise DataError if prompts have pictures and the rollout engine cannot read pictures."""
     if spec.rollout is not None and spec.rollout.engine == "VLLM" and any(part.have_pictures for part in parts):
         raise DataError(
             [
@@ -139,7 +139,7 @@ def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
 def started_at() -> float:
     """Return the time at which this process started, in Unix seconds, so that measured times include imports.
 
-    Without the package psutil, return the present time.
+    Without the package psutil, the result is the present time.
     """
     try:
         import psutil
@@ -152,7 +152,7 @@ def started_at() -> float:
 def _updates(spec: TrainingSpec, examples: int) -> int:
     """Return the number of updates of the run, rounded down so that all batches are complete.
 
-    examples: number of prompts or examples. Raises DataError if they do not fill one batch.
+    examples: number of prompts or examples. Raises DataError if the run would not fill one batch.
     """
     wanted = spec.train.updates or examples * spec.data.epochs // spec.train.batch.promptsPerUpdate
     whole = wanted // spec.async_.updatesPerBatch * spec.async_.updatesPerBatch
@@ -180,7 +180,8 @@ def threads(spec: TrainingSpec) -> int:
 def workers_at_a_time(spec: TrainingSpec) -> int:
     """Return the number of workers that compute at the same time. A replica counts as one worker per device.
 
-    In FullyAsync, both pools compute at the same time. In the other modes one pool computes, so the larger pool counts.
+    In FullyAsync, both pools compute at the same time. In the other modes, the pools take turns or there is only one,
+    so the larger pool counts.
     """
     rollout = spec.rollout_devices
     return spec.world_size + rollout if spec.mode == "FullyAsync" else max(spec.world_size, rollout)

@@ -1,10 +1,12 @@
-"""Decides for which versions the train ranks compute the log-probs of a probe.
+"""Decides for which versions the train ranks compute a probe, which finds a train-inference mismatch.
 
     a version is copied ─► its publication begins ─► due? ─► the train ranks compute the probe ─► it follows the version to the replicas
 
-The replicas compute their part between steps, at the cost of one prompt. The train ranks gather all their parameters for
-it, however few tokens it has, and cannot train meanwhile. So a version has a probe only if the probe costs little of
-their time; `probes_skipped` in the metrics counts the others. No publication waits for a probe.
+A probe compares the log-probs that a replica and the trainer compute for the same tokens with the same version. A
+replica computes its part between two steps, which costs as much as one prompt. The train ranks gather all parameters of
+the model for a probe, however few tokens it has, and cannot train meanwhile. A version has a probe only if the probe
+takes a small share of the train ranks' time. `probes_skipped` in the metrics counts the versions without a probe.
+Publications do not wait for probes.
 """
 
 from __future__ import annotations
@@ -15,29 +17,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 PROBE_SHARE = 0.01
-"""Maximum share of the train ranks' time that probes take, unless the train ranks wait for their batches anyway."""
+"""Maximum share of the train ranks' time that probes take, unless the ranks would wait for their batches during
+that time anyway."""
 
 
 @dataclass
 class ProbeSchedule:
-    """The tokens of the probes of a run, and the times by which the next probe is due. All times are in seconds."""
+    """The token sequences of a run's probes, and the decision when the next probe is due. All times are in seconds."""
 
     sequences: tuple[NDArray[np.int32], ...]
-    """Each (T,) token ids, T ≥ 2. At least one."""
+    """Token ids of each sequence of a probe, as an array (T,) with T ≥ 2 tokens. There is at least one sequence."""
     limit: float
-    """Mean difference, in nats, above which a replica is lost (spec.publication.maxLogProbDifference)."""
+    """Mean absolute difference of log-probs, in nats, above which a replica counts as lost
+    (`publication.maxLogProbDifference`)."""
     _skipped: int = 0
-    """Versions without a probe since `take_skipped`."""
+    """Number of versions without a probe since the last call of `take_skipped`."""
     _duration: float = 0.0
-    """Of the last probe, on the train ranks."""
+    """Seconds that the last probe took on the train ranks."""
     _ended: float = 0.0
-    """When the last probe ended."""
+    """Time at which the last probe ended."""
 
     def is_due(self, now: float, waited: float) -> bool:
-        """Whether the version that has just been copied gets a probe. The first version does.
+        """Return whether the version that was just copied gets a probe. True for the first version.
 
-        waited: how long the train ranks waited for their last batch. If they wait as long again, a shorter probe delays
-        nothing.
+        The last probe must have taken at most `waited`, because the ranks will probably wait as long again, or at most
+        PROBE_SHARE of the time since its end. now: present time, on the clock of `computed`. waited: seconds that the
+        train ranks waited for their last batch.
         """
         return self._duration <= max(waited, PROBE_SHARE * (now - self._ended))
 
@@ -51,5 +56,5 @@ class ProbeSchedule:
         return skipped
 
     def computed(self, began: float, ended: float) -> None:
-        """Record that the train ranks computed a probe from `began` to `ended`."""
+        """Record that the train ranks computed a probe from time `began` to time `ended`, in seconds."""
         self._duration, self._ended = ended - began, ended

@@ -41,12 +41,12 @@ _M_MMAP_THRESHOLD = -3
 
 
 def set_environment(*, in_cluster: bool) -> None:
-    """Set the environment variables that do not depend on the manifest.
+    """Set the environment variables that do not depend on the manifest. Workers inherit these variables.
 
     in_cluster: whether the process uses the Ray of a cluster; if not, variables of a local Ray are set too. Must be
-    called before Ray is imported, because the import reads RAY_AUTH_MODE. Workers inherit the variables. Ray could pass
-    them in a runtime environment instead, but would then start a new process for each worker. In a cluster, the image
-    of the workers sets the variables (images/), and the operator those of Ray.
+    called before Ray is imported, because the import reads RAY_AUTH_MODE. Ray could pass the variables in a runtime
+    environment instead, but would then start a new process for each worker. In a cluster, the image of the workers sets
+    the variables (images/), and the operator sets the variables of Ray.
     """
     # Ray would handle SIGTERM in C++, in addition to Python: it prints a trace, and SIGALRM aborts the process three seconds later.
     os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
@@ -67,7 +67,7 @@ def set_environment(*, in_cluster: bool) -> None:
 
 
 def share_cores(spec: TrainingSpec) -> None:
-    """Divide the cores of this machine among the workers of a run, by environment variables that limit their threads."""
+    """Set environment variables that divide the cores of this machine among the workers of a run."""
     from qwen35_trainer.runtime.prepare import threads, workers_at_a_time
 
     os.environ["OMP_NUM_THREADS"] = str(threads(spec))
@@ -86,7 +86,7 @@ def return_freed_tensors() -> None:
 
 
 def trim() -> None:
-    """Return the unused memory that the C library keeps between small objects to the system.
+    """Return memory that the C library keeps, although its objects were freed, to the system.
 
     For example, a tokenizer of 248 thousand tokens takes 0.29 GB while it is read, and only 0.1 GB afterwards.
     """
@@ -119,7 +119,7 @@ def starting() -> Iterator[None]:
 
 
 class Process:
-    """Base class of the Ray actors.
+    """Base class of the Ray actors: sets up the log file, torch's threads and the C library.
 
     name: the actor's name in logs, metrics and errors. logs: folder of the log files. threads: number of torch's
     threads; 0: torch is not imported. final: whether the name stays. An actor with a temporary name calls `rename`
@@ -142,7 +142,7 @@ class Process:
         torch.set_num_threads(threads)
 
     def rename(self, name: str, *, final: bool = True) -> None:
-        """Set the actor's name, and write to the log file of that name from now on.
+        """Set the actor's name, and write its log messages to the file `<name>.log` from now on.
 
         final: whether the name stays. The log file of a temporary name is created with the first message.
         """
@@ -153,10 +153,10 @@ class Process:
 
 
 class MemoryWatch:
-    """Measures the resident memory of this process and its descendants every `every_seconds` seconds, until `stop`.
+    """Measures the resident memory of this process and all its descendants every `every_seconds` seconds, until `stop`.
 
-    Shared pages count once per process. Descendants are listed only at every `search_every`-th sample, because listing
-    them reads all of /proc, which slows a training on two cores.
+    Memory that several processes share counts once for each process. Descendants are listed only at every
+    `search_every`-th sample, because listing them reads all of /proc, which slows a training on two cores.
     """
 
     def __init__(self, every_seconds: float = 2.0, search_every: int = 5) -> None:

@@ -9,7 +9,7 @@ trained, evaluated       never wait            –
 sampler's thread: queue  a moment, or close    daemon: ends with the process
 close                    everything written    CLOSE_SECONDS
 
-The functions after the sampler choose the responses and format them. They are pure.
+The functions after the sampler choose and format the responses, without side effects.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from qwen35_trainer.runtime.assembly import ScoredGroup
 logger = logging.getLogger(__name__)
 
 type DecodeTokens = Callable[[list[int]], str]
-"""A function that decodes token ids to text, as rewards get it."""
+"""A function that decodes token ids to the text that rewards get."""
 type SequencePick = tuple[ScoredGroup, int]
-"""A group, and the index of one of its sequences."""
+"""A group, and the index of one of the group's sequences."""
 
 CLOSE_SECONDS = 30.0
 _MAX_QUEUED_MOMENTS = 64
 HELD_OUT_PROMPTS: Final = 4
-"""Maximum number of held-out prompts of which an evaluation writes a sample.
+"""Maximum number of held-out prompts for which an evaluation writes a sample.
 
 They are the same prompts in every evaluation, so that responses can be compared.
 """
@@ -131,7 +131,7 @@ class Sampler:
 
 
 def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
-    """Choose the best and the worst response of the first group whose rewards differ.
+    """Choose the samples of a batch: the best and the worst response of the first group whose rewards differ.
 
     If no group has different rewards, choose the first response of the first group.
     """
@@ -143,7 +143,7 @@ def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
 
 
 def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
-    """Choose the first response of each of HELD_OUT_PROMPTS groups, or of each group if there are fewer.
+    """Choose the samples of an evaluation: the first response of each of at most HELD_OUT_PROMPTS groups.
 
     The groups are at equal distances, because prompts are ordered by source and all sources should be represented.
     """
@@ -152,10 +152,10 @@ def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
 
 
 def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
-    """Return a response as a sample for people.
+    """Return one response as a sample for people to read.
 
-    version: version of the weights that the response has trained, or, for an evaluation, that generated it. decode:
-    turns tokens into text.
+    version: for a trained response, the version at which it trained; in an evaluation, the version that generated it.
+    decode: turns tokens into text.
     """
     group, index = pick
     sequence, scored, prompt = group.sequences[index], group.scores[index], group.prompt.prompt
@@ -175,8 +175,8 @@ def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
 def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[TextPiece]:
     """Split the text of a response into pieces (lag, text), so that all tokens of a piece have the same lag.
 
-    The lag is `version` less the version that generated the token. A character that consists of several tokens belongs
-    to the last of these tokens. Tokens of the environment, which have no lag, count as lag 0.
+    The lag of a token is `version` minus the version that generated the token. A character that consists of several
+    tokens belongs to the last of these tokens. Tokens of the environment, which have no lag, count as lag 0.
     """
     ids = tokens.ids.tolist()
     whole = decode(ids)

@@ -54,8 +54,8 @@ def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> No
 def failure_text(finished: FinishedRun, how_to_resume: str) -> str:
     """Return the message of a failed run, with the path of its logs.
 
-    If the run has a checkpoint and another start can succeed, the message also contains `how_to_resume`, the command
-    that continues the run.
+    how_to_resume: the command that continues the run. The message contains it if the run has a checkpoint and another
+    start can succeed.
     """
     finish, lines = finished.finish, [finished.finish.message]
     may_succeed = any(reason.retryable for reason in FailureReason if reason == finish.reason)
@@ -88,12 +88,12 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 class NotDrawn(Exception):
-    """The report was not drawn. The message contains the reason."""
+    """The report could not be written. The message contains the reason."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A report that was written, and the numbers in it."""
+    """A report that was written: its path, and the summary that it shows."""
 
     path: Path
     summary: Summary
@@ -104,14 +104,14 @@ def is_run(folder: Path) -> bool:
 
 
 def why_no_run(folder: Path) -> str | None:
-    """Return why a folder is not that of a run, as text; None if it is."""
+    """Return the reason, as text, why `folder` is not the output folder of a run; None if it is one."""
     if is_run(folder):
         return None
     return f"{folder} is not the folder of a run: it {'has no run.yaml' if folder.is_dir() else 'does not exist'}"
 
 
 def redraw(root: Path, output: Path | None) -> Drawn:
-    """Write the report of a run.
+    """Write the report of a run, and return its path and its summary.
 
     root: output folder of the run. output: path of the report; None: report.html in `root`. Raises ManifestError if
     run.yaml is invalid. Raises NotDrawn if `root` is not the folder of a run, if its records cannot be read, if the
@@ -133,9 +133,9 @@ def redraw(root: Path, output: Path | None) -> Drawn:
 
 
 def peak_rss_mib(folder: RunFolder) -> float | None:
-    """Return the peak memory of a run in MiB, from its summary.json, because the records do not contain it.
+    """Return the peak memory of a run in MiB, from summary.json, because the records do not contain it.
 
-    None: the run has no summary, because it continues or was killed, or the summary does not contain the peak.
+    None: the folder has no summary, because the run continues or was killed, or the peak was not measured.
     """
     try:
         measured = json.loads(folder.summary.read_text())["peakRssMiB"]

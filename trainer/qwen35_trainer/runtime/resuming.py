@@ -8,9 +8,9 @@
     of a release without owner.json      refused          continues from the newest      continues from DIR, if DIR is in it
     of another run                       refused          refused                        takes the folder over, if DIR is the newest
 
-The newest checkpoint is the newest of the lineage. After --resume DIR, checkpoints of later updates in the folder
-belong to an abandoned attempt, until the run saves for the first time. `owner.json` names the checkpoint from which the
-last attempt began (epoch.py).
+For `--resume auto`, the newest checkpoint is the newest one of the lineage: the checkpoints that led to the weights of
+the last attempt. After --resume DIR, checkpoints of later updates in the folder belong to an abandoned attempt, until
+the run saves for the first time. `owner.json` names the checkpoint from which the last attempt began (epoch.py).
 
 A run resumes only from checkpoints of a run with the same fixed fields (manifest/fixed.py). This module writes nothing.
 """
@@ -49,7 +49,7 @@ class RunStart:
     """The checkpoint from which a run begins, and the folder in which the run saves checkpoints."""
 
     checkpoint: SavedCheckpoint | None
-    """The checkpoint from which the run begins. None: it begins from the model of the manifest."""
+    """The checkpoint from which the run begins. None: the run begins from the model of the manifest."""
     claim: Claim | None
     """The state of the folder in which the run saves. None in a cluster without storage, where nothing is saved."""
     output: Claim
@@ -59,13 +59,13 @@ class RunStart:
 def find_start(
     resume: str | None, folder: RunFolder, manifest: Manifest, base: Path, *, in_cluster: bool = False
 ) -> RunStart:
-    """Return the checkpoint from which a run begins, and the folder in which it saves.
+    """Return the checkpoint from which a run begins, and the states of the folders into which the run writes.
 
     resume: the value of --resume: the folder of a checkpoint; or `auto`, the newest checkpoint of the run if there is
     one; None: the option is not given. folder: output folder of the run. base: the manifest's folder.
 
     Raises CheckpointError for a checkpoint that is not complete, and StorageFailed if the folder of the checkpoints
-    cannot be read. Raises FolderRefused if the checkpoint is of a run with other fixed fields, or if the folder in
+    cannot be read. Raises FolderRefused if the checkpoint belongs to a run with other fixed fields, or if the folder in
     which this run would save cannot be written or belongs to another run.
     """
     spec = manifest.spec
@@ -112,16 +112,16 @@ def _claim_on(folder: Path) -> Claim:
 def newest_of_lineage(folder: Path, owner: Owner | None) -> Path | None:
     """Return the checkpoint in a folder from which `--resume auto` continues. None if the folder has no checkpoint.
 
-    owner: the folder's owner record; None: it has none. Raises CheckpointError if only checkpoints of abandoned
-    attempts are left.
+    owner: content of the folder's owner.json; None: there is no such file. Raises CheckpointError if only checkpoints
+    of abandoned attempts are left.
     """
     return _CheckpointFolder(folder, owner, tuple(CheckpointStore(folder, 1).complete)).newest_of_lineage
 
 
 def start_name(checkpoint: SavedCheckpoint | None, folder: Path) -> str:
-    """Return the name of the checkpoint from which an attempt begins, for the owner record of `folder` (`Owner.start`).
+    """Return the value of `Owner.start` in `folder` for an attempt that begins from `checkpoint`.
 
-    "" without a checkpoint.
+    The value is the name of a checkpoint in `folder`, the path of any other checkpoint, or "" without a checkpoint.
     """
     if checkpoint is None:
         return ""
@@ -130,7 +130,7 @@ def start_name(checkpoint: SavedCheckpoint | None, folder: Path) -> str:
 
 
 def _last_saved(folder: RunFolder) -> str | None:
-    """Return the path of the newest checkpoint in the run's records. None if there is none, or the records are lost."""
+    """Return the path of the last checkpoint in the run's records. None if there is none, or no records exist."""
     if not folder.metrics.is_file():
         return None
     saved = None
@@ -141,7 +141,7 @@ def _last_saved(folder: RunFolder) -> str | None:
 
 @dataclass(frozen=True)
 class _CheckpointFolder:
-    """The state of a folder of checkpoints before the run begins."""
+    """The content of a folder of checkpoints before the run begins."""
 
     folder: Path
     owner: Owner | None
@@ -156,9 +156,9 @@ class _CheckpointFolder:
     def newest_of_lineage(self) -> Path | None:
         """The newest checkpoint that the last attempt saved. None if the folder has no checkpoint.
 
-        If the last attempt saved none, it is the checkpoint from which that attempt began, or else the newest one
-        before it. Checkpoints of later updates may remain from an abandoned attempt, and do not count. Raises
-        CheckpointError if the folder has only such checkpoints.
+        If the last attempt saved no checkpoint, the result is the checkpoint from which that attempt began or, if that
+        is gone, the newest checkpoint of an earlier update. Checkpoints of later updates may remain from an abandoned
+        attempt, and do not count. Raises CheckpointError if the folder has only such checkpoints.
         """
         owner = self.owner
         if owner is None or not owner.start:
@@ -179,7 +179,7 @@ class _CheckpointFolder:
     def is_foreign(self, run: str | None, output: RunFolder) -> bool:
         """Return whether the folder belongs to another run.
 
-        run: identity of this run; None: it is new. output: output folder of this run.
+        run: identity of this run; None: this run is new. output: output folder of this run.
         """
         if self.owner is None or self.owner.run == run:
             return False
@@ -191,7 +191,7 @@ class _CheckpointFolder:
         return checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
 
     def continued_by(self, checkpoint: Path | None) -> bool:
-        """Return whether `checkpoint` is the newest in the folder.
+        """Return whether `checkpoint` is the newest in the folder. Only then may a run take over another run's folder.
 
         A run that continues from an older one would delete the later checkpoints at its next save.
         """
@@ -240,7 +240,7 @@ def _foreign_folder(present: _CheckpointFolder, spec: TrainingSpec, base: Path, 
 def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
     """Compare the fixed fields of a spec with the manifest in a checkpoint. Returns one line for each difference.
 
-    The result is "" if they are equal, or if an old release saved the checkpoint without a manifest. Raises
+    The result is "" if the fields are equal, or if an old release saved the checkpoint without a manifest. Raises
     CheckpointError if the manifest in the checkpoint cannot be read.
     """
     file = checkpoint / MANIFEST_FILE

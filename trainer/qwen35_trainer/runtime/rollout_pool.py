@@ -167,7 +167,8 @@ class StepWatch:
     def __init__(self, now: float, first_step: float) -> None:
         """Begin to watch at time `now`, in seconds.
 
-        first_step: maximum seconds until the first step is done, which may take long because it may compile the model.
+        first_step: maximum seconds until the first step is done. The first step may take long because it may
+        compile the model.
         """
         self._first_step = first_step
         self._since, self._steps = now, 0
@@ -186,7 +187,7 @@ class StepWatch:
             raise ReplicaFailed(f"its engine has sequences and made no step for {now - self._since:.0f} s")
 
     def pause(self, report: EngineReport, now: float) -> None:
-        """Record a report of an engine that does not have to make steps now, so that it does not count as hanging."""
+        """Record a report of an engine that need not make steps now, so that it does not count as hanging."""
         self._since, self._steps = now, report.steps
 
 
@@ -238,17 +239,17 @@ class RolloutPool:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Name of a replica → host where it runs. In a cluster, the host is the pod."""
+        """Name of a replica that has joined → host where it runs. In a cluster, the host is the pod."""
         return {replica.name: replica.host for replica in self._replicas.values()}
 
     @property
     def names(self) -> dict[int, str]:
-        """Number of a replica → its name, for all replicas."""
+        """Number of a replica → its name, for all replicas that have joined."""
         return {number: replica.name for number, replica in self._replicas.items()}
 
     @property
     def versions_in_use(self) -> frozenset[int]:
-        """The versions of the weights that replicas have or may still fetch. Lost replicas do not count."""
+        """The versions of the weights that replicas have or may still fetch. Versions of lost replicas do not count."""
         replicas = (*self._replicas.values(), *self._starting.values())
         newest = set[int]() if self._newest is None else {self._newest.manifest.version}
         return frozenset(newest | {each for replica in replicas for each in replica.sent if each >= replica.version})
@@ -317,15 +318,15 @@ class RolloutPool:
     def publish(self, weights: PublishedWeights) -> None:
         """Send new weights to all replicas, while the replicas continue to generate.
 
-        `WeightDistribution` decides when each replica gets them. An event reports each replica that has loaded the
-        weights.
+        `WeightDistribution` decides when each replica gets the weights. The listener gets an event for each replica
+        that has loaded them.
         """
         self._distribution.publish(weights, self._replicas.values())
 
     def probe(self, version: int, probe: Probe) -> None:
-        """Let all replicas compare their log-probs of `version` with the probe, as soon as they have the version.
+        """Let all replicas compare their log-probs of `version` with the trainer's, as soon as they have the version.
 
-        Without effect if a later version was published.
+        Does nothing if a later version was published.
         """
         if self._newest is None or self._newest.manifest.version != version:
             return
@@ -335,10 +336,10 @@ class RolloutPool:
                 replica.channel.send(ProbeWeights(version, probe))
 
     async def sleep(self) -> MemoryChange:
-        """Let all replicas give the memory of their devices back. Returns the memory of all of them together.
+        """Let all replicas give the memory of their devices back.
 
-        Replicas that are starting join first, because they use the devices. Lost replicas are replaced after the next
-        `wake`.
+        Returns the device memory of all together before and after. Replicas that are starting join first, because they
+        use the devices. Lost replicas are replaced after the next `wake`.
         """
         self._may_start.clear()
         await self._until(lambda: not self._starting)
@@ -347,9 +348,10 @@ class RolloutPool:
         return MemoryChange.total(replica.slept for replica in self._replicas.values() if replica.slept is not None)
 
     async def wake(self, *, reload: bool) -> None:
-        """Let all replicas take their memory again, and start missing ones.
+        """Let all replicas take their device memory again, and start missing replicas.
 
-        reload: whether replicas load the version that they had; otherwise the next version must be published.
+        reload: whether the replicas load the version that they had before; otherwise the caller must publish the next
+        version. Returns when all joined replicas are awake.
         """
         self._may_start.set()
         self._turn(WakeEngine(reload))
@@ -362,13 +364,19 @@ class RolloutPool:
                 replica.channel.send(command)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition on the replicas holds. Each replica has a deadline, after which it is lost."""
+        """Wait until `condition`, a statement about the replicas, holds.
+
+        The wait ends, because each replica has a deadline, after which it counts as lost.
+        """
         while not condition():
             self._turned.clear()
             await self._turned.wait()
 
     def _note_turn(self, replica: RolloutReplica, report: EngineReport, now: float) -> None:
-        """Record whether a replica sleeps. Raises ReplicaFailed if that takes longer than PoolLimits.publish seconds."""
+        """Record whether a replica fell asleep or woke up.
+
+        Raises ReplicaFailed if that takes longer than PoolLimits.publish seconds.
+        """
         if report.slept is not None or report.woken:
             replica.awake, replica.turning_since = report.woken, None
             replica.slept = report.slept or replica.slept
@@ -396,7 +404,7 @@ class RolloutPool:
                 self._tasks.create_task(self._start(name, lane))
 
     def _missing(self, *, lane: bool) -> list[str]:
-        """Return the names of the replicas to start: as many as are missing from the target of the pool, or of the lane."""
+        """Return the names of the replicas to start, so that the pool (or the lane, if `lane`) reaches its target."""
         present = {replica.name for replica in self._replicas.values()} | self._starting.keys() | self._awaited
         target = self._lanes if lane else self._target
         missing = target - sum(name.startswith(LANE_PREFIX) == lane for name in present)
@@ -404,7 +412,7 @@ class RolloutPool:
         return names[: max(0, missing)]
 
     def _end_excess(self) -> None:
-        """End pending replicas if there are more replicas than the target, because no nodes will be added for them."""
+        """If there are more replicas than the target, end pending ones, because no nodes will be added for them."""
         pending = [r for r in self._starting.values() if not r.lane and r.state == "is pending"]
         present = [r for r in (*self._replicas.values(), *self._starting.values()) if not r.lane]
         for replica in sorted(pending, key=lambda r: r.number, reverse=True)[: max(0, len(present) - self._target)]:
@@ -456,10 +464,9 @@ class RolloutPool:
     async def _answered(self, replica: RolloutReplica, method: str, call: Any, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # Ray's, untyped
         """Await the result of `call`, a call of `method` of a replica that is starting.
 
-        The call is repeated while the replica cannot be reached. Raises ReplicaFailed for any other failure, and if
-        the replica is still unreachable after PoolLimits.open seconds.
-        With a deadline (`seconds`), this time counts from the first call. Without one, the process may be pending for
-        long, so the time counts from the first failure to reach it.
+        If the replica cannot be reached, the call is repeated for up to PoolLimits.open seconds. With a deadline
+        (`seconds`), this time counts from the first call. Without one, the process may be pending for long, so the time
+        counts from the first failure to reach it. Raises ReplicaFailed after this time, and at any other failure.
         """
         loop = asyncio.get_running_loop()
         give_up = None if seconds is None else loop.time() + self._limits.open
@@ -476,7 +483,10 @@ class RolloutPool:
                 raise ReplicaFailed(str(error) or type(error).__name__) from error
 
     async def _load_newest(self, replica: RolloutReplica) -> None:
-        """Load the newest weights. If newer weights have been published meanwhile, load those too, and so on."""
+        """Let a replica load the newest version of the weights.
+
+        Repeats this if a newer version was published meanwhile.
+        """
         assert self._newest is not None
         replica.state = f"loads weights on {replica.host}"
         while replica.version < (newest := self._newest).manifest.version:
@@ -542,8 +552,8 @@ class RolloutPool:
     def _lose(self, replica: RolloutReplica, error: ReplicaFailed) -> None:
         """Kill the process of a lost replica, report the loss, and start another replica.
 
-        Raises TooFewReplicas if no replica has ever worked, or none of the lane has started, and each was lost MAX_FAILED_STARTS
-        times.
+        Raises TooFewReplicas if no replica has ever worked, or no replica of the lane has ever started, and each one
+        was lost MAX_FAILED_STARTS times. Raises LogProbsDiffer if all replicas fail their probes.
         """
         ray.kill(replica.actor)  # it may run, and hold the device that its replacement needs
         self._losses[replica.name].append((asyncio.get_running_loop().time(), str(error)))
@@ -569,16 +579,16 @@ class RolloutPool:
         self._recount()
 
     def _note_probe(self, report: EngineReport) -> None:
-        """Record that a replica has passed a probe, so that the trainer's log-probs cannot be the wrong ones."""
+        """Record that a replica has passed a probe, so that the trainer's log-probs do not count as the wrong ones."""
         if report.probed is not None:
             self._differing.clear()
             self._failed_probes = 0
 
     def _raise_if_all_differ(self) -> None:
-        """Raise LogProbsDiffer if replicas of different names were lost by probes, and no replica has passed one since.
+        """Raise LogProbsDiffer if replicas of different names failed their probes, and no replica has passed one since.
 
-        Replicas that run and have not answered yet may still pass, so they are waited for. This ends after
-        MIN_FAILED_PROBES failed probes for each replica of the pool and the lane.
+        While running replicas may still pass, nothing is raised, until the pool and the lane have had MIN_FAILED_PROBES
+        failed probes for each replica.
         """
         total = self._target + self._lanes
         if self._failed_probes < MIN_FAILED_PROBES or len(self._differing) < min(MIN_FAILED_PROBES, total):
@@ -640,7 +650,10 @@ class RolloutPool:
             event.set() if is_so else event.clear()
 
     def _too_few(self, summary: str, *, lane: bool = False) -> TooFewReplicas:
-        """Return the error with the causes of the pool's missing replicas, or of the lane's if `lane`."""
+        """Return a TooFewReplicas error with the causes of the missing replicas.
+
+        lane: whether they are the replicas of the straggler lane, instead of those of the pool.
+        """
         error = TooFewReplicas(
             f"{summary}. {self._causes(replica_names(self._lanes if lane else self._target, lane=lane))}"
         )
@@ -648,7 +661,7 @@ class RolloutPool:
         return error
 
     def _causes(self, names: Iterable[str]) -> str:
-        """Describe each replica that does not work, and its last loss, as text for a message. names: of the replicas."""
+        """Return a text that names the state and the last loss of each replica in `names` that does not work."""
         working = {replica.name for replica in self._replicas.values()}
         lines = []
         for name in names:

@@ -189,7 +189,7 @@ class EngineThread:
         self._inbox.put(lambda: self._submit(requests))
 
     def drop(self, sequences: Sequence[SequenceId]) -> None:
-        """Queue the command to stop generating sequences. Nothing more about these sequences is reported."""
+        """Queue the command to stop generating sequences. Nothing more is reported about these sequences."""
         self._inbox.put(lambda: self._drop(sequences))
 
     def take(self, sequences: Sequence[SequenceId]) -> None:
@@ -197,17 +197,17 @@ class EngineThread:
         self._inbox.put(lambda: self._take(sequences))
 
     def receive(self, weights: Any, version: int) -> None:  # noqa: ANN401  # tensors, of which this module knows nothing
-        """Let the engine check and prepare new weights, on the caller's thread, while it generates.
+        """Let the engine check and prepare new weights while it generates. Runs on the caller's thread.
 
-        Any error of the engine is raised here.
+        An error of the engine is raised here.
         """
         self._engine.receive(weights, version)
 
     def commit(self, version: int, copy: RegisteredCopy | None = None) -> Future[None]:
-        """Queue the command to use received weights. The future is done once the engine uses them.
+        """Queue the command to use the received weights of `version`. The future is done once the engine uses them.
 
-        copy: the memory in which other replicas can read them; None: they cannot. If the engine fails before, the
-        future is never done.
+        copy: the memory from which other replicas can read the weights; None: they cannot. If the engine fails first,
+        the future is never done.
         """
         committed: Future[None] = Future()
         self._inbox.put(lambda: self._commit(version, committed, copy))
@@ -222,8 +222,9 @@ class EngineThread:
     def probe(self, probe: Probe, version: int) -> Future[ProbedLogProbs | None]:
         """Queue a probe of `version`.
 
-        The future has the log-probs of its sequences. It has None if another version is in service, or comes into
-        service before the probe ends, or if the probe is dropped. If the engine fails before, the future is never done.
+        The future gets the log-probs that the engine computes for each sequence of the probe. The future gets None if
+        another version is in service, or comes into service before the probe ends, or if the probe is dropped. If the
+        engine fails first, the future is never done.
         """
         probing: Future[ProbedLogProbs | None] = Future()
         probing.set_running_or_notify_cancel()  # so that a waiter that gives up does not cancel it
@@ -231,37 +232,45 @@ class EngineThread:
         return probing
 
     def drop_probe(self) -> None:
-        """Queue the command to drop a probe that has not ended."""
+        """Queue the command to drop the probe that runs, if there is one."""
         self._inbox.put(self._drop_probe)
 
     def sleep(self) -> Future[None]:
-        """Queue the command to give back the engine's memory. Its sequences are dropped. The future is done afterwards.
+        """Queue the command to give back the engine's device memory and drop all sequences.
 
-        The next report contains the memory. If the engine fails, the future is never done, as for `commit`.
+        The future is done afterwards. The next report contains the memory before and after. If the engine fails first,
+        the future is never done.
         """
         slept: Future[None] = Future()
         self._inbox.put(lambda: self._sleep(slept))
         return slept
 
     def wake(self) -> Future[None]:
-        """Queue the command to take the memory again. The engine makes its next step after the next `commit`."""
+        """Queue the command to take the device memory again. The engine makes its next step after the next `commit`.
+
+        The future is done when the memory is taken. If the engine fails first, it is never done.
+        """
         woken: Future[None] = Future()
         self._inbox.put(lambda: self._wake(woken))
         return woken
 
     def hold(self) -> None:
-        """Make no further step. Commands are still carried out."""
+        """Let the engine make no further step. Commands are still carried out."""
         self._holding.set()
 
     def passed(self, result: ProbeResult) -> None:
-        """Add the result of a probe that was passed to the next report, which does not come earlier because of it."""
+        """Add the result of a probe that the replica has passed to the next report.
+
+        The report does not become due by that.
+        """
         with self._lock:
             self._outbox.probed = result
 
     def changed_by_loading(self, weights: Any, version: int) -> Future[list[str] | None]:  # noqa: ANN401  # as for `receive`
-        """Queue the command to load the version in service again. The future has the names of the parameters that changed.
+        """Queue the command to load `version`, which is in service, once more.
 
-        They had other values than those of the version. None: `version` is not in service.
+        The future gets the parameters that this changed. The result is a list of the names of parameters whose values
+        had differed from those of the version, or None if `version` is not in service any more.
         """
         changed: Future[list[str] | None] = Future()
         changed.set_running_or_notify_cancel()
@@ -278,7 +287,7 @@ class EngineThread:
         self._on_report()
 
     def report(self, number: int) -> EngineReport:
-        """Return the report of everything since the previous report. number: number of the report."""
+        """Return a report of everything since the previous report. number: number of the new report."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
             steps, measured = self._steps, self._step_log.take()
@@ -305,18 +314,20 @@ class EngineThread:
 
     @property
     def progress_seconds(self) -> float:
-        """Time, in seconds, after which the new tokens of unfinished sequences are read again."""
+        """Minimum time, in seconds, between two reads of the new tokens of unfinished sequences."""
         return max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration)
 
     @property
     def gather_seconds(self) -> float:
-        """Time, in seconds, that a report waits for more sequences to finish, after it has become due."""
+        """Maximum time, in seconds, for which a due report waits for more sequences to finish."""
         return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
 
     @property
     def has_urgent_report(self) -> bool:
-        """Whether a report must not wait: weights were loaded or not read, sequences were taken, or the engine failed, fell
-        asleep or woke up.
+        """Whether a report must not wait for more sequences to finish.
+
+        That is the case after weights were loaded or could not be read, after sequences were taken, and after the
+        engine failed, fell asleep or woke up.
         """
         with self._lock:
             box = self._outbox
@@ -476,7 +487,7 @@ class EngineThread:
             self._on_report()
 
     def _is_awaited(self, finished: Sequence[Completed]) -> bool:
-        """Return whether a report is due because of sequences that have just finished (AWAITED_SHARE)."""
+        """Return whether a report is due because of sequences that have just finished (`AWAITED_SHARE`)."""
         if not finished:
             return False
         unfinished_groups = {group for group, _ in self._submitted}
@@ -485,7 +496,7 @@ class EngineThread:
         )
 
     def _add_progress(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add new tokens of a running sequence to the outbox if they are enough for a report.
+        """Add new tokens of a running sequence to the outbox, once they are PROGRESS_SHARE of its reported tokens.
 
         Raises NotFiniteLogProbs if a log-prob is infinite or not a number.
         """
@@ -509,7 +520,7 @@ class EngineThread:
         self._outbox.finished[name] = completed.reason
 
     def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add all tokens of a sequence that were not reported yet to the outbox.
+        """Add all tokens of a sequence that were not reported yet to the outbox, and forget the sequence.
 
         Raises NotFiniteLogProbs if a log-prob is infinite or not a number.
         """
@@ -566,18 +577,20 @@ class RolloutWorker(Process):
         return WorkerAddress(socket.gethostname(), os.getpid())
 
     async def open(self) -> int | None:
-        """Build the engine. Returns its token room: the number of tokens that its memory holds.
+        """Build the engine.
 
-        None: the number of slots is the stricter limit. The driver repeats the call if the answer is lost. A repeated
-        call waits for the same engine.
+        Returns its token room: the number of tokens of all sequences for which its memory has room.
+
+        None: the number of slots is the stricter limit. If the answer is lost, the driver repeats the call, which then
+        waits for the same engine.
         """
         self._opening = self._opening or asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> int | None:
-        """Build the engine in a thread, so that this actor can answer `address` during that time.
+        """Build the engine in a thread, so that this actor can answer `address` meanwhile.
 
-        Returns as `open` does.
+        Returns the same as `open`.
         """
         loop = asyncio.get_running_loop()
         engine = await asyncio.to_thread(self._start)
@@ -619,9 +632,9 @@ class RolloutWorker(Process):
         )
 
     def _vllm(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
-        """Build vLLM's engine. Every replica loads a published version before it joins.
+        """Build vLLM's engine. If adapters train, also load the base weights, which published versions then lack.
 
-        If adapters train, the published versions lack the base weights, so they are loaded here.
+        Without adapters, no weights are loaded here, because every replica loads a published version before it joins.
         """
         from qwen35_trainer.models.qwen3_5.build_model import base_weights, configuration
         from qwen35_trainer.rollout.vllm import VLLMEngine
@@ -675,11 +688,11 @@ class RolloutWorker(Process):
         self._order.receive(unpacked_commands(batch))
 
     async def exchange(self, after: int, batch: CommandBatch | bytes) -> PackedReports:
-        """Carry out packed commands, and then return all reports after number `after`, packed.
+        """Carry out packed commands, and then return, packed, all reports after report number `after`.
 
-        after: number of the last report that the driver has received, which acknowledges all reports up to it. If there
-        is no later report, wait until one is due: for a finished group, taken sequences, loaded weights, or for
-        `report_seconds`. Then report everything so far. Raises EngineFailed if the engine has failed.
+        after: number of the last report that the driver has received; it acknowledges all reports up to it. If there is
+        no later report, the method waits until one is due: for a finished group, taken sequences, loaded weights, or
+        after `report_seconds`. Raises EngineFailed if the engine has failed.
         """
         engine = self._running
         self._order.receive(unpacked_commands(batch))
@@ -737,9 +750,10 @@ class RolloutWorker(Process):
                 return
 
     async def _load(self, published: PublishedWeights) -> None:
-        """Fetch, verify and receive a version while the engine makes steps, then put it in service between two steps.
+        """Fetch and verify a version while the engine makes steps, then put the version in service between two steps.
 
-        A version that another replica does not serve any more is reported, so that the driver sends it again.
+        If the version should be read from another replica, and that fails, this is reported, so that the driver sends
+        the version again.
         """
         version, engine = published.manifest.version, self._running
         try:
@@ -765,10 +779,11 @@ class RolloutWorker(Process):
         probing.add_done_callback(self._probes.discard)
 
     async def _probe(self, published: PublishedWeights, probe: Probe) -> None:
-        """Compare log-probs of the version in service with those of the trainer. If they differ, the engine ends.
+        """Compare the log-probs of the version in service with those of the trainer.
 
-        Without effect if another version is in service, or comes into service before, or if no slot becomes free for
-        the probe within `publication.timeoutSeconds`. An engine that hangs is found by its steps.
+        If they differ too much, end the engine. Does nothing if another version is in service, or comes into service
+        first, or if no slot becomes free for the probe within `publication.timeoutSeconds`. An engine that hangs is
+        detected by its missing steps.
         """
         version, engine, seconds = published.manifest.version, self._running, self._spec.publication.timeoutSeconds
         try:
@@ -793,7 +808,7 @@ class RolloutWorker(Process):
             engine.fail(error)
 
     async def _wrong(self, published: PublishedWeights) -> str:
-        """Load the version in service once more, and return which parameters had other values, as text."""
+        """Load the version in service once more, and return, as text, which parameters had other values."""
         version = published.manifest.version
         try:
             async with asyncio.timeout(COMPARISON_SECONDS):

@@ -52,22 +52,25 @@ if TYPE_CHECKING:  # Ray takes a second to import, so it is imported after the c
     from qwen35_trainer.runtime.driver import DriverState
 
 FOLLOW_WAIT_SECONDS = 1.0
-"""Maximum wait of one call of `Driver.follow`, and therefore the interval at which signals are passed to the driver."""
+"""Maximum wait, in seconds, of one call of `Driver.follow`. At this interval, signals are passed to the driver."""
 
 DRIVER_ANSWER_SECONDS = 600.0
-"""Maximum time for an answer of the driver.
+"""Maximum time, in seconds, for an answer of the driver.
 
-It usually answers within FOLLOW_WAIT_SECONDS, but later while it starts.
+It usually answers within FOLLOW_WAIT_SECONDS, but takes longer while it starts.
 """
 
 SIGNAL_POLL_SECONDS = 0.5
-"""Interval at which a wait for the driver looks for signals. It is far below `signals.END_SECONDS`."""
+"""Interval, in seconds, at which a wait for the driver looks for signals. It is far below `signals.END_SECONDS`."""
 
 STOPPED_BEFORE_TRAINING = "stopped by the operator before the training began; nothing was written"
 
 
 class ReportFailed(RuntimeError):
-    """The run has ended, but its summary or report could not be written. The message contains the outcome of the run."""
+    """The run has ended, but its summary or report could not be written.
+
+    The message contains the outcome of the run.
+    """
 
     failure = None  # the outcome of the run is recorded
 
@@ -82,7 +85,7 @@ class FinishedRun:
 
     @property
     def saved_nothing(self) -> bool:
-        """Whether the run was stopped before there was anything to save, so that it left no checkpoint."""
+        """Whether the run was stopped before anything could be saved, so that no checkpoint exists."""
         return self.finish.outcome == "Stopped" and not self.summary["checkpoint"]
 
 
@@ -101,15 +104,15 @@ def run(
 ) -> FinishedRun:
     """Run a training from its manifest to its end, and report to `reporter`. Returns the results.
 
-    file: path of the manifest. output: the output folder; None: runs/NAME. resume: the value of --resume; None: not
-    given. started: time at which the command began, in Unix seconds. signals: the signals to this command; None: it
-    gets none. in_cluster: whether this process runs in the head pod of a training, and uses the Ray cluster of its
-    pods. how_to_resume: the command that continues this run, for messages.
+    file: path of the manifest. output: the output folder; None: runs/NAME. resume: the value of --resume; None: the
+    option is not given. started: time at which the command began, in Unix seconds. signals: the signals to this
+    command; None: there are none. in_cluster: whether this process runs in the head pod of a training, and uses the Ray
+    cluster of its pods. how_to_resume: the command that continues this run, for messages.
 
-    Raises ManifestError, DataError, FolderRefused or CheckpointError, before anything is written, if the manifest, the
-    data, a folder or the checkpoint cannot be used. Raises Superseded if another attempt has taken over a folder. Raises
-    Interrupted if a signal leaves no time to save, and ReportFailed if the run has ended but its results cannot be
-    written.
+    Raises ManifestError, DataError, FolderRefused or CheckpointError, before anything is written, if the manifest,
+    the data, a folder or the checkpoint cannot be used. Raises Superseded if another attempt has taken over a folder.
+    Raises Interrupted if a signal leaves no time to save, and ReportFailed if the run has ended but its results
+    cannot be written.
     """
     problems = [*unsupported(manifest), *uninstalled(manifest.spec)]
     problems += untransported(manifest.spec, one_host=not in_cluster)
@@ -156,19 +159,19 @@ class _EndedTraining:
     manifest: Manifest
     finish: FinishRecord
     epoch: Epoch
-    """The period in which this attempt owns the output folder. It is not over."""
+    """The period in which this attempt owns the output folder. The caller ends it after the results are written."""
 
 
 class _Prepared:
     """The job and the data of a run, which another thread prepares.
 
-    `take` returns them and keeps no reference, so that the caller can free their memory.
+    `take` returns them and keeps no reference, so that the caller can free the memory of the data.
     """
 
     def __init__(self, preparing: Future[tuple[Job, RunData]]) -> None:
         self._preparing: list[Future[tuple[Job, RunData]]] = [preparing]
         self.done: Future[None] = Future()
-        """A future that is done when the preparation is. It has the error if the preparation failed."""
+        """Done when the preparation has ended. If the preparation failed, it has the error."""
         preparing.add_done_callback(self._end)
 
     def take(self) -> tuple[Job, RunData]:
@@ -193,8 +196,9 @@ def _train(
 ) -> _EndedTraining:
     """Run the part of the command that needs Ray: claim the folders, start the driver, and follow it to the end.
 
-    claimed: returns the context manager that claims the folders for a job. Raises Interrupted if a signal, or an order
-    to stop before the training begins, ends the run, and Superseded if another attempt has taken over a folder.
+    claimed: returns the context manager that claims the folders for a job. Raises Interrupted if a signal ends the
+    run, or if an order to stop arrives before the training begins. Raises Superseded if another attempt has taken
+    over a folder.
     """
     import ray
 
@@ -217,7 +221,10 @@ def _train(
 
 
 def _superseded(job: Job, message: str) -> Superseded:
-    """Return the exception for a driver that has found another attempt in its place. message: that of the driver."""
+    """Return the exception that ends the command after the driver ended because another attempt owns a folder.
+
+    message: the message of the driver's error.
+    """
     later = False
     for epoch in (job.epoch, job.checkpoint_epoch):
         try:
@@ -232,10 +239,11 @@ def _superseded(job: Job, message: str) -> Superseded:
 
 @contextmanager
 def _claimed(job: Job, start: RunStart, *, resume: bool) -> Iterator[Job]:
-    """Context manager: claim the output folder and the folder of the checkpoints.
+    """Context manager: claim the output folder and the folder of the checkpoints. Yields the job with both epochs.
 
-    start: what the run has found in the folders. Yields the job, with the epochs in which it owns them. The epoch of the output
-    folder is not over at the end, unless the body raises an exception: the results are written into it.
+    start: the states of the folders as read before. When the body ends, the epoch of the checkpoints ends. The epoch
+    of the output folder ends only if the body raises an exception, because otherwise the results are still written
+    into that folder.
 
     Raises FolderRefused if another run uses or has changed a folder, and Superseded if another attempt of this run has.
     """
@@ -261,7 +269,7 @@ def _claimed(job: Job, start: RunStart, *, resume: bool) -> Iterator[Job]:
 
 
 def _check(manifest: Manifest, file: Path) -> None:
-    """Check the functions, paths and names in the manifest. Raises ManifestError if some of them cannot be used."""
+    """Raise ManifestError if functions, paths or names in the manifest cannot be used."""
     if problems := problems_of(manifest.spec, file.resolve().parent):
         raise ManifestError(file, problems)
 
@@ -269,9 +277,8 @@ def _check(manifest: Manifest, file: Path) -> None:
 def _report(ended: _EndedTraining, folder: RunFolder, bound: int | None, peak_rss_mib: float | None) -> Summary:
     """Write summary.json and report.html, and return the summary.
 
-    Raises ReportFailed if they cannot be written, and Superseded if another attempt has taken over the folder.
-
     bound: the maximum lag; None in SFT. peak_rss_mib: peak memory of the run's processes in MiB; None: not measured.
+    Raises ReportFailed if the files cannot be written, and Superseded if another attempt has taken over the folder.
     """
     try:
         run = RunFold.of(read_records(folder.metrics))
@@ -297,7 +304,7 @@ def _release_prepared() -> None:
 
 
 def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> FinishRecord:
-    """Run the driver, and pass on its records, until the run ends. Returns the final record.
+    """Start the driver, and pass its records to the view and the reporter until the run ends. Returns the final record.
 
     data: the data of the run in Ray's object store. If the driver's process ends or hangs, this process writes the
     final record. Raises Interrupted at a signal that leaves no time to save, even if the driver hangs.
@@ -343,7 +350,7 @@ class _Follower:
 
     @property
     def signals_end_run(self) -> bool:
-        """Whether there were enough signals that the run must end within seconds, without saving."""
+        """Whether so far there were enough signals to end the run within seconds, without saving."""
         return limit(self.signals.count, begun=True) is not None
 
     def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped

@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 END_SECONDS = 7.0
-"""Maximum time that an ending run takes to report to the operator. After it the run is killed.
+"""Maximum time, in seconds, in which a run that ends may report to the operator. After it, the run is killed.
 
-It leaves a margin within the 10 s that senders of signals usually wait.
+It is shorter than the 10 s that senders of signals usually wait before they kill a process.
 """
 REAP_SECONDS = 2.0
-"""Maximum wait for killed processes to end.
+"""Maximum wait, in seconds, for killed processes to end.
 
 The wait is limited because a process that waits for a disk may never end.
 """
 REPEAT_SECONDS = 0.25
-"""Time within which two signals of one kind count as one. Two presses of Ctrl-C are further apart."""
+"""Time, in seconds, within which two signals of one kind count as one. Two presses of Ctrl-C are further apart."""
 
 TOO_EARLY = "ended by a signal before the training began; nothing was written"
 SECOND_SIGNAL = "ended by a second signal; nothing since the last checkpoint was kept"
@@ -76,7 +76,10 @@ def limit(signals: int, *, begun: bool) -> float | None:
 
 
 class Signals:
-    """The signals that the parent process has passed on. Without a parent process, as in tests, there are none."""
+    """The signals that the parent process has passed on.
+
+    Without a parent process, as in tests, there are no signals.
+    """
 
     def __init__(self, parent: socket.socket | None = None) -> None:
         self._parent = parent
@@ -147,7 +150,7 @@ class Signals:
             self._lose_parent()
 
     def _lose_parent(self) -> None:
-        """End this process, because the parent process was killed. Ray's processes end with this one."""
+        """End this process, because the parent process was killed. Ray's processes end together with this process."""
         os._exit(FAILED)
 
 
@@ -218,7 +221,7 @@ class _Parent:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def _counts(self, number: int) -> bool:
-        """Return whether the signal `number` counts. It does not if it repeats such a signal within REPEAT_SECONDS."""
+        """Return whether the signal `number` counts. A repetition within REPEAT_SECONDS does not count."""
         now = time.monotonic()
         repeated = now - self._counted.get(number, -REPEAT_SECONDS) < REPEAT_SECONDS
         if not repeated:
@@ -240,7 +243,10 @@ class _Parent:
 
 
 def _catch() -> tuple[int, int]:
-    """Make signals to this process do nothing but write their numbers to a pipe. Returns its ends: (read, write)."""
+    """Make signals to this process do nothing but write their numbers to a pipe.
+
+    Returns the ends of the pipe: (read, write).
+    """
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -315,7 +321,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_orphans() -> None:
-    """Kill the remaining processes of the run, and return when all have ended, or after REAP_SECONDS.
+    """Kill the remaining processes of the run. Returns when all have ended, or after REAP_SECONDS.
 
     They are Ray's processes, if the run had no time to end them.
     """
@@ -332,9 +338,9 @@ def _end_orphans() -> None:
 
 
 def _children() -> list[int]:
-    """Return the ids of the child processes, including zombies. Empty if the kernel does not list them.
+    """Return the ids of the child processes, including zombies. Empty if the kernel does not list child processes.
 
-    The kernel does not reuse such an id before this process has waited for the child.
+    The kernel does not reuse the id of a child before this process has waited for the child.
     """
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as children:  # noqa: PTH123  # pathlib takes long to import
@@ -344,7 +350,7 @@ def _children() -> list[int]:
 
 
 def _received(connection: socket.socket, flags: int = 0) -> bytes | None:
-    """Return the bytes that have arrived in a socket. None if there are none, and b"" if the other end is closed.
+    """Return the bytes that have arrived in a socket. None: no bytes have arrived. b"": the other end is closed.
 
     flags: flags of recv(2), such as MSG_PEEK.
     """

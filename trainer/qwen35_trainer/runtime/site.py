@@ -1,4 +1,4 @@
-"""The placement of a run's processes: the Ray that starts them, their resources, and the ranks of train workers.
+"""Places the processes of a run: starts or connects to Ray, sets the workers' resources, and numbers the train ranks.
 
 on this machine   a local Ray, which ends with the run; the workers share the cores, and each has a separate accelerator
 in a cluster      the Ray of the pods: the driver runs in the head pod, like `qwen35 run`, and the workers in the pods of their pool
@@ -13,9 +13,9 @@ In mode Colocated the ranks take the devices, and each replica joins ranks on th
     node A: device 0 ── rank 0 ┐                  node A: device 2 ── rank 2 ┐
             device 1 ── rank 1 ┴─ rollout-0               device 3 ── rank 3 ┴─ rollout-1       (tensorParallel 2)
 
-Ray places the workers on any free device. The ranks that exchange data in every layer are neighbouring ranks, so ranks
-are numbered by node and device. With another numbering these exchanges would leave the node, and take many times
-longer.
+Ray places the workers on any free device. The ranks that exchange data in every layer are neighbouring ranks,
+so ranks are numbered by node and device. With another numbering, these exchanges would leave the node, and take
+many times longer.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ DEVICE_RESOURCES = {"NVIDIA": "GPU", "Ascend": "NPU"}
 
 
 MAX_RAY_STARTS = 3
-"""Maximum number of times that Ray is started on this machine."""
+"""Maximum number of tries to start Ray on this machine."""
 RAY_TIMEOUT_TEXT = "timed out during startup"
 """Part of the message of Ray's exception for a node that did not start in time."""
 KILL_WAIT_SECONDS = 10.0
-"""Maximum wait for killed processes to end."""
+"""Maximum wait, in seconds, for killed processes to end."""
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def connected(*, in_cluster: bool) -> Iterator[None]:
-    """Context manager: connect to the cluster's Ray if `in_cluster`, otherwise start Ray. Disconnect at the end.
+    """Context manager: connect to the cluster's Ray if `in_cluster`, otherwise start Ray on this machine.
 
-    Enter it in a thread that lives until Ray has ended, because Linux ends Ray's processes with the thread that started
-    them.
+    At the end, Ray is disconnected, and a Ray that was started here ends. Use this in a thread that lives until Ray has
+    ended, because Linux ends Ray's processes with the thread that started them.
     """
     if in_cluster:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
@@ -72,12 +72,12 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
 
 
 def _start() -> None:
-    """Start Ray. If its node times out, end its processes and try again, with at most MAX_RAY_STARTS starts in all.
+    """Start Ray on this machine.
 
-    Ray allows a node 30 seconds to start (ray/_private/node.py, 2.60.0), and gives the node's agents less time. The
-    agents import many modules, which takes longer on a busy machine or right after Ray was installed. At a second start
-    the modules are compiled and cached. Raises Ray's exception if the last start fails, or if a start fails for another
-    reason.
+    If Ray's node times out, end its processes and try again, with at most MAX_RAY_STARTS tries. Ray allows a node 30
+    seconds to start (ray/_private/node.py, 2.60.0), and gives the node's agents less time. The agents import many
+    modules, which takes longer on a busy machine or right after Ray was installed. At a second start the modules are
+    compiled and cached. Raises Ray's exception if the last try fails, or if a try fails for another reason.
     """
     for start in range(1, MAX_RAY_STARTS + 1):
         try:
@@ -110,7 +110,7 @@ def _end_what_started() -> None:
 def driver_options() -> dict[str, Any]:
     """Return Ray's options for the driver.
 
-    It must run on the node of this process, because it writes to the run's folder.
+    The driver must run on the node of this process, because it writes to the run's folder.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return {"num_cpus": 0, "scheduling_strategy": here}
@@ -119,13 +119,16 @@ def driver_options() -> dict[str, Any]:
 def worker_options(
     job: Job, pool: ActorPoolName, *, lane: bool = False, place: SharedPlace | None = None
 ) -> dict[str, Any]:
-    """Return Ray's options for each worker of a pool. Ray must not restart a lost worker, because its state is lost.
+    """Return Ray's options for each worker of a pool.
 
     lane: whether the worker is a replica of the straggler lane. place: the devices of train workers that a replica
-    shares; None: it gets devices of its own. Workers need no placement group, because labels assign
-    them to the pods of their pool, or of the lane, which exist before the run starts. Replicas of both sizes in one pod
-    would leave devices of several pods free that a replica of the lane needs in one pod. The driver calls replicas all the
-    time, so Ray does not record these calls (`ray list tasks`), which would take the driver a sixth of a call.
+    shares; None: Ray assigns devices to the worker.
+
+    Ray must not restart a lost worker, because its state is lost. Workers need no placement group, because labels
+    assign them to the pods of their pool, or of the lane, which exist before the run starts. Replicas of both sizes in
+    one pod would leave devices of several pods free that a replica of the lane needs in one pod. The driver calls
+    replicas all the time, so Ray does not record these calls (`ray list tasks`): recording takes the driver a sixth of
+    the time of a call.
     """
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "enable_task_events": pool != "rollout"}
     if place is not None:
@@ -145,7 +148,7 @@ def worker_options(
 def worker_cpus(job: Job, pool: ActorPoolName) -> int:
     """Return the number of CPUs for each device of a pool in a cluster, at least 1.
 
-    All pods of a pool are equal, so the CPUs of one pod are divided by its number of devices.
+    All pods of a pool are equal, so the CPUs of a pod are divided by its number of devices.
     """
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     pods = [node["Resources"] for node in nodes if node["Alive"] and node["Labels"].get(POOL_LABEL) == pool]
@@ -161,23 +164,23 @@ class WorkerLocation:
     node: str
     """Ray's name of the node."""
     device: str
-    """Index or UUID of the worker's accelerator. Empty if it has no accelerator."""
+    """Index or UUID of the worker's accelerator. Empty if the worker has no accelerator."""
 
 
 @dataclass(frozen=True)
 class SharedPlace:
-    """The devices of train workers that a replica shares, and the node of these workers, by Ray's name."""
+    """The devices of train workers that a replica shares, and the node of these devices, by Ray's name."""
 
     node: str
     devices: tuple[str, ...]
-    """Indices or UUIDs; empty without accelerators."""
+    """Indices or UUIDs of the devices. Empty without accelerators."""
 
 
 def shared_places(locations: Sequence[WorkerLocation], sizes: Sequence[int]) -> list[SharedPlace]:
-    """Return a place for each replica on the devices of the train workers.
+    """Return, for each replica, devices of the train workers on one node.
 
-    locations: of all train workers. sizes: number of devices of each replica. The devices are taken in the order of
-    their nodes. Raises ValueError if a replica would use devices of two nodes.
+    locations: node and device of each train worker. sizes: number of devices of each replica. The devices are assigned
+    in the order of their nodes. Raises ValueError if a replica would get devices of two nodes.
     """
     order = rank_order(locations, ())
     places, start = [], 0
@@ -238,5 +241,5 @@ def rank_order(locations: Sequence[WorkerLocation], groups: Sequence[int]) -> tu
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return a sort key that compares numbers in names as numbers: device 10 comes after device 9."""
+    """Return a key that sorts names by the numbers in them: device 10 comes after device 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -1,10 +1,11 @@
-"""The measured times of a replica: counted by its worker, averaged by the driver, and passed to the coordinator.
+"""Measures the speed of a replica: its worker times the steps, the driver averages the times for the coordinator.
 
     worker: StepLog.add, once per step ─► MeasuredSteps, in each report ─► driver: StepTimes.add ─► ReplicaTimes ─► coordinator
 
-Steps that only decode are averaged by their number of sequences, in buckets of powers of two. All others prefill: the time
-that they take longer than decoding alone would is that of the prefilled tokens. Sums of a report, and averages of a
-replica, have one entry for each bucket, so their size does not grow with the run.
+A bucket is a range of numbers of sequences between two powers of two. Steps that only decode are averaged for
+each bucket. All other steps also prefill: their time beyond the time of decoding alone is divided among the
+prefilled tokens. A report has one sum per bucket, and a replica has one average per bucket, so their size does
+not grow with the run.
 """
 
 from __future__ import annotations
@@ -15,35 +16,37 @@ from qwen35_trainer.pipeline.replica_times import UNMEASURED, ReplicaTimes
 from qwen35_trainer.rollout.rollout_engine import StepOutput
 
 RECENT_STEPS = 200
-"""Number of steps, roughly, over which the duration of steps with about as many sequences is averaged."""
+"""Approximate number of latest steps that count in the average of a bucket (steps with a similar
+number of sequences)."""
 RECENT_PREFILL_TOKENS = 50_000
-"""Number of tokens, roughly, over which the duration of prefill is averaged."""
+"""Approximate number of latest prefilled tokens that count in the average duration of prefill."""
 RECENT_HAND_OVERS = 20
-"""Number of hand-overs, roughly, over which their duration is averaged."""
+"""Approximate number of latest hand-overs that count in their average duration. In a hand-over, a replica gives
+sequences back that move to another replica."""
 OUTLIER = 4.0
-"""Number of usual durations of a step of its kind beyond which a longer step counts as one of that duration.
+"""Multiple of the average duration of similar steps at which the duration of a slow step is cut off.
 
-A step can take seconds for reasons that do not come again, such as a stall of the host. Without this limit one of them would
-change the mean for the next RECENT_STEPS steps, and the coordinator might leave the straggler lane empty, whose steps are then
-not measured again.
+A step can take seconds for reasons that do not come again, such as a stall of the host. Without this limit, one such
+step would change the average for the next RECENT_STEPS steps, and the coordinator might leave the straggler lane empty,
+whose steps are then not measured again.
 """
 MIN_CHANGE = 0.1
-"""Relative change of a duration, or of a number of sequences, below which the coordinator keeps the earlier times."""
+"""Minimum relative change of a duration, or of a number of sequences, before the coordinator gets new times."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeSum:
-    """Steps that only decoded, with about as many sequences."""
+    """Sums over steps that only decoded, all with a similar number of sequences (one bucket)."""
 
     steps: int
     tokens: int
-    """Number of tokens that the steps generated, one for each sequence and step."""
+    """Number of tokens that the steps generated: one for each sequence in each step."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSum:
-    """Steps that also prefilled."""
+    """Sums over steps that computed prompt tokens or other earlier tokens (prefill), and usually decoded too."""
 
     steps: int = 0
     tokens: int = 0
@@ -58,7 +61,7 @@ NO_PREFILL = PrefillSum()
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """The steps of an engine since the previous report."""
+    """The steps of a replica's engine since its previous report, as sums."""
 
     decode: tuple[DecodeSum, ...] = ()
     prefill: PrefillSum = NO_PREFILL
@@ -68,7 +71,7 @@ NO_STEPS = MeasuredSteps()
 
 
 class StepLog:
-    """Counts the steps of an engine between two reports."""
+    """Adds up the steps of an engine between two reports."""
 
     def __init__(self) -> None:
         self._decode: dict[int, DecodeSum] = {}  # by bucket
@@ -79,8 +82,8 @@ class StepLog:
     def add(self, output: StepOutput, seconds: float) -> None:
         """Add one step. seconds: its duration.
 
-        The first step of its kind does not count, because it may compile the model. A step that only decodes counts as at
-        most OUTLIER usual ones.
+        The first step of a bucket, and the first one that prefills, do not count, because they may compile the model.
+        The duration of a step that only decodes counts as at most OUTLIER times the average of its bucket.
         """
         bucket = 0 if output.prefills else output.tokens.bit_length()
         if bucket not in self._seen:
@@ -100,14 +103,14 @@ class StepLog:
             )
 
     def take(self) -> MeasuredSteps:
-        """Return everything since the previous call."""
+        """Return the sums over all steps since the previous call."""
         steps = MeasuredSteps(tuple(self._decode.values()), self._prefill)
         self._decode, self._prefill = {}, NO_PREFILL
         return steps
 
 
 class _Mean:
-    """A mean of which the latest values are a fixed part. recent: number of the latest values, roughly, that matter."""
+    """A moving average. recent: approximate number of latest values that count."""
 
     __slots__ = ("_recent", "value", "weight")
 
@@ -122,7 +125,7 @@ class _Mean:
 
 
 class StepTimes:
-    """The averages of one replica."""
+    """Moving averages of the durations of one replica's decoding, prefill and hand-overs."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, tuple[_Mean, _Mean]] = {}  # bucket → (sequences, seconds) of a step
@@ -130,7 +133,7 @@ class StepTimes:
         self._returned = UNMEASURED
 
     def add(self, measured: MeasuredSteps) -> None:
-        """Add the steps of a report."""
+        """Add the sums in a report of the replica."""
         for each in measured.decode:
             sequences = each.tokens / each.steps
             means = self._buckets.setdefault(int(sequences).bit_length(), (_Mean(RECENT_STEPS), _Mean(RECENT_STEPS)))
@@ -143,11 +146,14 @@ class StepTimes:
             self._prefill.add(seconds / prefill.prefilled, prefill.prefilled)
 
     def add_hand_over(self, seconds: float) -> None:
-        """Add the duration of a hand-over: from the order to give sequences back until the replica has done so."""
+        """Add a hand-over: seconds from the order to give sequences back until the replica has given them back."""
         self._hand_over.add(seconds, 1)
 
     def changed(self) -> ReplicaTimes | None:
-        """Return the present times if they differ from those that this method last returned by MIN_CHANGE; otherwise None."""
+        """Return the present averages if they differ by more than MIN_CHANGE from those that this method last returned.
+
+        Otherwise, and before the replica's steps are measured, return None.
+        """
         times, earlier = self._times(), self._returned
         same_buckets = len(times.steps) == len(earlier.steps)
         if not times.is_measured or (same_buckets and not _differ(_values(times), _values(earlier))):

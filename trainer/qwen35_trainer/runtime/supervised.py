@@ -26,8 +26,8 @@ from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
 class Supervised:
     """The examples of an SFT run and their order.
 
-    Batch b has the positions b·size … (b+1)·size - 1 of the epoch order, so a run can resume from the number of a
-    batch.
+    Batch b consists of the positions b·size to (b+1)·size - 1 of the epoch order, so the number of a batch is
+    enough to resume.
     """
 
     examples: Sequence[SupervisedExample]
@@ -48,13 +48,14 @@ class Supervised:
 
 @dataclass
 class SupervisedLoop:
-    """The main loop of an SFT run: trains batch after batch until the last update, or until `stop` is set."""
+    """The main loop of an SFT run: trains batches until the last update, or until `stop` is set."""
 
     supervised: Supervised
     training: TrainSession
     stop: asyncio.Event
     must_save: bool
-    """Whether the run must save a checkpoint even if nothing trains, because its folder contains none yet."""
+    """Whether the run must save a checkpoint even if nothing trains, because the folder of its checkpoints
+    has none yet."""
     _saving: asyncio.Task[None] | None = None
 
     @property
@@ -64,7 +65,7 @@ class SupervisedLoop:
     async def run(self) -> RunOutcome:
         """Run the loop until the run ends. Returns Succeeded after the last update, and otherwise Stopped.
 
-        Raises an ExceptionGroup with the errors that make it impossible to continue.
+        Errors are raised in an ExceptionGroup.
         """
         async with asyncio.TaskGroup() as tasks:  # left when the last checkpoint is complete
             return await self._train(tasks)
@@ -101,7 +102,7 @@ class SupervisedLoop:
         await copied.wait()
 
     async def _evaluate(self) -> None:
-        """Record the held-out loss of the current weights. Without held-out examples, do nothing."""
+        """Record the held-out loss of the present weights. Without held-out examples, do nothing."""
         training, started = self.training, time.time()
         if self.supervised.held_out:
             batch = await asyncio.to_thread(self.supervised.validation)

@@ -1,10 +1,10 @@
-"""Names the prompts that may be the reason why replicas are lost.
+"""Warns about prompts that may be the cause of lost replicas.
 
-    a replica is lost ─► each unfinished group with a sequence on it: one loss more ─► those with most losses: a warning
+    a replica is lost ─► one more loss for each unfinished group with a sequence on it ─► the groups with most losses: a warning
 
-A prompt that ends every replica on which it runs never finishes, so its group gets one more loss each time. Other
-groups on the same replicas get losses too, but finish when they run elsewhere. No group is dropped because of its
-losses, because long responses get some by chance.
+If a prompt ends every replica that generates it, its group never finishes, and gets one more loss each time. Other
+groups on the same replicas get losses too, but finish when other replicas generate them. Groups are not dropped because
+of losses, because long responses get some losses by chance.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from qwen35_trainer.pipeline.events import SequenceId
 logger = logging.getLogger(__name__)
 
 MIN_LOSSES: Final = 3
-"""A prompt is suspected when at least this many replicas were lost while they generated its group."""
+"""Minimum number of replicas that were lost while they generated a group, before the group's prompt is suspected."""
 _MAX_NAMED_PROMPTS: Final = 3
 
 
 class LossCounts:
-    """Counts, for each group that has not left, the replicas that were lost while they generated the group."""
+    """Counts, for each group in the pipeline, the replicas that were lost while they generated the group."""
 
     def __init__(self, prompt_of: Callable[[int], str]) -> None:
-        """Begin without losses. prompt_of: returns the id of the prompt of a group, for messages."""
+        """Begin without losses. prompt_of: returns the id of the prompt of a group, given the group's number."""
         self._prompt_of = prompt_of
         self._losses: Counter[int] = Counter()
 
     def lost(self, replica: str, sequences: Iterable[SequenceId]) -> None:
         """Count the loss of a replica that generated `sequences`.
 
-        replica: name of the replica. If prompts are suspected, a warning with their ids is logged.
+        Log a warning with the ids of suspected prompts, if any.
+
+        replica: name of the replica.
         """
         groups = {group for group, _ in sequences}
         self._losses.update(groups)
@@ -52,5 +54,5 @@ class LossCounts:
         )
 
     def forget(self, group: int) -> None:
-        """Remove a group that has left the pipeline."""
+        """Drop the count of a group that has left the pipeline."""
         self._losses.pop(group, None)

@@ -12,19 +12,20 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
 
 type TokenRows = NDArray[np.int32]
-"""T tokens of a sequence, (3, T) rows: token ids, the bits of the float32 log-probs, and versions of the weights."""
+"""T tokens as an int32 array (3, T). The rows are the token ids, the bits of the float32 log-probs, and the versions
+of the weights."""
 
 _EMPTY: TokenRows = np.empty((3, 0), np.int32)
 
 
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
-    """New tokens of any number of sequences in one array.
+    """A mapping from sequences to their new tokens, in which the tokens of all sequences are stored in one array.
 
     One array is cheaper than many, because each array in a pickle costs as much as a hundred tokens.
     """
 
     def __init__(self, parts: Mapping[SequenceId, Sequence[GeneratedTokens]] = {}) -> None:
-        """Join tokens into one block. parts: the new tokens of each sequence, in one or several pieces."""
+        """Join tokens into one block. parts: sequence → its new tokens, in one or several pieces."""
         self._names = tuple(parts)
         self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
         all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)
@@ -50,9 +51,9 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         return _unpacked(self._data[:, start:end], self._candidates_of(start, end))
 
     def parts(self) -> Iterator[tuple[SequenceId, TokenRows, Candidates | None]]:
-        """Yield each sequence with its tokens and their candidates, as `TokenBuffer.append` takes them.
+        """Yield (sequence, tokens, candidates) for each sequence. `TokenBuffer.append` takes tokens and candidates.
 
-        Both share the memory of this block.
+        The arrays share the memory of this block. candidates is None if the sequence is sampled without truncation.
         """
         data, start = self._data, 0
         for name, end in zip(self._names, self._ends.tolist(), strict=True):
@@ -68,11 +69,12 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
 
 
 class TokenBuffer:
-    """The tokens of one sequence, to which parts can be appended.
+    """The tokens of one sequence, to which new tokens are appended in parts.
 
-    It takes 12 bytes per token, plus its candidates, and about 300 bytes per part. Parts are joined only when the
-    tokens are read, because growing one array would copy each token several times. There are few parts, because a long
-    sequence reports new tokens only when they are a certain share of it (`rollout_worker.PROGRESS_SHARE`).
+    The buffer takes 12 bytes per token, plus the candidates of the token, and about 300 bytes per part. Parts are
+    joined only when the tokens are read, because growing one array would copy each token several times. There are
+    few parts, because a long sequence reports new tokens only when they are at least a certain share of its
+    earlier tokens (`rollout_worker.PROGRESS_SHARE`).
     """
 
     __slots__ = ("_length", "_parts")
@@ -87,9 +89,9 @@ class TokenBuffer:
         return self._length
 
     def append(self, tokens: TokenRows, candidates: Candidates | None = None) -> int:
-        """Append a copy of tokens. Returns the number of all tokens.
+        """Append a copy of `tokens`. Returns the number of all tokens in the buffer.
 
-        The arrays, which may be parts of larger arrays, are not kept. candidates: those of `tokens`; None: each token
+        candidates: the candidates of `tokens`, which are copied too; None: sampling was not truncated, so each token
         could be any of the vocabulary.
         """
         self._parts.append((tokens.copy(), None if candidates is None else candidates.copy()))
@@ -106,7 +108,7 @@ class TokenBuffer:
             self.append(table[:, :length], None if candidates is None else candidates[:length])
 
     def tokens(self) -> GeneratedTokens:
-        """Return all tokens. Later calls do not change the result."""
+        """Return all tokens. Later changes of the buffer do not change the result."""
         return _unpacked(*self._joined())
 
     def _joined(self) -> tuple[TokenRows, Candidates | None]:

@@ -1,4 +1,4 @@
-"""The train pool as one object: each call of the loop goes to all ranks."""
+"""The train pool: all train workers (ranks) as one object, whose methods call every rank."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from qwen35_trainer.weights.published import PublishedWeights, joined
 
 
 class TrainPool:
-    """All train workers. Every call goes to all of them, in the same order and with the same arguments.
+    """All train workers. Each call goes to all of them, in the same order and with the same arguments.
 
-    Only the share of a batch differs between the workers. deadline: maximum time for each call, in seconds, after which
-    it raises Stalled. division: how a batch is divided into shares. groups: sizes of the groups of neighbouring ranks
-    that should share a node (`site.rank_order`).
+    Only batches differ: each worker gets its share of a batch. deadline: maximum time for each call, in seconds, after
+    which the call raises Stalled. division: how a batch is divided into shares. groups: sizes of the groups of
+    neighbouring ranks that should share a node (`site.rank_order`).
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class TrainPool:
         self._division, self._groups = division, groups
         self._names = [f"train-{rank}" for rank in range(len(workers))]
         self.locations: list[WorkerLocation] = []
-        """Where the workers are, in no particular order; empty before `start`."""
+        """Node and device of each worker, in the order in which the workers were started. Empty before `start`."""
 
     async def start(self, seconds: float) -> tuple[float, float]:
-        """Give each worker its rank, form the process group and build the engines.
+        """Give each worker its rank, form the process group, and build the engines.
 
-        seconds: maximum time for each of these steps. Returns the times, in Unix seconds, at which the ranks began to
-        join, and at which the last engine was built. Raises Stalled if a step takes longer, and ActorLost if a worker's
-        process ends.
+        seconds: maximum time for each of these steps. Returns two times in Unix seconds: when the ranks began to join
+        the process group, and when the last engine was built. Raises Stalled if a step takes longer, and ActorLost if a
+        worker's process ends.
         """
         ranks = len(self._workers)
         self._workers = await self._in_order_of_ranks(seconds)
@@ -60,9 +60,9 @@ class TrainPool:
         return began, time.time()
 
     async def _in_order_of_ranks(self, seconds: float) -> list[Any]:
-        """Return the workers in the order of their ranks, which follows their nodes and devices.
+        """Return the workers in the order of their ranks. Ranks are numbered by node and device (`site.rank_order`).
 
-        seconds: maximum time for their answers, after which Stalled is raised.
+        seconds: maximum time for the workers' answers, after which Stalled is raised.
         """
         names = [f"train-worker-{number}" for number in range(len(self._workers))]
         calls = [worker.location.remote() for worker in self._workers]
@@ -74,7 +74,8 @@ class TrainPool:
     async def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         """Train a batch, of which each rank gets only its share. Returns the metrics of each update.
 
-        learning_rates: the learning rate of each update of the batch.
+        learning_rates: the learning rate of each update of the batch. Raises Stalled after the deadline, and ActorLost
+        if a worker's process ends.
         """
         metrics: list[UpdateMetrics] = await self._on_shares("train", "training a batch", batch, tuple(learning_rates))
         return metrics
@@ -106,9 +107,9 @@ class TrainPool:
         return [ray.put(share) for share in self._division.shares_of(batch)]
 
     async def log_probs(self, sequences: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
-        """Compute the log-probs of all tokens but the first one of each sequence, at temperature 1, without training.
+        """Compute the log-probs of all tokens but the first of each sequence, at temperature 1, without training.
 
-        sequences: (T,) token ids each, T ≥ 2. Returns the log-probs of one sequence after another.
+        sequences: (T,) token ids each, T ≥ 2. Returns the log-probs of all sequences concatenated: T - 1 for each.
         """
         log_probs: NDArray[np.float32] = await self._on_shares(
             "log_probs", "computing a probe", _without_first_tokens(sequences)
@@ -118,32 +119,36 @@ class TrainPool:
     async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
         """Copy the weights as `version`, and return the description by which replicas fetch the copy.
 
-        needed: earlier versions that replicas have or may still fetch. Raises WeightsDamaged, with the names of the
-        tensors, if the ranks copied tensors incompletely or twice.
+        needed: earlier versions that replicas have or may still fetch, and whose copies must stay. Raises
+        WeightsDamaged, with the names of the tensors, if the ranks copied tensors incompletely or twice.
         """
         staged = await self._all("publication", "copying the weights", version, needed)
         return joined(staged, version)
 
     async def save(self, folder: Path) -> None:
-        """Begin to write a checkpoint. Returns when the ranks have copied their state, so that they may train again.
+        """Copy the state of all ranks for a checkpoint, and begin to write it into `folder`.
 
-        Call `saved` afterwards, which waits until the files are written.
+        Returns when the copy is complete. The ranks may then train again. Call `saved` afterwards, which waits until
+        the files are written.
         """
         await self._all("save", "copying the state for a checkpoint", folder)
 
     async def saved(self) -> None:
-        """Wait until every rank has written its part of the checkpoint. During the wait the ranks may train."""
+        """Wait until every rank has written its part of the last checkpoint. The ranks may train during the wait."""
         await self._all("saved", "writing a checkpoint")
 
     async def restore(self, folder: Path) -> None:
         await self._all("restore", "reading a checkpoint", folder)
 
     async def sleep(self) -> MemoryChange:
-        """Let all ranks move what they hold on their devices to host memory. Returns the memory of all ranks together."""
+        """Let all ranks move what they hold on their devices to host memory.
+
+        Returns the device memory of all ranks together before and after.
+        """
         return MemoryChange.total(await self._all("sleep", "giving its memory back"))
 
     async def wake(self) -> None:
-        """Let all ranks move everything back to their devices."""
+        """Let all ranks move everything back to their devices that `sleep` has moved to host memory."""
         await self._all("wake", "taking its memory again")
 
     async def _all(self, method: str, act: str, *arguments: object) -> list[Any]:
@@ -154,7 +159,7 @@ class TrainPool:
 
 
 def _without_first_tokens(sequences: Sequence[NDArray[np.int32]]) -> TrainBatch:
-    """Return a batch whose responses are all tokens of `sequences` but the first one of each, which is the prompt."""
+    """Return a batch in which the first token of each sequence is the prompt, and all other tokens are the response."""
     responses = [sequence[1:] for sequence in sequences]
     return TrainBatch(
         prompts=np.array([sequence[0] for sequence in sequences], np.int32),

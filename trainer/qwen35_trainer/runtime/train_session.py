@@ -1,10 +1,11 @@
-"""The part of the loop that trains: calls the train pool, saves checkpoints and writes records.
+"""The part of the loop that trains: calls the train pool, saves checkpoints, and writes records.
 
     train ─► train ─► save ──copied──► train ─► train ─► …
                         └─► written ─► complete, a record ─► exported, if wanted            while the next batches train
 
-The loops with and without rollouts both use it. Calls are made one at a time, with one exception: the next batch may
-train when a save has copied the state. The next save begins when the previous save is complete.
+The loop of RL runs (`loop.py`) and the loop of SFT (`supervised.py`) use it. Calls to the train pool are made one at a
+time, with one exception: the next batch may train once a save has copied the state. The next save begins when the
+previous save is complete.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LiveFields:
-    """The fields of the spec that may change during an attempt. The loops read them at every update.
+    """The fields of the spec that may change during an attempt. The training loop reads them at every update.
 
-    Only the driver sets them.
+    Only the driver changes them.
     """
 
     now: LiveSettings
@@ -65,12 +66,15 @@ class NextBatch:
     age: TokenAge
     groups: Sequence[ScoredGroup] = ()
     waited: float = 0.0
-    """Seconds that the train pool waited for this batch."""
+    """Seconds for which the train pool waited for this batch."""
 
 
 @dataclass
 class TrainSession:
-    """The training of one attempt, from `update` to `updates_total`: trains batches, records updates, and saves checkpoints."""
+    """The training of one attempt, from `update` to `updates_total`.
+
+    Trains batches, records updates, and saves checkpoints.
+    """
 
     spec: TrainingSpec
     pool: TrainPool
@@ -81,8 +85,8 @@ class TrainSession:
     live: LiveFields
     exports: Exports
     attempt: str
-    """Name of this attempt. Checkpoints and journal contain the name, so that a checkpoint is never combined with the
-    journal of another attempt."""
+    """Name of this attempt. Checkpoints and the journal contain the name, so that a checkpoint is never combined with
+    the journal of another attempt."""
     updates_total: int
     update: int = 0
     """Number of updates (optimizer steps) so far."""
@@ -92,7 +96,7 @@ class TrainSession:
     _saved_at: int = field(init=False)
     """Number of updates in the newest checkpoint, which is complete or being written.
 
-    Before the first save, it is the number of updates at the start of the attempt.
+    Before the first save, the number of updates at the start of the attempt.
     """
     _saved: bool = False
     _updated: float = field(default_factory=time.time)
@@ -101,9 +105,9 @@ class TrainSession:
         self._saved_at = self.update
 
     async def train(self, upcoming: NextBatch, pipeline: Callable[[], PipelineMeasures | None] = lambda: None) -> None:
-        """Train a batch, and write a record for each of its updates.
+        """Train a batch, and write a record for each update of the batch.
 
-        pipeline: returns the measurements of the rollout pool, or None in SFT. It is called after the training.
+        pipeline: called after the training; returns the measurements of the rollout pool, or None in SFT.
         """
         rates = [
             learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
@@ -140,9 +144,10 @@ class TrainSession:
         self._adapt_kl(metrics, batch.samples)
 
     def _adapt_kl(self, metrics: Sequence[UpdateMetrics], samples: int) -> None:
-        """Adapt the KL coefficient to the divergence of a batch that has trained.
+        """Adapt the KL coefficient to the KL divergence of a batch that has trained.
 
-        samples: number of samples of the batch. Updates without a trained token, or with a divergence that is not finite, do not count.
+        samples: number of samples of the batch. Updates without a trained token, or with a divergence that is not
+        finite, do not count.
         """
         settings = self.spec.algorithm.kl.adaptive
         measured = [(each.means.get("kl", math.nan), each.tokens) for each in metrics if each.tokens]
@@ -159,7 +164,10 @@ class TrainSession:
         )
 
     def evaluation_due(self, count: int) -> bool:
-        """Return whether to evaluate now: if an evaluation was due in the last `count` updates, or the run ends here."""
+        """Return whether to evaluate now.
+
+        True after the last update of the run, and if an evaluation was due at one of the last `count` updates.
+        """
         every = self.live.now.evaluationEveryUpdates
         return self.update >= self.updates_total or bool(every and self.update % every < count and self.update >= every)
 
@@ -167,7 +175,7 @@ class TrainSession:
     def saved(self) -> bool:
         """Whether a checkpoint contains all updates so far. Always true if the run saves no checkpoints.
 
-        A checkpoint that is still being written counts, because a failure to write it ends the run.
+        A checkpoint that is still being written counts, because the run ends if it cannot be written.
         """
         return self.checkpoints is None or (self._saved and self._saved_at == self.update)
 
@@ -178,9 +186,10 @@ class TrainSession:
     async def save(self, snapshot: SchedulingSnapshot, version: int, copied: asyncio.Event) -> None:
         """Save a checkpoint, unless the run saves none. Sets `copied` as soon as training may continue.
 
-        snapshot: the state of scheduling. version: version of the weights. Returns when the checkpoint is complete and,
-        if the manifest requests it, exported. Raises CheckpointError if it cannot be written, Superseded if another attempt owns
-        the folder, and ActorLost or Stalled if a train worker is lost or does not answer.
+        snapshot: the state of scheduling. version: version of the weights, for the records. Returns when the
+        checkpoint is complete and, if the manifest requests it, exported. Raises CheckpointError if it cannot be
+        written, Superseded if another attempt owns the folder, and ActorLost or Stalled if a train worker is lost or
+        does not answer.
         """
         if self.checkpoints is None:
             copied.set()
@@ -227,7 +236,7 @@ class TrainSession:
         await self.pool.saved()
 
     async def _export(self, checkpoint: Path, update: int, version: int) -> None:
-        """Export a checkpoint if spec.checkpoint.export requests it. The next batches train at the same time.
+        """Export a checkpoint if spec.checkpoint.export requests it. The next batches train meanwhile.
 
         The next save waits for the export, because a save may delete the checkpoint that is being exported.
         """
@@ -253,10 +262,10 @@ class TrainSession:
     def span(
         self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
     ) -> None:
-        """Record a span, which is one bar of the timeline in the report.
+        """Record a span: a time in which a pool or replica did one thing, and a bar of the timeline in the report.
 
-        lane: row of the bar. kind: what the lane did. start, end: in Unix seconds. label: text of the bar. version:
-        version of the weights that the span is about; None: it is not about one version.
+        lane: row of the bar. kind: what happened. start, end: in Unix seconds. label: text of the bar. version: version
+        of the weights that the span is about; None: it is not about one version.
         """
         at = self.clock.at
         self.recorder.append(
@@ -267,9 +276,9 @@ class TrainSession:
 def learning_rate(optimizer: OptimizerSpec, update: int, total: int) -> float:
     """Return the learning rate of update number `update`, from 0, of `total` updates.
 
-    The rate grows linearly in the warm-up. Then it stays at its peak (schedule Constant), or falls to its minimum
-    (Linear, Cosine). Update u of w in the warm-up has (u + 1) / w of the peak, so that no update has rate 0. The
-    minimum would be reached at the update after the last one.
+    The rate grows linearly during the warm-up of w updates: update u has (u + 1) / w of the peak, so no update has rate
+    0. Then it stays at its peak (schedule Constant), or falls to its minimum (Linear, Cosine). The minimum would be
+    reached at the update after the last one.
     """
     peak, warmup = optimizer.learningRate, optimizer.warmupUpdates
     if update < warmup:
@@ -286,5 +295,5 @@ def learning_rate(optimizer: OptimizerSpec, update: int, total: int) -> float:
 
 
 def first_kl_coefficient(spec: TrainingSpec) -> float | None:
-    """Return the coefficient with which `algorithm.kl.adaptive` begins; None if the coefficients are fixed."""
+    """Return the initial coefficient of `algorithm.kl.adaptive`; None if the coefficients are fixed."""
     return None if spec.mode == "SFT" else spec.algorithm.kl.first_adapted

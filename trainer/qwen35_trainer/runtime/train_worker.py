@@ -1,4 +1,4 @@
-"""One rank of the train pool: a member of the process group, and its engine."""
+"""One rank of the train pool: an actor that joins the process group and holds a train engine."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class TrainWorker(Process):
         self._sender: WeightSender | None = None
 
     def location(self) -> WorkerLocation:
-        """Return the node and the device of this worker. The locations of all workers determine the ranks.
+        """Return the node and the device of this worker.
 
-        See `site.rank_order`.
+        The driver derives the ranks from the locations of all workers (`site.rank_order`).
         """
         context = ray.get_runtime_context()
         assigned = [index for indices in context.get_accelerator_ids().values() for index in indices]
@@ -143,16 +143,16 @@ class TrainWorker(Process):
     def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
         """Copy this rank's part of the weights as `version`. All ranks must call this together.
 
-        needed: earlier versions that replicas have or may still fetch. The copy is complete before the next optimizer
-        step, so that replicas can read the copy while the weights change.
+        needed: earlier versions that replicas have or may still fetch. The copy is complete when this method returns,
+        so replicas can read it while the optimizer changes the weights.
         """
         assert self._sender is not None, "join comes first"
         return self._sender.stage(self._ready_engine.shards(), version, needed)
 
     def save(self, folder: Path) -> None:
-        """Copy the state of this rank, and begin to write it into `folder` as its part of a checkpoint.
+        """Copy the state of this rank, and begin to write the copy into `folder` as its part of a checkpoint.
 
-        `saved` waits until it is written.
+        `saved` waits until the files are written.
         """
         self._ready_engine.save(folder)
 
@@ -165,7 +165,10 @@ class TrainWorker(Process):
         self._ready_engine.restore(folder)
 
     def sleep(self) -> MemoryChange:
-        """Move everything that this rank holds on its device to host memory. Returns the bytes before and after."""
+        """Move everything that this rank holds on its device to host memory.
+
+        Returns the device memory before and after.
+        """
         return self._ready_engine.sleep()
 
     def wake(self) -> None:
@@ -178,7 +181,10 @@ class TrainWorker(Process):
 
 
 def replica_shape(rollout: RolloutSpec | None) -> ReplicaShape:
-    """Return the shape of the replicas, for whose ranks the weights are staged. rollout: None without a rollout pool."""
+    """Return the numbers that decide how the weights are divided among the ranks of a replica.
+
+    rollout: settings of the rollout pool; None: the run has no rollout pool.
+    """
     if rollout is None:
         return ReplicaShape()
     return ReplicaShape(rollout.tensorParallel, rollout.vllm is not None and rollout.vllm.expert_parallel)

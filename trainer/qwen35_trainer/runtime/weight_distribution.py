@@ -1,4 +1,4 @@
-"""Sends the newest version to replicas: to all at the same time, or one after another, so that they read it from each other.
+"""Sends the newest version of the weights to replicas.
 
     publish ─► every replica waits ─► `Relay` has a source for it ─► LoadWeights with that source ─► the replica's report
                     ▲                                                                                 │
@@ -8,8 +8,9 @@
 waits on                           unblocked by                                          deadline
 a replica: a source that is free   a report, or the loss, of a replica that reads there  PoolLimits.publish, in the rollout pool
 
-Only versions in registered memory (RDMA) are relayed. The other transports have one copy per machine, or a store that
-serves all replicas, so every replica gets each version immediately.
+A version in registered memory (RDMA) is relayed: replicas that have loaded it serve it to other replicas.
+All other transports have one copy per machine, or a store that serves all replicas, so every replica gets
+each version immediately.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from qwen35_trainer.weights.relay import TRAINER, Relay, trainer_readers
 
 
 class WeightReader(Protocol):
-    """A replica to which a version can be sent."""
+    """A replica to which versions of the weights can be sent."""
 
     @property
     def number(self) -> int: ...
@@ -33,13 +34,10 @@ class WeightReader(Protocol):
 
 
 class WeightDistribution:
-    """Decides when each replica gets the newest version, and from where it reads the version."""
+    """Decides when each replica gets the newest version, and from which source: the train ranks or another replica."""
 
     def __init__(self, replica_ranks: int = 1) -> None:
-        """Create a distribution without a version.
-
-        replica_ranks: number of ranks, and thus of devices, of one replica.
-        """
+        """Create a distribution without a version. replica_ranks: number of ranks (devices) of one replica."""
         self._replica_ranks = replica_ranks
         self.newest: PublishedWeights | None = None
         self._relay = Relay()
@@ -47,9 +45,9 @@ class WeightDistribution:
         self._copies: dict[int, RegisteredCopy] = {}  # where replicas serve the newest version, by number
 
     def publish(self, weights: PublishedWeights, replicas: Iterable[WeightReader]) -> None:
-        """Send a new version to `replicas`, and to the replicas that still wait for the version before.
+        """Send a new version to `replicas`, and to the replicas that still wait for the previous version.
 
-        The version before is no longer sent to replicas that still wait for it.
+        The replicas that still wait do not get the previous version any more.
         """
         waiting = [self._readers[number] for number in self._relay.waiting]
         self.newest = weights
@@ -60,7 +58,7 @@ class WeightDistribution:
             self.send(replica)
 
     def send(self, replica: WeightReader) -> None:
-        """Send the newest version to a replica, as soon as there is a source for it."""
+        """Send the newest version to a replica, as soon as there is a source from which the replica can read it."""
         assert self.newest is not None, "the first version comes first"
         if not isinstance(self.newest.source, RegisteredShards):
             replica.send_weights(self.newest)
@@ -70,10 +68,11 @@ class WeightDistribution:
         self._send_waiting()
 
     def reported(self, replica: WeightReader, report: EngineReport) -> None:
-        """Record what a replica reports about the newest version, and send the version to replicas that wait.
+        """Record whether a replica has loaded the newest version, and send it to replicas that wait for a source.
 
-        A replica that was still starting when the newest version was published was not among those to which it was sent.
-        If it cannot read the version before any more, it gets the newest one.
+        A replica that could not read the version from its source waits again. A replica that was still starting when
+        the newest version was published was not among the receivers of that version. If it can no longer read the
+        previous version, it gets the newest one.
         """
         if self.newest is None:
             return
@@ -93,7 +92,7 @@ class WeightDistribution:
         self._send_waiting()
 
     def lost(self, replica: WeightReader) -> None:
-        """Forget a replica that has ended, and send the newest version to replicas that wait."""
+        """Forget a replica that has ended, and send the newest version to replicas that wait for a source."""
         if self._readers.pop(replica.number, None) is not None:
             self._relay.lost(replica.number)
             self._send_waiting()

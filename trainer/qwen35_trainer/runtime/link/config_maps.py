@@ -1,4 +1,4 @@
-"""A link to the operator through ConfigMaps of a cluster, with the few calls of the Kubernetes API that the link needs.
+"""A link to the operator through ConfigMaps of a cluster, with the few Kubernetes API calls that it needs.
 
     report   PATCH -progress (merge)
     history  PATCH -history (merge)
@@ -41,21 +41,24 @@ logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
 WATCH_SECONDS = 300
-"""Time after which the API server ends a watch. The link then reads the ConfigMap again, so it misses no change."""
+"""Time, in seconds, after which the API server ends a watch. The link then lists the ConfigMap again, so it
+misses no change."""
 MAX_SILENCE_SECONDS = 90.0
-"""Time without a byte after which a watch counts as broken. The API server sends a bookmark about every minute."""
+"""Time, in seconds, without a received byte after which a watch counts as broken. The API server sends a bookmark
+about every minute."""
 READ_BUFFER_BYTES = 1 << 20
 """Size of aiohttp's read buffer. aiohttp accepts lines of twice this size, and an object in etcd has at most 1.5 MiB."""
 
 PAUSE_SECONDS = 1.0
-"""Pause between two watches, so that a server that ends each watch immediately does not get too many requests."""
+"""Pause between two watches, in seconds, so that a server that ends each watch immediately does not get
+too many requests."""
 FAILURES_BEFORE_WARNING = 3
 """Number of consecutive failures after which a warning is logged.
 
 A single failure is usual, and the next watch works.
 """
 MIN_STEADY_SECONDS = 30.0
-"""Time after which a watch counts as having worked.
+"""Time, in seconds, after which a watch counts as having worked.
 
 A later failure of the watch begins a new count of consecutive failures.
 """
@@ -65,7 +68,7 @@ _CALL_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError
 
 
 class ConfigMapLink:
-    """A link to the operator through the ConfigMaps of `training` in `namespace`."""
+    """A link to the operator through the ConfigMaps of a training. training: the training's name."""
 
     def __init__(self, account: ServiceAccount, *, namespace: str, training: str) -> None:
         self._account = account
@@ -120,7 +123,7 @@ class ConfigMapLink:
             await self._opened.close()
 
     async def _texts(self) -> AsyncIterator[str]:
-        """Yield the text of the orders in the ConfigMap, and again after each change, until the watch ends.
+        """Yield the text of the orders in the ConfigMap, and the new text after each change, until the watch ends.
 
         Raises one of _CALL_ERRORS if the list or the watch fails.
         """

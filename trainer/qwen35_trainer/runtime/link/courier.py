@@ -24,12 +24,13 @@ from qwen35_trainer.runtime.link.operator_link import FIRST_BACKOFF_SECONDS, MAX
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_SECONDS = 5.0
-"""Minimum time between two reports that are not urgent, because each report is a write in the cluster."""
+"""Minimum time, in seconds, between two reports that are not urgent, because each report is a write in the cluster."""
 HISTORY_INTERVAL_SECONDS = 30.0
-"""Minimum time between two deliveries of the history, because each is a write of hundreds of kilobytes."""
+"""Minimum time, in seconds, between two deliveries of the history, because each delivery writes
+hundreds of kilobytes."""
 CANCEL_SECONDS = 5.0
-"""Maximum time that `Courier.finish` waits for the courier's thread to end, once it has cancelled a delivery that took
-too long."""
+"""Maximum time, in seconds, that `Courier.finish` waits for its thread to end after it has cancelled a delivery that
+took too long."""
 
 
 class Undelivered(Exception):
@@ -37,15 +38,16 @@ class Undelivered(Exception):
 
 
 class Courier:
-    """Delivers reports to the operator, and fetches the operator's orders, on a separate thread.
+    """Delivers reports to the operator, and receives the operator's orders, on a separate thread.
 
-    Call `start` first and `finish` last; any thread may call `notify` in between.
+    Call `start` first and `finish` or `abandon` last; any thread may call `notify` and `notify_history` in between.
 
-    newest: function that returns the report to deliver. on_order: function that takes each order. The courier calls both
-    on its own thread. packed: function that returns the history so far, or None while there is none. The courier calls it
-    on another thread.
+    newest: returns the report to deliver. on_order: called with each order. packed: returns the packed history
+    so far, or None while there is none. The courier calls `newest` and `on_order` on its own thread, and
+    `packed` on another thread.
 
-    The history is delivered a last time before the last report. A failure to deliver the history only logs a warning.
+    The history is delivered a last time before the last report. If a delivery of the history fails, only a
+    warning is logged.
     """
 
     def __init__(
@@ -71,7 +73,10 @@ class Courier:
         self._thread.start()
 
     def notify(self, *, urgent: bool = False) -> None:
-        """Schedule a report. urgent: whether to send it immediately, without waiting for REPORT_INTERVAL_SECONDS."""
+        """Schedule a report.
+
+        urgent: whether to send it immediately, instead of REPORT_INTERVAL_SECONDS after the previous report.
+        """
         self._call_on_thread(self._schedule, urgent, False)
 
     def notify_history(self) -> None:
@@ -127,7 +132,7 @@ class Courier:
             await asyncio.sleep(HISTORY_INTERVAL_SECONDS)
 
     async def _deliver_history(self) -> None:
-        """Deliver the history so far. A lock orders concurrent calls, so that no older history replaces a newer one."""
+        """Deliver the history so far. A lock keeps concurrent calls from replacing a newer history by an older one."""
         async with self._writing_history:
             self._history_changed.clear()
             packed = await asyncio.to_thread(self._packed)

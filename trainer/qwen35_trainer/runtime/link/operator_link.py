@@ -1,9 +1,10 @@
-"""The interface of a link to an operator, the choice of one by `--link`, and the link through a folder.
+"""Defines a link to an operator, opens the link that `--link` names, and implements the link through a folder.
 
     --link cluster   ConfigMaps of the cluster (config_maps.py), with the pod's service account
     --link FOLDER    progress.json and history.json.gz, which the trainer writes, and control.json, which it polls
 
-The files of a folder contain the same text as the keys of the ConfigMaps. A folder replaces them where there is no cluster.
+The files of a folder contain the same text as the keys of the ConfigMaps. A folder replaces the ConfigMaps where there
+is no cluster.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ CLUSTER = "cluster"
 """The value of --link for the ConfigMaps of a cluster; any other value is a folder."""
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
-"""Maximum pause between two tries to reach the operator. After an outage, a report is delayed by at most this time."""
+"""Maximum pause, in seconds, between two tries to reach the operator. After an outage, a report is delayed by at
+most this time."""
 POLL_SECONDS = 0.5
-"""Time between two reads of control.json."""
+"""Time between two reads of control.json, in seconds."""
 
 MOUNT_PATH = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
@@ -44,9 +46,9 @@ _POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_
 
 
 class LinkDown(Exception):
-    """A report or a history was not delivered.
+    """A report or a history was not delivered. A later delivery may succeed.
 
-    A later delivery may succeed. The message has the target and the reason.
+    The message names the target and the reason.
     """
 
 
@@ -57,7 +59,7 @@ class LinkRefused(ValueError):
 
 
 class Link(Protocol):
-    """A connection to one operator. All methods are used from one event loop."""
+    """A connection to the operator. All methods are called on one event loop."""
 
     async def report(self, progress: ProgressReport) -> None:
         """Replace the previous report by `progress`. Raises LinkDown if that fails or takes too long."""
@@ -71,7 +73,7 @@ class Link(Protocol):
     def orders(self) -> AsyncIterator[Control]:
         """Yield the operator's current orders, then the new orders after each change.
 
-        The iteration never ends. It waits while the operator is unreachable, and skips orders that cannot be read.
+        The iterator never ends. It waits while the operator is unreachable, and skips orders that cannot be read.
         """
 
     async def close(self) -> None:
@@ -98,22 +100,22 @@ class ServiceAccount:
 
     @property
     def token(self) -> str:
-        """The bearer token.
+        """The bearer token, read from its file at each use, because the kubelet replaces the file.
 
-        The file is read at each use, because the kubelet replaces it. Raises OSError if that fails.
+        Raises OSError if the file cannot be read.
         """
         return (self.folder / "token").read_text().strip()
 
     def context(self) -> ssl.SSLContext:
         """Return a TLS context that trusts only the cluster's certificate authority.
 
-        Raises OSError without its certificate.
+        Raises OSError if the certificate of the authority cannot be read.
         """
         return ssl.create_default_context(cafile=self.folder / "ca.crt")
 
 
 class FolderLink:
-    """A link to an operator through the files of a folder.
+    """A link to the operator through files in a folder, for use without a cluster.
 
     The folder is created if it does not exist. Raises LinkRefused if that fails.
     """
@@ -154,10 +156,10 @@ class FolderLink:
         """Do nothing, because no file stays open."""
 
     def _read_changed(self, latest_stamp: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, str | None]:
-        """Return the stamp and the text of control.json.
+        """Return (stamp, text) of control.json.
 
-        The stamp identifies a version of the file; it is None if there is no file. The text is None if there is no file,
-        if the file still has the stamp `latest_stamp`, or if it cannot be read, which is logged.
+        stamp: identifies a version of the file; None if the file does not exist. text: None if the file does not exist,
+        if it still has the stamp `latest_stamp`, or if it cannot be read, which is logged.
         """
         try:
             stat = self._control.stat()
@@ -171,7 +173,7 @@ class FolderLink:
 
 
 def open_link(option: str, environment: Mapping[str, str] = os.environ, account: Path = MOUNT_PATH) -> tuple[Link, int]:
-    """Return the link for `option`, which is `cluster` or a folder, and the number of this attempt.
+    """Return (link, number of this attempt). option: the value of --link, which is `cluster` or a folder.
 
     Raises LinkRefused if `option` is `cluster` outside of a pod that the operator has created, if the folder cannot be
     created, or if the environment variable with the attempt's number does not contain a number.
@@ -197,7 +199,7 @@ def open_link(option: str, environment: Mapping[str, str] = os.environ, account:
 def _missing(environment: Mapping[str, str], account: Path) -> list[str]:
     """Check that this process has the environment variables and files of a pod that the operator has created.
 
-    Returns a list with one text that names everything that is missing, or an empty list if nothing is missing.
+    Returns a list with one text that names everything that is missing; empty if nothing is missing.
     """
     unset = [name for name in _POD_VARIABLES if not environment.get(name)]
     absent = [str(account / name) for name in ("token", "ca.crt") if not (account / name).is_file()]

@@ -54,9 +54,9 @@ from qwen35_trainer.runtime.measurements import TrainingClock
 logger = logging.getLogger(__name__)
 
 FINAL_REPORT_SECONDS = 120.0
-"""Maximum time for the delivery of the last report. After this time the run ends with OutcomeUndelivered."""
+"""Maximum time, in seconds, for the delivery of the last report. After it, the run ends with OutcomeUndelivered."""
 INTERRUPTED_REPORT_SECONDS = 3.0
-"""Maximum time for the delivery of the last report after a signal that leaves no time to save.
+"""Maximum time, in seconds, for the delivery of the last report after a signal that leaves no time to save.
 
 It is less than `signals.END_SECONDS`, after which the run is killed.
 """
@@ -69,7 +69,10 @@ class OutcomeUndelivered(RuntimeError):
 
 
 class Reporter:
-    """A metrics sink that reports to the operator and receives its orders. Without a link it does nothing."""
+    """A metrics sink that reports to the operator and receives the operator's orders.
+
+    Without a link it does nothing.
+    """
 
     def __init__(self, link: Link | None = None, attempt: int = 1, final_seconds: float = FINAL_REPORT_SECONDS) -> None:
         self._standing = Standing(attempt, head=os.environ.get(POD_VARIABLE), cluster=os.environ.get(CLUSTER_VARIABLE))
@@ -92,11 +95,11 @@ class Reporter:
             self._change(lambda standing: standing, urgent=True)
 
     def begin(self, *, manifest: Manifest, metrics: Path, checkpoint: SavedCheckpoint | None, started: float) -> None:
-        """Record how this attempt begins, so that later reports and the history include what earlier attempts trained.
+        """Record how this attempt begins, so that later reports and the history include the work of earlier attempts.
 
         metrics: path of the metrics file, whose records up to the checkpoint are read. checkpoint: the checkpoint from
         which the attempt resumes; None: it starts from the beginning. started: time at which the attempt began, in Unix
-        seconds. Without a link to an operator, nothing happens.
+        seconds. Without a link to an operator, this does nothing.
         """
         if self._courier is None:
             return
@@ -111,7 +114,7 @@ class Reporter:
         self._change(lambda standing: standing.resumed(clock, earlier.totals, report), urgent=report is not None)
 
     def training(self, updates: int) -> None:
-        """Record that the driver starts to train, and that the run has `updates` updates in all.
+        """Record that the driver starts to train. updates: number of updates of the whole run.
 
         From here on, orders to stop go to the driver.
         """
@@ -147,11 +150,12 @@ class Reporter:
     def conclude(self, error: BaseException | None = None) -> None:
         """Send the last report, with the outcome of the attempt. Without a link to an operator, do nothing.
 
-        Nothing is sent if a later attempt owns the run's folder: the report would replace the one of that attempt, and the operator
-        does not wait for this one.
+        error: the exception that ended the run; None: it ended without one. Nothing is sent if `error` is Superseded
+        because a later attempt owns the run's folder: the report would replace that attempt's report, and the operator
+        does not wait for this attempt.
 
-        error: the exception that ended the run; None: it ended without one. Raises OutcomeUndelivered if the operator does
-        not receive the report within FINAL_REPORT_SECONDS, or INTERRUPTED_REPORT_SECONDS after a signal.
+        Raises OutcomeUndelivered if the operator does not receive the report within FINAL_REPORT_SECONDS or, after a
+        signal, within INTERRUPTED_REPORT_SECONDS.
         """
         if self._courier is None:
             return
@@ -205,7 +209,7 @@ class Reporter:
     def _packed(self) -> bytes | None:
         """Return the packed history so far, or None before `begin`.
 
-        The courier calls this method on a thread of a pool.
+        The courier calls this method on another thread than its own.
         """
         return None if self._history is None else self._history.packed()
 
@@ -218,7 +222,7 @@ class Reporter:
 
 
 class RunHistory:
-    """The records of the run so far. They are packed into a ConfigMap, so that reports can be drawn after the pods are gone.
+    """The records of the run so far. Packed into a ConfigMap, they allow a report after the pods are gone.
 
     One thread may add records while another thread packs them.
     """
@@ -226,8 +230,8 @@ class RunHistory:
     def __init__(self, manifest: str, max_version_lag: int | None, samples: Path, earlier: RunFold) -> None:
         """Create the history of an attempt that begins.
 
-        manifest: the resolved manifest, as YAML. max_version_lag: the maximum lag, None in SFT. samples: path of the
-        file of sampled responses. earlier: the records of previous attempts, to which `add` adds those of this attempt.
+        manifest: the resolved manifest, as YAML. max_version_lag: the maximum lag; None in SFT. samples: path of
+        samples.jsonl. earlier: the records of previous attempts, to which `add` adds the records of this attempt.
         """
         self._manifest, self._bound, self._samples = manifest, max_version_lag, samples
         self._lock = threading.Lock()
@@ -272,8 +276,8 @@ def reporting(option: str | None) -> Iterator[Reporter]:
 def earlier_records(metrics: Path, until: int) -> RunFold:
     """Return a fold of the records of previous attempts that led to the weights after update `until`.
 
-    metrics: path of the metrics file; if there is no such file, the fold is empty. Spans are left out, because there may
-    be many, and so are the records of the ends of attempts, and damaged lines, which are logged.
+    metrics: path of the metrics file; without it, the fold is empty. Spans are left out, because there may be many.
+    Records of the ends of attempts are left out, too, and so are damaged lines, each of which is logged.
     """
     fold = RunFold()
     if not metrics.is_file():

@@ -1,4 +1,7 @@
-"""Computes the state of an attempt from its records. The same records always give the same report."""
+"""Computes the state of an attempt from its records, for the reports to the operator.
+
+The same records always give the same report: this module reads no clock and no file.
+"""
 
 import math
 from collections.abc import Mapping
@@ -22,17 +25,16 @@ from qwen35_trainer.progress.totals import RunTotals
 from qwen35_trainer.runtime.measurements import TrainingClock
 
 PACE_WINDOW = 20
-"""Number of the latest versions from which the time per version is computed, and of the latest updates for the time per
-update."""
+"""Number of latest versions in the median time per version, and of latest updates in the mean time per update."""
 MIN_PACE_SAMPLES = 3
-"""Minimum number of versions for a time per version, and of updates for a time per update. With fewer, both are None."""
+"""Minimum number of versions or updates for a time per version or per update. With fewer, that time is None."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """The end of an attempt.
+    """The end of an attempt: its final state, the reason, and a message for people.
 
-    reason: a `FailureReason` if the attempt failed, otherwise empty. message: explanation for people.
+    reason: a `FailureReason` if the attempt failed, otherwise "".
     """
 
     state: AttemptState
@@ -44,15 +46,15 @@ class AttemptEnd:
 class Standing:
     """The state of an attempt, from which its reports to the operator are made.
 
-    prompts, samples and tokens count what all attempts of the run trained. Everything else concerns this attempt.
+    prompts, samples and tokens are totals over all attempts of the run.
     """
 
     attempt: int
     clock: TrainingClock = field(default_factory=lambda: TrainingClock(0.0))
     head: str | None = None
-    """Name of the pod in which the driver runs. None: it does not run in a pod."""
+    """Name of the pod in which the driver runs. None: the driver does not run in a pod."""
     cluster: str | None = None
-    """Name of the RayCluster in which the driver runs. None: it does not run in a RayCluster."""
+    """Name of the RayCluster in which the driver runs. None: the driver does not run in a RayCluster."""
     phase: str = "starting"
     updates: int | None = None
     update: int = 0
@@ -67,8 +69,8 @@ class Standing:
     """Held-out accuracy in the latest evaluation. None before the first evaluation, in SFT, and if the accuracy is 0
     although the mean reward is not (graded rewards)."""
     held_out_reward: float | None = None
-    """Mean reward of the held-out prompts in the latest evaluation. None if it equals the accuracy, before the first
-    evaluation, and in SFT."""
+    """Mean reward of the held-out prompts in the latest evaluation. None if the mean reward equals the accuracy, before
+    the first evaluation, and in SFT."""
     published: tuple[float, ...] = ()
     """Times at which the latest versions were published, in Unix seconds."""
     checkpoint: CheckpointReport | None = None
@@ -79,14 +81,15 @@ class Standing:
     hosts: Mapping[str, str] = field(default_factory=dict)
     """Name of a rollout replica → name of its pod."""
     busy: Mapping[str, float] = field(default_factory=dict)
-    """Name of a rollout replica → seconds of work since the latest update."""
+    """Name of a rollout replica → seconds of work since the latest batch."""
     idle: Mapping[str, float] = field(default_factory=dict)
-    """Name of a rollout replica → share, 0 to 1, of the time between the latest two updates in which it was idle."""
+    """Name of a rollout replica → share, 0 to 1, of the time between the latest two batches in which the
+    replica was idle."""
 
     def resumed(self, clock: TrainingClock, earlier: RunTotals, checkpoint: CheckpointReport | None) -> Self:
-        """Return the state at the beginning of an attempt, with the totals of earlier attempts.
+        """Return the state at the beginning of an attempt, including the totals of earlier attempts.
 
-        clock: converts times of the training to Unix time. earlier: totals of the records that led to the checkpoint.
+        clock: converts training time to Unix time. earlier: totals of the records that led to the checkpoint.
         checkpoint: the checkpoint from which the attempt resumes; None: it starts from the beginning.
         """
         evaluation = earlier.evaluation
@@ -147,7 +150,7 @@ class Standing:
         )
 
     def progress(self, now: float) -> ProgressReport:
-        """Return the report of the attempt at time `now`, in Unix seconds."""
+        """Return a report of this state to the operator. now: time of the report, in Unix seconds."""
         end, latest = self.end or AttemptEnd("Running"), self.latest
         measured = {} if latest is None else _measured(latest)
         return ProgressReport(
@@ -184,12 +187,12 @@ class Standing:
 
 
 def checkpoint_report(path: Path, update: int, time: float) -> CheckpointReport:
-    """Return the report of a checkpoint, or of an export, that became complete at `time`, in Unix seconds."""
+    """Return the part of a report about a checkpoint, or an export, that became complete at `time`, in Unix seconds."""
     return CheckpointReport(uri=path.as_uri(), update=update, time=max(0.0, time))
 
 
 def _measured(latest: UpdateRecord) -> dict[str, Any]:
-    """Return the measures of the latest update by the names of their fields in ProgressReport.
+    """Return the measures of the latest update, by the names of their fields in ProgressReport.
 
     Values that are not finite become None, because JSON cannot represent them.
     """
