@@ -110,7 +110,7 @@ def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
 
 
 def _steps(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
-    """Return the charts that show how far each update moves the policy."""
+    """Return the charts that show how far each update moves the policy: KL, clipped tokens, learning rate."""
     reference, rollout = ("reference", "@train", lambda u: u.kl), ("rollout", "@rollout", lambda u: u.behaviour_kl)
     clipped, rate = ("", "@train", lambda u: u.clip_fraction), ("", "@train", lambda u: u.learning_rate)
     return [

@@ -98,7 +98,7 @@ def _trace(line: Series, along: str) -> Figure:
 
 
 def _end_labels(series: Sequence[Series], limits: tuple[float, float]) -> list[Figure]:
-    """Return a label with the name of each line at the line's end. Labels that would overlap are moved apart."""
+    """Return the labels at the ends of the lines that have a name. Labels that would overlap are moved apart."""
     low, high = limits
     ends = [(line, next((y for y in reversed(line.y) if y is not None), None)) for line in series if line.name]
     placed: list[Figure] = []
@@ -124,7 +124,11 @@ def _end_labels(series: Sequence[Series], limits: tuple[float, float]) -> list[F
 
 
 def layout_of(limits: tuple[float, float], form: str, *, right: int) -> Figure:
-    """Return the layout that all charts have. limits, form: as for `curve_figure`. right: margin in pixels."""
+    """Return the layout that all charts have.
+
+    limits: range of the vertical axis. form: plotly's format of the numbers on that axis. right: right
+    margin in pixels.
+    """
     return {
         "margin": {"l": 52, "r": right, "t": 10, "b": 40},
         "xaxis": {"color": "@muted", "showgrid": False, "zeroline": False, "ticks": "outside", "tickcolor": "@grid"}

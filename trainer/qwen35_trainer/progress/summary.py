@@ -74,7 +74,7 @@ class Summary(TypedDict):
     are left out.
     """
     tokensPerSecond: float | None
-    """Tokens that the rollout pool generated per second."""
+    """Tokens that the rollout pool generated per second, averaged over the duration of all updates."""
     trainedTokensPerSecond: float | None
     """Trained tokens per second, over the duration of all updates."""
     samplesPerSecond: float | None
@@ -86,7 +86,8 @@ class Summary(TypedDict):
     errorsByReward: dict[str, int]
     timeoutsByReward: dict[str, int]
     firstRewardError: str | None
-    """Reward, prompt and reason of the first reward call that failed in training. None: no call failed there."""
+    """Reward, prompt and reason of the first failed reward call, in training or in an evaluation. None:
+    no call failed."""
     groupsWithoutSignal: int
     groupsLeft: dict[str, int]
     """Reason → number of groups that left the pipeline untrained up to the last update. Prompts of discarded groups

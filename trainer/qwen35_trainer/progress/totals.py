@@ -84,7 +84,7 @@ class RunTotals:
     tokens_per_second: TimeMean = field(default_factory=TimeMean)
     failures: FailureCounts = field(default_factory=FailureCounts)
     evaluation_before: EvaluationRecord | None = None
-    """The evaluation of the original model."""
+    """The evaluation before training, of the initial model."""
     evaluation_after: EvaluationRecord | None = None
     """The last evaluation after at least one update."""
     evaluation: EvaluationRecord | None = None

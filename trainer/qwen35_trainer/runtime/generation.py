@@ -103,13 +103,13 @@ class Generation:
         self._parts = parts
         self.meter = PoolMeter(replicas)
         self.failures = Failures()
-        """Failed reward calls in groups for training, since the previous record of an update."""
+        """Failed reward calls in groups for training, since the last batch was recorded."""
         self.probe_results: list[ProbeResult] = []
-        """Results of the probes that replicas have passed, since the previous record of an update."""
+        """Results of the probes that replicas have passed, since the last batch was recorded."""
         self.probes_dropped = 0
-        """Number of probes that replicas have dropped, since the previous record of an update."""
+        """Number of probes that replicas have dropped, since the last batch was recorded."""
         self.replicas_lost = 0
-        """Number of replicas that were lost, since the previous record of an update."""
+        """Number of replicas that were lost, since the last batch was recorded."""
         self._groups: dict[int, _PendingGroup] = {}
         self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished

@@ -40,7 +40,7 @@ class JournalNotRead(RuntimeError):
 
 
 def read_journal(path: Path) -> bytes:
-    """Return the contents of the journal that an earlier attempt left at `path`; no bytes if there is none.
+    """Return the contents of the journal that an earlier attempt left at `path`; b"" if the file does not exist.
 
     Raises JournalNotRead if the disk fails.
     """

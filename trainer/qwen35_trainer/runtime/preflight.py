@@ -233,7 +233,7 @@ def _random_configuration(shape: RandomModelSpec) -> Mapping[str, Any]:
 
 
 def problem_of(target: str, base: Path) -> tuple[str, str] | None:
-    """Return (problem, fix) of a user's function, or None if no problem is found. The module is not imported.
+    """Return (problem, fix) for a user's function, or None if no problem is found. The module is not imported.
 
     target: the function, as `module:function`. base: the manifest's folder, in which modules are searched first. An
     import could import torch, which takes seconds. The result is therefore also None where only an import would show

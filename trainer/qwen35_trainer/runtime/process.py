@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MMAP_THRESHOLD_BYTES = 2**20
 """Minimum size, in bytes, of an allocation whose memory returns to the system as soon as it is freed."""
 _M_MMAP_THRESHOLD = -3
-"""glibc's number for the setting of the threshold, from malloc.h."""
+"""Value of M_MMAP_THRESHOLD, a parameter of glibc's function mallopt, from malloc.h."""
 
 
 def set_environment(*, in_cluster: bool) -> None:

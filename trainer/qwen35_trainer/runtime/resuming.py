@@ -46,12 +46,13 @@ from qwen35_trainer.runtime.owner import Claim, run_of
 
 @dataclass(frozen=True)
 class RunStart:
-    """The checkpoint from which a run begins, and the folder in which the run saves checkpoints."""
+    """The checkpoint from which a run begins, and the states of the folders into which the run writes."""
 
     checkpoint: SavedCheckpoint | None
     """The checkpoint from which the run begins. None: the run begins from the model of the manifest."""
     claim: Claim | None
-    """The state of the folder in which the run saves. None in a cluster without storage, where nothing is saved."""
+    """The state of the folder in which the run saves checkpoints. None in a cluster without storage, where
+    nothing is saved."""
     output: Claim
     """The state of the output folder."""
 

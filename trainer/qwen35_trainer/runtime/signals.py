@@ -67,7 +67,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 def limit(signals: int, *, begun: bool) -> float | None:
-    """Return the seconds that a run may still take after `signals` signals; None: no limit.
+    """Return the seconds that a run may still take after `signals` signals have arrived; None: no limit.
 
     begun: whether the run has begun to write files.
     """

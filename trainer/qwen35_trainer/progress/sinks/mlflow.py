@@ -1,4 +1,4 @@
-"""The MLflow sink."""
+"""A metrics sink that logs to a run of an MLflow server."""
 
 import time
 from collections.abc import Mapping

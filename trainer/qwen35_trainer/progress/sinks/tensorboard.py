@@ -1,4 +1,4 @@
-"""TensorBoard event files, written without importing torch."""
+"""A metrics sink that writes TensorBoard event files, without importing torch."""
 
 import time
 from collections.abc import Mapping

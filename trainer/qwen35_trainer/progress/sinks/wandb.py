@@ -1,4 +1,4 @@
-"""The Weights & Biases sink."""
+"""A metrics sink that logs to a run of Weights & Biases."""
 
 from collections.abc import Mapping
 from pathlib import Path
