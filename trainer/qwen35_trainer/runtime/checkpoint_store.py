@@ -122,10 +122,9 @@ class CheckpointStore:
         return final
 
     def latest(self) -> SavedCheckpoint | None:
-        """Return the newest complete checkpoint, after verifying the sizes of its files.
+        """Return the newest complete checkpoint, after verifying the sizes of its files. None: there is no checkpoint.
 
-        None if there is no checkpoint. Raises CheckpointError if a file is missing or damaged, and StorageFailed if it
-        cannot be read at present.
+        Raises CheckpointError if a file is missing or damaged, and StorageFailed if it cannot be read at present.
         """
         newest = self.newest
         return None if newest is None else load(newest)
@@ -290,8 +289,8 @@ def _advice(*, earlier: bool) -> str:
 def _full(folder: Path, error: Exception) -> str:
     """Return a note that the disk of `folder` is full.
 
-    "" if it has space, or if the text of `error` mentions it already. The note is needed because errors of PyTorch's
-    writer may not mention that the disk is full.
+    The result is "" if the disk has space, or if the text of `error` mentions already that it is full. The note is
+    needed because errors of PyTorch's writer may not mention that the disk is full.
     """
     full = folder.is_dir() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
     return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""

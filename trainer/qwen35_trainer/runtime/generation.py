@@ -47,7 +47,7 @@ from qwen35_trainer.weights.probe import ProbeResult
 logger = logging.getLogger(__name__)
 
 GENERATION = "generation"
-"""Key that counts sequences that could not be generated, in mappings whose other keys are names of rewards."""
+"""Key of the sequences that could not be generated, in counts of failures whose other keys are names of rewards."""
 MAX_LOGGED_FAILURES = 100
 """Maximum number of failed sequences of a run that are logged. The records count all of them."""
 FIRST_EVALUATION_GROUP = 1 << 40
@@ -138,8 +138,9 @@ class Generation:
     def start(self, command: commands.StartSequences) -> None:
         """Submit sequences to a replica. Each keeps as many of its tokens as the command states, and loses the others.
 
-        If a sequence has fewer tokens, all are kept. This happens when the coordinator starts a sequence over, and then
-        receives an earlier report of its tokens: it expects more tokens than are left.
+        If a sequence has fewer tokens than that, all are kept. This happens when the coordinator starts a
+        sequence over, and then receives an earlier report of the sequence's tokens: the coordinator expects more
+        tokens than are left.
         """
         for name, keep in command.sequences:
             buffer = self._buffers.setdefault(name, TokenBuffer())

@@ -79,7 +79,7 @@ class Job:
     def writer(self) -> FolderWriter:
         """The writer of the output folder.
 
-        Once the folder is claimed, it checks that this attempt still owns the folder.
+        Once the folder is claimed, the writer checks before each write that this attempt still owns the folder.
         """
         return self.epoch or FolderWriter(self.folder.root)
 

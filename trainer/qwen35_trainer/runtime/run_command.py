@@ -171,7 +171,7 @@ class _Prepared:
     def __init__(self, preparing: Future[tuple[Job, RunData]]) -> None:
         self._preparing: list[Future[tuple[Job, RunData]]] = [preparing]
         self.done: Future[None] = Future()
-        """Done when the preparation has ended. If the preparation failed, it has the error."""
+        """Done when the preparation has ended. If the preparation failed, this future has its error."""
         preparing.add_done_callback(self._end)
 
     def take(self) -> tuple[Job, RunData]:

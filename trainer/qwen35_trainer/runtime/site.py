@@ -72,12 +72,12 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
 
 
 def _start() -> None:
-    """Start Ray on this machine.
+    """Start Ray on this machine, with at most MAX_RAY_STARTS tries if Ray's node does not start in time.
 
-    If Ray's node times out, end its processes and try again, with at most MAX_RAY_STARTS tries. Ray allows a node 30
-    seconds to start (ray/_private/node.py, 2.60.0), and gives the node's agents less time. The agents import many
-    modules, which takes longer on a busy machine or right after Ray was installed. At a second start the modules are
-    compiled and cached. Raises Ray's exception if the last try fails, or if a try fails for another reason.
+    Before the next try, the processes of the failed one are killed. Ray allows a node 30 seconds to start
+    (ray/_private/node.py, 2.60.0), and gives the node's agents less time. The agents import many modules, which takes
+    longer on a busy machine or right after Ray was installed. At a second start the modules are compiled and cached.
+    Raises Ray's exception if the last try fails, or if a try fails for another reason.
     """
     for start in range(1, MAX_RAY_STARTS + 1):
         try:
