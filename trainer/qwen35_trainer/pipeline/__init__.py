@@ -1,6 +1,6 @@
-"""The scheduling core: pure state machines that decide what is dispatched, what a batch takes, and when weights are published.
+"""The scheduling core: pure state machines that dispatch prompts, compose batches, and decide when to publish weights.
 
-`Coordinator` is the entry point: events and requests in, commands and notices out. Of its parts, `Buffer` and `Window`
-enforce the staleness rule, `Placement` tracks where sequences run, `PublicationState` tracks which version of the
-weights is where, and `PromptFeed` decides which prompt comes next. `journal` is for recovery after a crash.
+`Coordinator` is the entry point: events and requests in, commands and notices out. Its parts: `Buffer` and `Window`
+enforce the staleness rule, `Placement` assigns sequences to replicas, `PublicationState` tracks versions of the weights
+on their way to the replicas, and `PromptFeed` decides which prompt comes next. `journal` is for recovery after a crash.
 """

@@ -4,9 +4,9 @@
                      more than TOLERATED_BATCH_SHARE of a batch ─► fewer in flight (× DECREASE_FACTOR)
                      slots are idle                             ─► more in flight (+ INCREASE_BATCH_SHARE of a batch)
 
-The limit increases additively and decreases multiplicatively, as in congestion control. The time at which a group
-finishes is predicted from the lengths of finished groups of the same data source, and from the tokens that a sequence
-gains per batch. The prediction does not use the prompt's reference answer.
+The limit increases additively and decreases multiplicatively, as in congestion control (AIMD). The batch at which a
+group finishes is predicted from the lengths of finished groups of the same data source, and from the mean number of
+tokens that a sequence gains per batch. The prediction does not use the prompt's reference answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ A length has half of its weight after 35 batches.
 class LengthHistogram:
     """A histogram of response lengths in logarithmic bins, in which older lengths weigh less.
 
-    counts: number of a bin → sum of the weights of the lengths in it. A length has weight 1 when it is added, and
+    counts: index of a bin → sum of the weights of the lengths in the bin. A length has weight 1 when it is added, and
     `decay` lowers all weights.
     """
 
@@ -58,8 +58,8 @@ class LengthHistogram:
 class AdaptiveDispatch:
     """Adapts the maximum number of groups in flight to the expected number of groups that miss their deadline.
 
-    limit: the maximum number of groups in flight (dispatched, not finished). It starts at the window's limit, and stays
-    between 1 and the window's limit.
+    `limit` is the maximum number of groups in flight (dispatched, not finished). It starts at the window's limit, and
+    stays between 1 and the window's limit.
     """
 
     def __init__(self, window: Window) -> None:
@@ -78,7 +78,7 @@ class AdaptiveDispatch:
     def dispatched(self, group: int, source: str, batch: int) -> None:
         """Count a dispatched group as in flight.
 
-        source: data source of its prompt. batch: number of the next batch to train.
+        source: data source of the group's prompt. batch: number of the next batch to train.
         """
         key = self._in_flight[group] = (source, batch)
         self._in_flight_counts[key] = self._in_flight_counts.get(key, 0) + 1
@@ -107,9 +107,9 @@ class AdaptiveDispatch:
     def trained(self, batch: int, *, idle: bool) -> None:
         """Adjust the limit after a batch has trained.
 
-        Decreases the limit if more than TOLERATED_BATCH_SHARE of a batch is expected to miss its deadline. Otherwise
-        increases it if a slot is idle. batch: number of the next batch to train. idle: whether a slot (room for one
-        sequence) is free on some replica.
+        Decreases the limit if the groups that are expected to miss their deadline are more than TOLERATED_BATCH_SHARE
+        of a batch. Otherwise increases the limit if a slot is idle. Older lengths weigh less afterwards. batch: number
+        of the next batch to train. idle: whether a slot (room for one sequence) is free on some replica.
         """
         if self.expected_late(batch) > TOLERATED_BATCH_SHARE * self._window.groups_per_batch:
             self._limit = max(1.0, min(self._limit, sum(self._in_flight_counts.values())) * DECREASE_FACTOR)
@@ -123,7 +123,7 @@ class AdaptiveDispatch:
     def expected_late(self, batch: int) -> float:
         """Return how many of the groups in flight are expected to run beyond their deadline.
 
-        batch: number of the next batch to train. The result is 0 until a group has finished.
+        batch: number of the next batch to train. Groups do not count until a group of their data source has finished.
         """
         if self._batches == 0.0:
             return 0.0

@@ -1,16 +1,19 @@
-"""The groups between dispatch and training, and the choice of the next batch among them: deadline first.
+"""The groups between dispatch and training, and the choice of the next batch among them: earliest deadline first.
 
     dispatch ─► running ──finish──► finished ──take──► trained
-                   ├────────────── leave ────────────► filtered, failed
-                   └────────────── take ─────────────► discarded          every group leaves exactly once
+                   │                    └──────take──► discarded
+                   ├────────────── take ─────────────► discarded
+                   └────────────── leave ────────────► filtered, failed          every group leaves exactly once
 
-A held group was dispatched and has not left. P is the number of groups per batch, and D(d) is the set of held groups
-with deadline ≤ d. For every d ≥ b, batch b must contain at least |D(d)| - (d - b)·P groups of D(d). These groups are
-due. They are taken first, earliest deadline first; the rest of the batch is filled in order of completion. If a due
-group has not finished, the missed-deadline policy decides.
+The deadline of a group is the last batch that may train the group. Let b be the next batch, P the number of groups per
+batch, and D(d) the set of groups in the buffer with deadline ≤ d, without those that still run after their deadline.
+Batches b + 1 … d can take (d - b)·P groups. For every d ≥ b, batch b must therefore contain at least |D(d)| - (d - b)·P
+groups of D(d): those with the earliest deadlines. They are called due. A batch takes the due groups first, and then
+other groups in order of completion. If a due group has not finished, the missed-deadline policy decides.
 
-Groups with the same deadline share a bucket. With a maximum lag of S versions there are at most S + 1 future deadlines,
-so a computation over all D(d) reads at most S + 1 counters, independently of the number of held groups.
+Groups with the same deadline share a bucket. The cost of choosing a batch depends on the number of buckets, not on the
+number of groups. With a maximum lag of S versions, at most S + 1 deadlines are b or later. Only policy MaskTokens keeps
+groups after their deadline, and has more buckets for that reason.
 """
 
 from __future__ import annotations
@@ -26,28 +29,32 @@ from qwen35_trainer.pipeline.window import Window
 
 
 class MissedDeadlinePolicy(StrEnum):
-    """Policies for a group that the next batch must contain but that has not finished: `spec.async.onMissedDeadline`."""
+    """Policies for an unfinished group that the next batch must contain: `spec.async.onMissedDeadline`."""
 
     WAIT = "Wait"
-    """The batch waits for the unfinished group.
+    """The batch waits until the group has finished.
 
-    All tokens of the group train, none with a lag above the maximum lag.
+    All tokens of the group then train, and none of them has a lag above the maximum lag.
     """
     MASK_TOKENS = "MaskTokens"
     """The batch trains without the unfinished group.
 
-    A later batch trains the group, and masks its tokens whose lag is then above the maximum lag.
+    A later batch trains the group. Tokens whose lag then exceeds the maximum lag are masked out of the loss.
     """
     DISCARD = "Discard"
-    """The batch trains without the unfinished group. All groups past their deadline leave untrained, finished or not,
-    and their prompts are dispatched again. This policy is biased against long responses; use it for comparison only."""
+    """The batch trains without the unfinished group.
+
+    All groups that no later batch may train leave together with the batch, finished or not. Their prompts are
+    dispatched again. This policy is biased against long responses; use it for comparison only.
+    """
 
 
 @dataclass(frozen=True)
 class Batch:
     """The groups of the next batch, and the groups that leave untrained because they missed their deadline.
 
-    discarded: the latter groups; always empty unless the policy is Discard.
+    groups: numbers of the groups to train. discarded: numbers of the groups that leave untrained; always empty unless
+    the policy is Discard.
     """
 
     groups: tuple[int, ...]
@@ -58,8 +65,8 @@ class Batch:
 class Blocked:
     """The reason why the next batch is not complete.
 
-    finished: number of groups that a batch could take now. needed: groups per batch. due: unfinished groups that the
-    batch must wait for; empty if the only reason is that `finished` < `needed`.
+    finished: number of groups that have finished. needed: number of groups per batch. due: unfinished groups, at least
+    one of which must finish before the batch is complete; empty if the only reason is that `finished` < `needed`.
     """
 
     finished: int
@@ -94,8 +101,8 @@ class Buffer:
     ) -> None:
         """Create an empty buffer.
 
-        window: the limits on the number and the age of groups. on_missed_deadline: what happens if a group of the next
-        batch has not finished. batch: number of the next batch; 0, or a later one if the run continues from a
+        window: the limits on the number and the age of groups. on_missed_deadline: what happens if the next batch must
+        contain a group that has not finished. batch: number of the next batch; above 0 if the run continues from a
         checkpoint.
         """
         self.window = window
@@ -126,26 +133,27 @@ class Buffer:
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The groups that were dispatched and have not left, in order of dispatch."""
+        """The numbers of the groups that were dispatched and have not left, in order of dispatch."""
         return tuple(self._held)
 
     @property
     def finished(self) -> int:
-        """The number of finished groups, which a batch could take."""
+        """The number of groups in the buffer that have finished, so that a batch can take them."""
         return self._finished
 
     @property
     def counted(self) -> int:
         """The number of groups that count against the window.
 
-        These are the groups in the buffer, and the groups that trained at the published version or a later one.
+        All groups in the buffer count. A group that a batch has taken counts until every replica has loaded weights
+        that were trained with the group.
         """
         trained = self._batch - self._published * self.window.batches_per_version
         return len(self._held) + trained * self.window.groups_per_batch
 
     @property
     def room(self) -> int:
-        """The number of groups that may be dispatched now: the window's limit less the groups that count against it."""
+        """The number of groups that may be dispatched now: the window's limit minus `counted`."""
         return self.window.limit - self.counted
 
     def deadline(self, group: int) -> int:
@@ -158,8 +166,9 @@ class Buffer:
     def dispatch(self, group: int, version: int) -> None:
         """Add a group whose generation begins.
 
-        version: the published version. No token of the group will be older, so the group's first deadline follows from
-        it. Raises ValueError if the window is full or the group is already in the buffer.
+        version: the published version. No token of the group will come from an older version, so `version` determines
+        the deadline until `born` is called. Raises ValueError if the window is full or the group is already in the
+        buffer.
         """
         if self.room < 1:
             raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
@@ -169,9 +178,9 @@ class Buffer:
         bucket.running[group] = None
 
     def born(self, group: int, version: int) -> None:
-        """Set the deadline of an unfinished group from `version`, the version of its oldest token.
+        """Set the deadline of an unfinished group, given the version that generated the group's oldest token.
 
-        Finished groups, and groups that have left, are ignored.
+        Does nothing if the group has finished or left.
         """
         old = self._held.get(group)
         if old is None or group not in old.running:
@@ -213,7 +222,7 @@ class Buffer:
 
         Groups that trained at earlier versions no longer count against the window. Groups that trained at `version` or
         later, while the weights were in transfer, still count. Raises ValueError if `version` is not newer than the
-        last published version, or if the batches that lead to it have not trained.
+        last published version, or if no batch has been taken that trains at version `version` - 1.
         """
         # Rounded up, because the last version of a run may have fewer batches.
         if not self._published < version <= -(-self._batch // self.window.batches_per_version):
@@ -229,10 +238,10 @@ class Buffer:
         return Blocked(self.finished, self.window.groups_per_batch, due)
 
     def take(self) -> Batch | None:
-        """Remove the next batch from the buffer and return it. If it is not complete, return None and remove nothing.
+        """Return the next batch, and remove its groups (`groups` and `discarded`) from the buffer.
 
-        The coordinator calls this after every event, so it must be fast. Call `missing` to list the groups that the
-        batch waits for.
+        Returns None, and removes nothing, if the batch is not complete; `missing` then returns the reason. The
+        coordinator calls `take` after every event, so `take` must be fast.
         """
         size = self.window.groups_per_batch
         if self._finished < size:
@@ -250,11 +259,11 @@ class Buffer:
         return Batch(tuple(groups), self._take_missed() if self._policy is MissedDeadlinePolicy.DISCARD else ())
 
     def excess(self) -> int:
-        """Return how many groups in the buffer cannot train by their deadline, even if all finish; 0 if all can.
+        """Return by how many groups the buffer exceeds what batches can train by the deadlines, even if all finish.
 
-        The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. D(d) is the set
-        of groups with deadline ≤ d, b the next batch, and P the groups per batch. With policy Wait the result is always
-        0, which docs/design/staleness.md proves.
+        The result is 0 if all groups can train by their deadline. Otherwise it is the maximum over deadlines d of
+        |D(d)| - (d - b + 1)·P, where D(d) is the set of groups in the buffer with deadline ≤ d, b the next batch, and P
+        the number of groups per batch. With policy Wait the result is always 0, which docs/design/staleness.md proves.
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:
@@ -263,10 +272,10 @@ class Buffer:
         return excess
 
     def _required(self) -> tuple[int, int | None]:
-        """Return how many finished groups the next batch must contain, and the earliest deadline that it waits for.
+        """Return how many finished groups the next batch must contain, and for which deadline groups are missing.
 
-        The groups that the batch must contain are those with the earliest deadlines. If one of them has not finished,
-        the second value is the earliest deadline of such a group. Otherwise the second value is None.
+        The second value is the smallest d for which the batch must contain more groups with deadline ≤ d than have
+        finished. It is None if enough groups have finished for every d.
         """
         size, required, held, finished = self.window.groups_per_batch, 0, 0, 0
         first_running: int | None = None

@@ -1,6 +1,6 @@
-"""The coordinator's commands to the pools, which the runtime or the simulator carries out in the order given.
+"""The coordinator's commands to the pools. The runtime or the simulator carries them out in the order given.
 
-`TrainGroups` is also a record of the journal. This record and all earlier ones are on disk before the batch trains.
+`TrainGroups` is also a record of the journal. The record and all earlier ones are on disk before the batch trains.
 """
 
 from __future__ import annotations
@@ -61,14 +61,17 @@ class CopyWeights:
 
 @dataclass(frozen=True, slots=True)
 class PublishWeights:
-    """Send the copied weights of `version` to every replica. A replica loads them between two tokens and continues."""
+    """Send the copied weights of `version` to every replica.
+
+    A replica loads the weights between two decoding steps, and then continues to generate its sequences.
+    """
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingSnapshot:
-    """The state of scheduling between two batches, from which a run continues. A checkpoint stores it.
+    """The scheduling state between two batches, from which a run continues. Checkpoint and journal store it.
 
     The defaults are the state at the start of a new run.
     """
@@ -83,10 +86,10 @@ class SchedulingSnapshot:
     pending: tuple[int, ...] = ()
     """Positions of prompts that were dispatched, and whose groups have neither trained, failed nor been filtered.
 
-    A run that continues from this state dispatches them before all other prompts.
+    A run that continues from this state dispatches these prompts before all others.
     """
     group: int = 0
-    """Number that the next dispatched group gets."""
+    """Number of the next group to dispatch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,16 @@
 waits                 for                                                              then
 a prompt              no reason in `why_no_dispatch`, a free slot, an empty queue      GroupDispatched, StartSequences
 a sequence            a free slot; the earliest birth first                            StartSequences
-a straggler           a free slot of the lane where it finishes sooner; the            MoveSequences
-                      earliest deadline first
-a batch               P finished groups, among them those due; an idle trainer;        TrainGroups
-                      the copy of a version whose batches have trained
+a straggler (a long   room on a replica of the lane, if it gains time there; the       MoveSequences
+sequence)             earliest deadline first
+a batch               enough finished groups, among them the due ones (`Buffer`);      TrainGroups
+                      an idle trainer; the copy of a version whose batches have
+                      trained; if the pools take turns, the end of generation
 a copied version      the previous version: loaded by all, and evaluated               PublishWeights
 a checkpoint          the batch in training; the previous checkpoint; if the pools     SaveCheckpoint
-                      take turns, the turn of generation
+                      take turns, the end of generation
 the end               the batch in training; a checkpoint of everything trained;       RunEnded
-                      unless it is stopped, the last publication and evaluation
+                      unless the run was stopped, the last publication and evaluation
 
 All inputs of one call are applied before any decision is made. For example, if two replicas are lost in one call, no
 sequence of one is placed on the other. A checkpoint is written while the next batch trains. The simulator drives the
@@ -48,13 +49,13 @@ from qwen35_trainer.pipeline.publication_state import EvaluationQueue, Publicati
 
 
 class NothingToTrain(RuntimeError):
-    """Too many groups in a row left untrained, so the run ends: it would generate forever."""
+    """Too many groups in a row left untrained. The run ends, because it could generate forever without training."""
 
     failure = FailureReason.NOTHING_TO_TRAIN
 
 
 class Coordinator:
-    """Schedules one run: decides, for each input, what happens next. The same inputs give the same actions."""
+    """Schedules one run: turns events and requests into actions. The same inputs always give the same actions."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class Coordinator:
         """Create the coordinator of a run.
 
         start: the state from which the run starts or continues. source_of: returns the data source of the prompt at a
-        position. prompt_tokens_of: returns its number of tokens. buffer: a buffer with another staleness rule, to compare rules; None: the default buffer.
+        position. prompt_tokens_of: returns the number of tokens of the prompt at a position. buffer: a buffer with
+        another staleness rule, to compare rules; None: the default buffer.
         """
         self.settings = settings
         self.buffer = buffer or Buffer(settings.window, settings.on_missed_deadline, batch=start.batch)
@@ -110,11 +112,11 @@ class Coordinator:
         }
 
     def handle(self, *inputs: on.Event | requests.Request) -> list[Action]:
-        """Process the events and requests of one moment. Returns the actions to carry out now, in order.
+        """Process the events and requests of one moment, and return the actions to carry out now, in order.
 
-        All inputs are applied in order. Only then are publications, batches and sequences advanced, once. After the end
-        of the run all inputs are ignored. Raises NothingToTrain if too many groups in a row left untrained, and
-        ValueError for an event that contradicts earlier events or actions.
+        First applies all inputs in order. Then decides once about publications, checkpoints, batches and sequences.
+        After the end of the run all inputs are ignored. Raises NothingToTrain if too many groups in a row left
+        untrained, and ValueError for an event that contradicts earlier events or actions.
         """
         actions: list[Action] = []
         if self._ended:
@@ -146,7 +148,10 @@ class Coordinator:
 
     @property
     def snapshot(self) -> SchedulingSnapshot:
-        """The state from which another run can continue. It is valid only between two batches."""
+        """The scheduling state from which a run can continue.
+
+        Valid only while no batch trains, because a batch in training already counts as trained here.
+        """
         held = (self._placement.groups[group].position for group in self.buffer.pending)
         pending = (*held, *self._feed.returned)
         return SchedulingSnapshot(self.buffer.batch, self._feed.position, pending, self._next_group)
@@ -167,9 +172,9 @@ class Coordinator:
             self._publication.replica_joined(event.version)
 
     def _lost(self, event: on.ReplicaLost, actions: list[Action]) -> None:
-        """Remove a lost replica, and enqueue its sequences again.
+        """Remove a lost replica, and enqueue the replica's sequences again.
 
-        With `async.partialRollout` the sequences keep their tokens; otherwise they start over.
+        With `async.partialRollout` the sequences keep the tokens that are still available; otherwise they start over.
         """
         if event.replica in self._placement.behind:
             self._placement.behind.remove(event.replica)
@@ -190,10 +195,7 @@ class Coordinator:
     # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
     def _dispatch(self, actions: list[Action]) -> int | None:
-        """Dispatch a new group if that is allowed.
-
-        Returns the number of the group; None if no group may be dispatched.
-        """
+        """Dispatch a new group and return its number, or return None if no group may be dispatched."""
         if self.why_no_dispatch is not None:
             return None
         number, self._next_group = self._next_group, self._next_group + 1
@@ -281,7 +283,7 @@ class Coordinator:
 
     @property
     def _is_training_turn(self) -> bool:
-        """Whether the pools take turns on shared devices, and it is the train pool's turn."""
+        """Whether the pools take turns on shared devices, and a batch trains."""
         return self.settings.taking_turns and self._training
 
     @property
@@ -302,7 +304,10 @@ class Coordinator:
             self._adaptive.trained(self._trained, idle=self._placement.pool.least_loaded() is not None)
 
     def _next_batch(self, actions: list[Action]) -> None:
-        """If the trainer is idle, save a checkpoint, end the run or train the next batch: whichever is due now."""
+        """If no batch trains, save a checkpoint if one is needed, and then end the run or train the next batch.
+
+        Each of these happens only if everything that it waits for has happened.
+        """
         if self._training:
             return
         complete = self._stopping or self._trained >= self.settings.batches
@@ -354,9 +359,9 @@ class Coordinator:
             self._evaluations.request(request)
 
     def _stop(self, request: requests.StopTraining, actions: list[Action]) -> None:
-        """Begin to stop: the run ends once the batch in training is done and saved.
+        """Begin to stop the run, which ends when the batch in training has trained and a checkpoint contains it.
 
-        Copies, publications and evaluations are not waited for.
+        The run does not wait for copies, publications and evaluations.
         """
         self._stopping = True
         self._publication.stop()

@@ -1,4 +1,4 @@
-"""The settings of a coordinator. A check refuses settings with which a run would never end."""
+"""The settings of a coordinator. Settings with which a run would never end are refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ MAX_RESPONSE_TOKENS = 1 << 20
 class CoordinatorSettings:
     """The settings by which the coordinator schedules a run.
 
-    Raises ValueError, with all problems, if a number is too small or settings contradict each other: such a run would
-    never end.
+    Raises ValueError, with all problems in the message, if a number is too small or settings contradict each other.
     """
 
     window: Window
@@ -26,9 +25,9 @@ class CoordinatorSettings:
     """Number of batches of the whole run."""
     on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT
     partial_rollout: bool = True
-    """Whether sequences continue across a publication.
+    """Whether unfinished sequences continue with the new weights after a publication.
 
-    If not, a publication waits until no sequence is being generated, so that each sequence comes from one version.
+    If False, a publication waits until no sequence is being generated, so that each sequence comes from one version.
     """
     taking_turns: bool = False
     """Whether the pools share devices and take turns: no batch trains while any sequence is being generated."""
@@ -37,14 +36,16 @@ class CoordinatorSettings:
     lane_after: int | None = None
     """Number of response tokens after which a sequence may move to the straggler lane. None: there is no lane."""
     lane_breaks_even: bool = True
-    """Whether a sequence moves to the lane only if it is expected to finish sooner there. If not, every sequence moves after
-    `lane_after` tokens, for comparison.
+    """Whether a sequence moves to the lane only if the move is expected to save more time than it costs.
+
+    If False, every sequence moves after `lane_after` tokens; this is for comparison only.
     """
     max_response_tokens: int = MAX_RESPONSE_TOKENS
     """Maximum number of tokens of a response (data.maxResponseTokens)."""
     group_affinity: bool = True
-    """Whether the samples of a prompt go to the same replica, which computes the prompt once. If not, each goes to the
-    least loaded replica.
+    """Whether the samples of a prompt go to the same replica, which computes the prompt once.
+
+    If False, each sample goes to the least loaded replica.
     """
     adaptive: bool = False
     """Whether fewer groups are dispatched while too many groups are predicted to miss their deadlines."""

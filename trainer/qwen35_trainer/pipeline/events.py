@@ -1,4 +1,4 @@
-"""The coordinator's events: facts about the rollout pool and the train pool. The requests of the run are in `requests.py`."""
+"""The coordinator's events: facts about the rollout pool and the train pool. `requests.py` has the run's requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ type SequenceId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJoined:
-    """A rollout replica is ready. version: the version of its weights.
+    """A rollout replica is ready. version: the version of the weights that it has loaded.
 
-    A replica with weights older than the published version gets no sequences until it has loaded that version.
+    A replica with weights older than the published version gets no sequences until it has loaded the published version.
     """
 
     replica: int
@@ -35,7 +35,7 @@ class ReplicaJoined:
 class ReplicaLeaving:
     """A replica will leave: it finishes its sequences and gets no new ones.
 
-    leaving: if False, an earlier event of this kind is withdrawn: the replica stays and gets sequences again.
+    leaving: if False, the replica stays after all, and gets sequences again.
     """
 
     replica: int
@@ -44,7 +44,7 @@ class ReplicaLeaving:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMeasured:
-    """The steps of a replica were measured. times: all that is known about its speed now.
+    """The duration of a replica's decoding steps was measured. times: all present measurements of the replica.
 
     Only runs with a straggler lane need this event.
     """
@@ -55,11 +55,11 @@ class ReplicaMeasured:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """A replica is gone. Its sequences are enqueued again, for any replica.
+    """A replica is gone. The replica's sequences are enqueued again, for any replica.
 
-    With `async.partialRollout` they keep their tokens; otherwise they start over. kept: sequence → number of its
-    response tokens that are still available. A sequence of the replica that is not in `kept` was still on its way
-    there, and keeps the tokens that it had when the coordinator sent it there.
+    kept: sequence → number of its response tokens that are still available. A sequence that is not in `kept` had not
+    arrived at the replica, and has the tokens that it had when the coordinator sent it there. With
+    `async.partialRollout`, generation continues after these tokens; otherwise all sequences start over.
     """
 
     replica: int
@@ -76,7 +76,7 @@ class SequenceStarted:
 
 @dataclass(frozen=True, slots=True)
 class SequencesProgressed:
-    """Running sequences have generated more tokens. tokens: sequence → number of all its response tokens so far."""
+    """Running sequences have generated more tokens. tokens: sequence → total number of its response tokens so far."""
 
     tokens: Mapping[SequenceId, int]
 
@@ -134,7 +134,7 @@ class VersionLoaded:
 class CheckpointCompleted:
     """A checkpoint is complete.
 
-    batch: `batch` of its snapshot, which is the next batch to train after the checkpoint.
+    batch: number of the first batch that the checkpoint does not contain (`SchedulingSnapshot.batch`).
     """
 
     batch: int

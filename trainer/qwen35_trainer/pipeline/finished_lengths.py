@@ -1,4 +1,4 @@
-"""The lengths of the latest finished responses, and how many tokens a longer response is expected to gain."""
+"""Estimates how many tokens an unfinished response will still gain, from the lengths of finished responses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from itertools import accumulate
 MAX_LENGTHS = 1000
 """Number of the latest finished responses whose lengths are kept."""
 REFRESH_SHARE = 0.02
-"""Share of the kept lengths that must be new before estimates use them. Sorting for every response would cost too much."""
+"""New lengths enter the estimates when their number exceeds this share of the lengths in use.
+
+Sorting the lengths after every response would cost too much.
+"""
 
 
 class FinishedLengths:
-    """Estimates the remaining length of a response that has `tokens` tokens already.
+    """Estimates the remaining length of an unfinished response from the lengths of the latest finished responses.
 
     limit: maximum number of tokens of a response (data.maxResponseTokens).
     """
@@ -31,11 +34,11 @@ class FinishedLengths:
         self._unsorted += 1
 
     def remaining(self, tokens: int) -> float:
-        """Return the expected number of tokens that a response with `tokens` tokens still gains.
+        """Return how many more tokens a response that has `tokens` tokens is expected to gain.
 
-        This is the mean over all kept responses that became longer, and over one that is assumed to reach the limit.
-        Without the latter, a response that is longer than all finished ones would have no estimate. At the start of a
-        run, when only short responses have finished, the estimate would be far too low.
+        The result is the mean over all kept responses longer than `tokens`, and over one assumed response of the
+        maximum length. Without the assumed response, a response that is longer than all finished ones would have no
+        estimate, and estimates would be far too low at the start of a run, when only short responses have finished.
         """
         if self._unsorted > REFRESH_SHARE * len(self._sorted):
             self._sort()

@@ -1,15 +1,16 @@
-"""The journal: records from which a run continues after a crash.
+"""The journal: a write-ahead log from which a run continues after a crash.
 
-With the journal, each prompt of an epoch is used exactly once, even after a crash: its group trains, or leaves untrained.
+With the journal, each prompt of an epoch is used exactly once, even after a crash: its group trains, fails or is
+filtered.
 
     98f01502 {"v":1,"b":8,"p":21,"w":[19,20],"g":23,"h":[21,22]}   JournalBase: batch 8 is next, prompts 19 and 20 are pending
     be0686e4 {"d":23,"p":21}                                       GroupDispatched: group 23, of prompt 21
     005fd3d2 {"l":22,"p":20,"r":"filtered"}                        GroupLeft: group 22, untrained
     7f68b0e1 {"t":8,"v":4,"g":[21,23]}                             TrainGroups: batch 8, written before it trains
 
-Each line begins with the CRC-32 of its remaining characters. Lines are in the order of the coordinator's actions. A run
-whose weights have trained all batches before b continues from the state before batch b was taken. Later records are
-ignored, because the weights that they led to are lost.
+Each line begins with the CRC-32 of its JSON text. Lines are in the order of the coordinator's actions. A run whose
+weights have trained exactly the batches before b continues from the scheduling state before batch b was taken. Later
+records are ignored, because the weights that they led to are lost.
 
 A crash while a line is written leaves an incomplete last line, which is cut off: no action of that line was carried
 out. An unreadable line before a readable one is damage, and so is a record that cannot follow the records before it.
@@ -37,8 +38,10 @@ class JournalBase:
 
     snapshot: SchedulingSnapshot
     held: tuple[int, ...] = ()
-    """Groups that were in the pipeline, to which later records may refer. Their prompts come first in
-    `snapshot.pending`, in the same order."""
+    """Groups that were in the pipeline, to which later records may refer.
+
+    The prompts of these groups come first in `snapshot.pending`, in the same order.
+    """
     attempt: str = ""
     """Name of the attempt that wrote the journal; empty if unknown.
 
@@ -60,19 +63,19 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def recover(data: bytes, batch: int) -> SchedulingSnapshot:
-    """Return the state of scheduling for a run whose weights have trained exactly the batches before `batch`.
+    """Return the scheduling state for a run whose weights have trained exactly the batches before `batch`.
 
     data: contents of the journal. The result is the state before batch `batch` was taken, or the state after all
     records if the journal does not contain that batch. Raises JournalDamaged if a record up to this point is damaged or
-    missing, or if the journal begins after `batch`; damage in later records does not matter.
+    missing, or if the journal begins after `batch`. Damage in later records does not matter.
     """
     return _replay(_read(data), batch)[0].snapshot
 
 
 def origin(data: bytes) -> JournalBase | None:
-    """Return the first record of a journal. None if the journal is empty or that record is damaged.
+    """Return the base record of a journal, or None if the journal is empty or its first record is damaged.
 
-    data: contents of the journal. Raises JournalDamaged if the record has the format of another release.
+    data: contents of the journal. Raises JournalDamaged if the base record has the format of another release.
     """
     lines = _read(data)
     return lines[0][1] if lines and isinstance(lines[0][1], JournalBase) else None
@@ -107,7 +110,7 @@ def _fields(record: JournalRecord) -> dict[str, object]:
 
 
 def _decode(line: bytes) -> JournalRecord | None:
-    """Decode a line, given without its newline. Returns None if `encode` cannot have written the line.
+    """Decode a line, given without its newline. Returns None if the checksum or the fields of the line are wrong.
 
     Raises JournalDamaged if the line is a base record in the format of another release.
     """
@@ -143,9 +146,9 @@ def _checksum(text: bytes) -> bytes:
 
 
 def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
-    """Return each line of a journal, without its newline, together with its record; None for an unreadable line.
+    """Return each line of a journal, without its newline, together with its record, or None if it is unreadable.
 
-    Unreadable lines at the end are left out, because a crash may have interrupted their writing.
+    Unreadable lines at the end are left out, because a crash may have interrupted the write.
     """
     lines = [(line, _decode(line)) for line in data.split(b"\n")[:-1]]
     while lines and lines[-1][1] is None:
@@ -154,7 +157,7 @@ def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
 
 
 def _replay(lines: list[tuple[bytes, JournalRecord | None]], batch: int) -> tuple[Replay, int]:
-    """Return the state before `batch` was taken, and the number of lines up to that point.
+    """Return the scheduling state before `batch` was taken, and the number of lines up to that point.
 
     If the journal does not contain that batch, return the state after all records, and the number of all lines. Raises
     JournalDamaged if a line up to that point is unreadable, or contradicts the lines before it.

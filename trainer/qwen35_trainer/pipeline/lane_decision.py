@@ -1,15 +1,19 @@
-"""Decides whether a straggler moves to a replica of the straggler lane. Pure arithmetic on measured times.
+"""Decides whether a straggler (a long sequence) moves to a replica of the straggler lane, from measured times only.
 
-A straggler that moves has its prompt and its tokens computed a second time, by prefill in the lane, which delays the
-sequences that the replica generates already. It also makes their steps longer. A straggler moves if it gains more than all
-of this costs:
+A move costs time. The lane prefills the straggler's prompt and tokens a second time, during which the n sequences that
+the replica of the lane already generates wait. Their later steps take longer. A straggler moves if it gains more:
 
     remaining · (step here − step there)  >  prefill · (n + 1)  +  remaining · (step there − step there before) · n  +  hand-over
 
-n: number of sequences on the replica of the lane. Each step is measured in seconds, at the present number of sequences
-or, for `step there`, with the straggler. Because the times are measured, replicas of any size and kind can be compared.
-Without the delay of the n sequences in the sum, a lane fills until it is slow, and is worse than none: docs/design/staleness.md
-has the figures.
+remaining           expected number of tokens that the straggler still gains
+step here           seconds of a decoding step on the present replica of the straggler
+step there          seconds of a step on the replica of the lane with the straggler, so with n + 1 sequences
+step there before   seconds of a step on the replica of the lane without the straggler, so with n sequences
+prefill             seconds to prefill the straggler's prompt and tokens in the lane
+hand-over           seconds until the present replica has given up the straggler
+
+Replicas of any size and kind can be compared, because all times are measured. If the delay of the n sequences were left
+out, the lane would fill until it is slow, and would be worse than no lane: docs/design/staleness.md has the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 from qwen35_trainer.pipeline.replica_times import ReplicaTimes
 
 GROWTH_LIMIT = 2
-"""Multiple of the largest number of sequences with which a replica's steps were measured, up to which it takes stragglers."""
+"""Multiple of the largest measured number of sequences of a replica, up to which the replica takes stragglers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,12 @@ class Straggler:
 
 
 def gained_seconds(straggler: Straggler, here: ReplicaTimes, there: ReplicaTimes, *, held: int, taken: int) -> float:
-    """Return how many seconds a move gains: those by which the straggler finishes sooner, minus the delay of others.
+    """Return how many seconds a move to the lane gains: the straggler finishes sooner, and delays other sequences.
 
-    here, held: the replica that generates it, and the number of sequences there, including the straggler.
-    there, taken: a replica of the lane, and the number of sequences there, without the straggler.
-    The result is −∞ if the steps of `here` were not measured, and otherwise ∞ if those of `there` were not: the replica
-    is measured by means of one straggler (`sequence_limit`).
+    here: times of the straggler's present replica. held: number of sequences there, including the straggler.
+    there: times of a replica of the lane. taken: number of sequences there, without the straggler.
+    Returns −∞ if no step of `here` was measured. Otherwise returns ∞ if no step of `there` was measured, so that one
+    straggler moves there and the replica is measured (`sequence_limit`).
     """
     if not here.is_measured:
         return -math.inf
@@ -56,7 +60,7 @@ def gained_seconds(straggler: Straggler, here: ReplicaTimes, there: ReplicaTimes
 def sequence_limit(times: ReplicaTimes) -> int:
     """Return the maximum number of sequences that a replica of the lane may hold after a straggler has moved there.
 
-    The limit is GROWTH_LIMIT times the largest number of sequences with which its steps were measured, and 1 before any
-    measurement: nothing is known about its steps with many more sequences than it has had.
+    The limit is GROWTH_LIMIT times the largest number of sequences with which steps of the replica were measured, and 1
+    before any measurement. Nothing is known about steps with many more sequences.
     """
     return max(1, math.floor(GROWTH_LIMIT * times.largest))

@@ -1,4 +1,4 @@
-"""The coordinator's notices: what it has decided, and which work is complete. They require no action.
+"""The coordinator's notices: decisions, and the completion of work. Unlike commands, they require no action.
 
 `GroupDispatched` and `GroupLeft` are also records of the journal.
 """
@@ -59,9 +59,9 @@ class VersionEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSkipped:
-    """A requested evaluation of `version` does not take place, or was cancelled.
+    """A requested evaluation of `version` will not take place, or was cancelled.
 
-    The reason is that replicas already have or receive later weights, or that the run stops.
+    Either replicas already have or receive later weights, or the run stops.
     """
 
     version: int

@@ -1,25 +1,26 @@
-"""Places sequences on the replicas of the rollout pool and on those of the straggler lane.
+"""Places sequences on the replicas of the rollout pool and of the straggler lane, which decodes long sequences faster.
 
     dispatch ─► a new group ──place──► replica of the pool ──SequenceFinished──► done
                     │                    ▲     │      │
-                    │ no free slot       │     │      └── past afterTokens, and sooner there: ─► replica of the lane ─► done
+                    │ no free slot       │     │      └── past afterTokens, if it gains time ─► replica of the lane ─► done
                     └──────► waiting ────┘     │
                                 ▲              ├── drop: its group left
                                 └─── lost ◄────┘
 
-The samples of one prompt go to one replica, the least loaded one, which computes the prompt once for all of them.
-Samples for which this replica has no free slot wait for its next free slots, up to BOUND_SHARE; other replicas take new
-groups meanwhile. Waiting leaves no slot idle: if no new group may be dispatched, a replica with a free slot takes
-sequences that wait for another replica. A group is divided if whole groups would leave some replicas without work
-(`_share`), or would wait too long.
+Group affinity: the samples of one prompt go to the least loaded replica, which computes the prompt once for all of
+them. Samples for which this replica has no free slot wait for one; at most BOUND_SHARE of its slots are waited for.
+Meanwhile other replicas take new groups. Waiting leaves no slot idle: if no new group may be dispatched, a replica with
+a free slot takes sequences that wait for another replica. A group is divided among replicas if whole groups would leave
+some replicas without work (`_share`), or if too many sequences would wait for one replica.
 
-Sequences of a lost replica or of an evaluation may go to any replica, the earliest birth first. A sequence that waits
-for its group's replica may also go to any replica once a version has been published since its dispatch. Events about
-groups that have left are ignored.
+Sequences of a lost replica or of an evaluation may go to any replica. Sequences of an evaluation are placed first, then
+those with the earliest birth. A sequence that waits for its group's replica may also go to any replica once a version
+has been published since its dispatch. Events about groups that have left are ignored.
 
-Stragglers move in order of their deadlines, those that finish sooner in the lane (`lane_decision.py`). All that move from
-one replica to another at one moment move in one command. The others stay where they are, and are considered again when
-they have grown, or when the lane changes (`stragglers.py`).
+A straggler is a sequence with more than `lane_after` tokens. It moves to the lane if the move gains time
+(`lane_decision.py`). Stragglers with earlier deadlines move first. All that move between the same two replicas at one
+moment move in one command. A straggler that does not move is considered again when it has grown, or when the lane
+changes (`stragglers.py`).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from qwen35_trainer.pipeline.sequences import EVALUATION_POSITION, PlacedGroup, 
 from qwen35_trainer.pipeline.stragglers import Stragglers
 
 EVALUATION_PRIORITY = -1
-"""Priority of an evaluation's sequences. It is lower than every version and batch number, so they are placed first.
+"""Priority of an evaluation's sequences: lower than every version and batch number, so that they are placed first.
 
-They are placed first because the next publication waits for the evaluation.
+The reason is that the next publication waits for the evaluation.
 """
 RUNNING_SHARE = 0.5
 """Assumed share of the window's groups that are being generated.
@@ -59,11 +60,10 @@ MAX_OBSERVED_LENGTHS = 1000
 
 
 class Placement:
-    """Tracks the groups from dispatch to their end, and chooses the replicas that generate their sequences.
+    """Tracks all groups in the pipeline, and chooses the replicas that generate their sequences.
 
-    buffer: gets the birth of each group, which is the version of the group's oldest token. settings: the straggler lane
-    and whether the samples of a prompt go to the same replica are read from it. prompt_tokens_of: returns the number of
-    tokens of the prompt at a position.
+    buffer: is informed of the birth of each group, the version of the group's oldest token. settings: configure the
+    straggler lane and group affinity. prompt_tokens_of: returns the number of tokens of the prompt at a position.
     """
 
     def __init__(self, buffer: Buffer, settings: CoordinatorSettings, prompt_tokens_of: Callable[[int], int]) -> None:
@@ -93,9 +93,9 @@ class Placement:
         return len(self._waiting)
 
     def add(self, number: int, position: int, samples: int) -> None:
-        """Add a dispatched group of `samples` sequences.
+        """Add a dispatched group of `samples` sequences, without starting or enqueueing them.
 
-        The call of `place` that dispatched the group starts its sequences.
+        The call of `place` that dispatches the group does that.
         """
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 
@@ -110,9 +110,10 @@ class Placement:
                 self._waiting.add((number, index), EVALUATION_PRIORITY)
 
     def drop(self, numbers: Iterable[int], actions: list[Action]) -> None:
-        """Cancel the sequences of the groups `numbers`, and append the commands to `actions`.
+        """Remove the sequences of the groups `numbers` from the queue and from their replicas.
 
-        The groups stay in `groups` until the caller removes them.
+        Appends the commands that cancel running sequences to `actions`. The groups stay in `groups` until the caller
+        removes them.
         """
         cancelled: dict[int, list[SequenceId]] = {}
         for number in numbers:
@@ -127,9 +128,9 @@ class Placement:
     # Replicas.
 
     def pool_of(self, number: int) -> ReplicaPool:
-        """Return the collection that holds a replica: `lane` or `behind` if the replica is there, and otherwise `pool`.
+        """Return the collection that holds the replica `number`: `pool`, `lane` or `behind`.
 
-        The result is `pool` also for a replica that is in no collection.
+        Returns `pool` for a replica that is in none of the three.
         """
         if number in self.pool:
             return self.pool
@@ -146,9 +147,10 @@ class Placement:
         return self.catch_up(event.replica, event.version)
 
     def catch_up(self, number: int, version: int) -> bool:
-        """Record that a replica in `behind` has loaded `version`. Returns whether it may get sequences now.
+        """Record that replica `number`, which is in `behind`, has loaded `version`.
 
-        number: number of the replica. It may not get sequences if `version` is older than the published version.
+        Returns whether the replica may get sequences now. It stays in `behind` and may not if `version` is older than
+        the published version.
         """
         if version < self._buffer.published:
             return False
@@ -159,7 +161,10 @@ class Placement:
         return True
 
     def set_leaving(self, event: on.ReplicaLeaving) -> None:
-        """Mark a replica as leaving or not leaving. A leaving replica gets no sequences."""
+        """Mark a replica as leaving or not leaving. A leaving replica gets no sequences.
+
+        Sequences that wait for the replica may then go to any replica. Does nothing for an unknown replica.
+        """
         pool = self.pool_of(event.replica)
         if event.replica in pool:
             pool.set_leaving(event.replica, event.leaving)
@@ -167,16 +172,16 @@ class Placement:
             self._stragglers.reconsider_all()
 
     def measured(self, event: on.ReplicaMeasured) -> None:
-        """Record the measured times of a replica."""
+        """Record the measured times of a replica. Does nothing for an unknown replica."""
         if (replica := self.pool_of(event.replica).get(event.replica)) is not None:
             replica.times = event.times
             self._stragglers.reconsider_all()
 
     def lose(self, event: on.ReplicaLost, *, keep: bool) -> ReplicaState:
-        """Remove a lost replica and enqueue its sequences. Returns the removed replica.
+        """Remove a lost replica, enqueue the replica's sequences, and return the removed replica.
 
-        keep: whether each sequence keeps the tokens that are still available (`ReplicaLost.kept`); if False, all start
-        over.
+        keep: whether each sequence keeps the tokens that are still available (`ReplicaLost.kept`); if False, all
+        sequences start over. Raises KeyError for an unknown replica.
         """
         replica = self.pool_of(event.replica).remove(event.replica)
         self._unbind(event.replica)
@@ -192,14 +197,14 @@ class Placement:
         return replica
 
     def _unbind(self, number: int) -> None:
-        """Let the sequences that wait for this replica go to any replica."""
+        """Let the sequences that wait for the replica `number` go to any replica."""
         self._waiting.unbind(number)
         self._homes_with_slots.pop(number, None)
 
     # Sequences.
 
     def started(self, event: on.SequenceStarted) -> None:
-        """Record the version of a sequence's first token."""
+        """Record the version of a sequence's first token. Does nothing if the sequence already has tokens."""
         group = self.groups.get(event.sequence[0])
         if group is None:
             return
@@ -211,7 +216,7 @@ class Placement:
     def progressed(self, event: on.SequencesProgressed) -> None:
         """Record the number of tokens of running sequences.
 
-        Sequences that have become stragglers are enqueued for the lane.
+        Sequences that have become long enough for the lane are considered for it in the next `move_stragglers`.
         """
         by_replica: dict[int, dict[SequenceId, int]] = {}
         groups, straggler = self.groups, self._lane_after
@@ -246,7 +251,7 @@ class Placement:
         return group.unfinished == 0
 
     def _release(self, name: SequenceId, sequence: PlacedSequence) -> None:
-        """Remove a sequence from its replica, which frees the slot."""
+        """Remove a sequence from its replica, so that the slot is free."""
         assert sequence.replica is not None
         self._stragglers.discard(name)
         if sequence.replica in self.lane:
@@ -266,7 +271,11 @@ class Placement:
     # Slots.
 
     def move_stragglers(self, actions: list[Action]) -> None:
-        """Move the stragglers that finish sooner in the lane, in order of their deadlines, while the lane has room."""
+        """Move stragglers to the lane, the earliest deadline first, while the lane has room.
+
+        Considers only stragglers that are due for a decision, and moves those that gain time. Appends one
+        MoveSequences to `actions` for each pair of replicas.
+        """
         moves: dict[tuple[int, int], list[SequenceId]] = {}
         for name in self._stragglers.take_due():
             if (target := self._room_in_lane()) is None:
@@ -279,14 +288,17 @@ class Placement:
         actions += [do.MoveSequences(*replicas, tuple(names)) for replicas, names in moves.items()]
 
     def _room_in_lane(self) -> ReplicaState | None:
-        """Return the replica of the lane that takes the next straggler: the least loaded one. None if it may take none."""
+        """Return the least loaded replica of the lane, or None if no straggler may move there."""
         target = self.lane.least_loaded()
         if target is None or not self._settings.lane_breaks_even:
             return target
         return target if len(target.sequences) < sequence_limit(target.times) else None
 
     def _gains(self, name: SequenceId, target: ReplicaState) -> bool:
-        """Return whether a straggler is expected to finish sooner on a replica of the lane than where it is."""
+        """Return whether moving a straggler to `target` is expected to save more time than it costs.
+
+        The result is always True if `lane_breaks_even` is False in the settings.
+        """
         if not self._settings.lane_breaks_even:
             return True
         group = self.groups[name[0]]
@@ -305,10 +317,11 @@ class Placement:
         self._update_birth(name[0], sequence, target)
 
     def place(self, actions: list[Action], dispatch: Callable[[list[Action]], int | None]) -> None:
-        """Assign waiting sequences to free slots, and then fill the remaining slots with new groups.
+        """Start waiting sequences on free slots, and then fill the remaining slots with new groups.
 
-        Once no new group may be dispatched, free slots take the sequences that wait for another replica. dispatch: adds
-        a new group and returns its number, or returns None if no group may be dispatched.
+        Once no new group may be dispatched, free slots take sequences that wait for another replica. Appends one
+        StartSequences to `actions` for each replica. dispatch: adds a new group and returns its number, or returns None
+        if no group may be dispatched.
         """
         starts: dict[int, list[tuple[SequenceId, int]]] = {}
         self._place_waiting(starts)
@@ -322,9 +335,9 @@ class Placement:
         actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
     def _place_waiting(self, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Start the sequences that any replica may take, then those that wait for one replica with a free slot.
+        """Start the sequences that any replica may take, then sequences whose own replica has a free slot again.
 
-        starts: the sequences to start, by replica; the started sequences are added to it.
+        starts: the sequences to start, by replica. The method adds the started sequences.
         """
         while (name := self._waiting.first(before=self._buffer.published)) is not None:
             if self._bind(name):
@@ -339,9 +352,9 @@ class Placement:
         self._homes_with_slots.clear()
 
     def _place_new(self, number: int, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Start the sequences of a new group, and add them to `starts`, the sequences to start by replica.
+        """Start the sequences of a new group, and enqueue those for which no slot is free.
 
-        Sequences for which their replica has no free slot wait.
+        starts: the sequences to start, by replica. The method adds the started sequences.
         """
         for index in range(len(self.groups[number].sequences)):
             name = (number, index)
@@ -355,8 +368,8 @@ class Placement:
     def _bind(self, name: SequenceId) -> bool:
         """Let a sequence wait for its group's replica, if that replica is full and not too many already wait for it.
 
-        Returns whether the sequence waits. It does not if it has tokens already, or if a version has been published
-        since its dispatch.
+        Returns whether the sequence waits there. A sequence that has tokens, that belongs to an evaluation, or whose
+        birth is older than the published version never does.
         """
         group = self.groups[name[0]]
         sequence, home = group.sequences[name[1]], self.pool.get(group.home)
@@ -368,7 +381,7 @@ class Placement:
         return True
 
     def _start(self, name: SequenceId, replica: ReplicaState, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Assign a sequence to a replica, and add it to `starts`, the sequences to start by replica."""
+        """Assign a sequence to a replica, and add the sequence to `starts`, the sequences to start, by replica."""
         group = self.groups[name[0]]
         sequence = group.sequences[name[1]]
         self._waiting.remove(name)
@@ -382,7 +395,7 @@ class Placement:
         starts.setdefault(replica.number, []).append((name, sequence.tokens))
 
     def _replica_for(self, name: SequenceId) -> ReplicaState | None:
-        """Return the replica that takes a waiting sequence; None if no slot is free.
+        """Return the replica that takes a waiting sequence, or None if no slot is free.
 
         A straggler gets a replica of the lane, or one of the pool if the lane has no room. Any other sequence gets a
         replica of the pool: its group's replica if it has no tokens yet, otherwise the least loaded one. While the
@@ -400,9 +413,9 @@ class Placement:
         return home if home is not None and home.is_open and group.home_room > 0 else self._choose_home(group)
 
     def _choose_home(self, group: PlacedGroup) -> ReplicaState | None:
-        """Choose the replica to which the next sequences of a group go: the least loaded one.
+        """Make the least loaded replica the one that the next sequences of a group go to, and return it.
 
-        None if no slot is free.
+        Returns None, and changes nothing, if no slot is free.
         """
         replica = self.pool.least_loaded()
         if replica is not None:
@@ -411,10 +424,10 @@ class Placement:
         return replica
 
     def _share(self, group: PlacedGroup) -> int:
-        """Return how many sequences of a group go to one replica.
+        """Return the maximum number of sequences of a group that go to one replica.
 
-        With group affinity, all of them go to one replica, unless there are so few groups that other replicas would get
-        no sequences. Without group affinity, the result is 1.
+        With group affinity, the result is the size of the group, or less if the window has so few groups that other
+        replicas would get no sequences. Without group affinity, the result is 1.
         """
         samples = len(group.sequences)
         if not self._settings.group_affinity:
@@ -426,10 +439,10 @@ class Placement:
         return sequence.tokens >= self._lane_after
 
     def _update_birth(self, number: int, sequence: PlacedSequence, replica: ReplicaState) -> None:
-        """Lower the birth of a sequence to the version of its new replica, if the replica's version is older.
+        """Set the birth of a sequence that was assigned to `replica`: the replica's version or an older present birth.
 
-        The replica can have an older version than the replica that generated the last token, because a version may be
-        in transfer.
+        The replica may have an older version than the one that generated the first token, because a version may be in
+        transfer. A sequence without tokens gets the version of the replica.
         """
         born_before = None if sequence.tokens == 0 else sequence.born
         born = replica.version if born_before is None else min(born_before, replica.version)
@@ -448,19 +461,20 @@ class Placement:
             self._buffer.born(number, min(born, default=self._buffer.published))
 
     def _add_straggler(self, name: SequenceId) -> None:
-        """Let a sequence that runs outside the lane be considered for the lane."""
+        """Add a sequence that runs outside the lane to the stragglers, which are considered for the lane."""
         is_evaluation = self.groups[name[0]].is_evaluation
         deadline = EVALUATION_PRIORITY if is_evaluation else self._buffer.deadline(name[0])
         self._stragglers.add(name, self.groups[name[0]].sequences[name[1]].tokens, deadline)
 
     def _enqueue(self, name: SequenceId) -> None:
-        """Let a sequence wait for any replica."""
+        """Enqueue a sequence for any replica."""
         self._waiting.add(name, self._priority(name))
 
     def _priority(self, name: SequenceId) -> int:
-        """Return the priority of a waiting sequence, which is its birth; the lowest is placed first.
+        """Return the priority of a waiting sequence. Sequences with a lower priority are placed first.
 
-        A sequence without a birth has the published version, and one of an evaluation has EVALUATION_PRIORITY.
+        The priority is the birth of the sequence, the published version if it has no birth yet, or EVALUATION_PRIORITY
+        if it belongs to an evaluation.
         """
         group = self.groups[name[0]]
         born = EVALUATION_PRIORITY if group.is_evaluation else group.sequences[name[1]].born

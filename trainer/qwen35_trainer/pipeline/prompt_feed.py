@@ -9,8 +9,8 @@ from collections.abc import Iterable
 class PromptFeed:
     """Returns the positions of prompts in order of dispatch. A position counts prompts over all epochs.
 
-    The positions in `pending` come first: an earlier attempt dispatched those prompts and did not train them. Then come
-    `start`, `start` + 1, … without end.
+    pending: positions that come first, because an earlier attempt dispatched those prompts without training them.
+    start: first position after them, followed by `start` + 1 and so on without end.
     """
 
     def __init__(self, start: int = 0, pending: Iterable[int] = ()) -> None:

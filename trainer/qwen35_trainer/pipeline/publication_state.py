@@ -7,17 +7,18 @@
                       for its copy             it changes the weights                                   published
 
 One version is in transfer at a time, and one more may wait as a copy. Only `TrainGroups` waits until a copy is
-complete, because only training changes the weights. Without partial rollout, no sequence starts between the copy and
-the arrival of a version, and the copy is sent when no sequence runs, so that each sequence comes from one version.
+complete, because only training changes the weights. Without partial rollout, each sequence comes from one version: no
+sequence starts between the copy and the arrival of a version, and the copy is sent when no sequence runs.
 
     EvaluateVersion ─► waits for its version ──published──► running ──all its groups complete or failed──► VersionEvaluated
                           │                                    │
                           └── later weights are on their way   └── the run stops ─► EvaluationSkipped
                               to the replicas, or the run stops ─► EvaluationSkipped
 
-No version is published while an evaluation runs, so all tokens of the evaluation come from one version. A version that
-has arrived is evaluated before the next one is published, even if later evaluations already wait. If later evaluations
-replaced earlier ones, none would run while the trainer is faster than the evaluations. One evaluation runs at a time.
+One evaluation runs at a time. No version is published while an evaluation runs, so all tokens of the evaluation come
+from one version. A requested evaluation of the published version runs before the next version is sent, even if
+evaluations of later versions already wait. If later requests replaced earlier ones, no evaluation would run while the
+trainer is faster than the evaluations.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class PublicationState:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no sequence may start, because a version waits for its publication or is in transfer.
+        """Whether no sequence may start, because a version is in transfer or its copy waits to be sent.
 
-        With partial rollout the result is always False, because running sequences continue with the new weights.
+        A copy that waits for a running evaluation does not count, because the sequences of the evaluation must start.
+        With partial rollout the value is always False, because sequences continue with the new weights.
         """
         if self._partial_rollout:
             return False
@@ -70,12 +72,12 @@ class PublicationState:
         return all(step is None for step in waiting) and not self._evaluations.is_running
 
     def version_trained(self, version: int) -> None:
-        """Begin to publish `version`: the batches that lead to it have trained. After `stop`, do nothing."""
+        """Begin to publish `version`, because the last batch before it has trained. Does nothing after `stop`."""
         if not self._stopped:
             self._pending = version
 
     def copied(self, event: on.WeightsCopied) -> None:
-        """Record that a version is copied. Raises ValueError if the copy of that version was not requested."""
+        """Record that the copy of a version is complete. Raises ValueError if the copy was not requested."""
         if event.version != self._copying:
             raise ValueError(f"version {event.version} copied, which was not requested")
         self._copying, self._copied = None, event.version
@@ -98,14 +100,14 @@ class PublicationState:
     def loaded(self, event: on.VersionLoaded) -> None:
         """Record that a replica has loaded a version.
 
-        If it is the version in transfer, stop waiting for this replica.
+        The version in transfer no longer waits for this replica if the loaded version is not older.
         """
         replica = self._placement.pool_of(event.replica)[event.replica]
         self._replicas_behind -= self._is_behind(replica.version) and not self._is_behind(event.version)
         replica.version = max(replica.version, event.version)
 
     def advance(self, actions: list[Action]) -> None:
-        """Take every step that is possible now, and append its actions: copy, send, evaluate or complete a version."""
+        """Copy, send, evaluate or complete versions as far as possible now, and append the actions to `actions`."""
         while True:
             if self._in_transfer is not None and self._replicas_behind == 0:
                 self._arrive(self._in_transfer, actions)
@@ -155,7 +157,7 @@ class EvaluationQueue:
         self._waiting.append(request)
 
     def advance(self, published: int, actions: list[Action], *, in_transfer: bool) -> None:
-        """Start the next evaluation of version `published`. Skip evaluations of versions that replicas no longer have.
+        """Start the next evaluation of version `published`, unless one runs, and skip evaluations of older versions.
 
         actions: list to which the actions are appended. in_transfer: whether a later version is on its way to the
         replicas. If so, evaluations of `published` are skipped too, because some replicas may already have the later

@@ -1,11 +1,11 @@
-"""Computes the state that a journal's records lead to, and checks that no record is missing.
+"""Computes the scheduling state that a journal's records lead to, and checks that no record is missing.
 
     GroupDispatched ─► held ──TrainGroups─────────────────────► trained
                         ├─────GroupLeft: filtered, failed────► left for good
                         └─────GroupLeft: discarded───────────► returned ─► GroupDispatched again, as another group
 
-Groups, batches and new prompts are numbered without gaps, and returned prompts are dispatched before new ones, in
-order. A record that violates this shows that other records are lost, and raises JournalDamaged.
+Groups, batches and new prompts are numbered without gaps. Returned prompts are dispatched before new ones, in the order
+of their return. A record that violates one of these rules raises JournalDamaged, because other records must be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveRea
 
 
 class JournalDamaged(RuntimeError):
-    """The journal does not determine where the run continues. The message contains the first damaged line and what to do."""
+    """The journal is damaged, so it does not determine where the run continues.
+
+    The message names the first damaged line and the remedy.
+    """
 
     failure = FailureReason.JOURNAL_DAMAGED
 
@@ -37,12 +40,12 @@ class JournalDamaged(RuntimeError):
 
 
 class Replay:
-    """Computes the state of scheduling from the records of a journal, by the same rules as the coordinator."""
+    """Computes the scheduling state from the records of a journal, by the same rules as the coordinator."""
 
     def __init__(self, start: SchedulingSnapshot, held: Sequence[int] = ()) -> None:
-        """Begin at the state `start`, before any record is applied.
+        """Begin at the scheduling state `start`, before any record is applied.
 
-        held: the groups in the pipeline at that state. Their prompts come first in `start.pending`, in the same order.
+        held: the groups that were in the pipeline. Their prompts come first in `start.pending`, in the same order.
         """
         self._batch, self._position, self._group = start.batch, start.position, start.group
         self._held = dict(zip(held, start.pending, strict=False))  # group → position, in order of dispatch
@@ -55,9 +58,9 @@ class Replay:
 
     @property
     def snapshot(self) -> SchedulingSnapshot:
-        """The state of scheduling, from which a run can continue.
+        """The scheduling state from which a run can continue, after all applied records.
 
-        The prompts of held groups come first in `pending`.
+        The prompts of groups in the pipeline come first in `pending`.
         """
         pending = (*self._held.values(), *self._returned)
         return SchedulingSnapshot(self._batch, self._position, pending, self._group)
@@ -78,7 +81,7 @@ class Replay:
             raise JournalDamaged(line, problem)
 
     def _dispatch(self, record: GroupDispatched) -> str | None:
-        """Dispatch the group of a record. Returns the problem if the record does not fit the state, otherwise None.
+        """Dispatch the group of a record, or return the problem if the record cannot follow the earlier ones.
 
         The group must have the next number. Its prompt must be the first returned prompt, or the next new prompt if no
         returned prompt waits.

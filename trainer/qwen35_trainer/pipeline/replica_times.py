@@ -1,4 +1,4 @@
-"""The measured times of a rollout replica: of its steps by their number of sequences, of its prefill, and of a hand-over."""
+"""The measured times of a rollout replica: of decoding steps, of prefill, and of giving a sequence to another one."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ class ReplicaTimes:
     """The measured speed of a replica. Times are in seconds, or in the unit of a simulation."""
 
     steps: tuple[tuple[float, float], ...] = ()
-    """(n, seconds): mean duration of a step that gives each of n sequences one token. Ascending numbers of sequences, none
-    twice. Empty: no step was measured."""
+    """Pairs (n, seconds) in strictly ascending order of n: mean duration of a decoding step with n sequences.
+
+    The step generates one token for each of the n sequences. Empty if no step was measured.
+    """
     prefill_seconds_per_token: float = 0.0
-    """Seconds to compute one token of a prompt or of an earlier response. 0: not measured, or too short to matter."""
+    """Seconds to prefill one token of a prompt or of a response generated so far. 0: not measured."""
     hand_over_seconds: float = 0.0
-    """Seconds during which a sequence that leaves the replica is generated nowhere, without its prefill. 0: not measured."""
+    """Seconds from the order to give a sequence to another replica until this replica has given it up. 0: not measured.
+
+    The prefill on the other replica is not included.
+    """
 
     @property
     def is_measured(self) -> bool:
-        """Whether the duration of any step was measured."""
+        """Whether the duration of any decoding step was measured."""
         return bool(self.steps)
 
     @property
     def largest(self) -> float:
-        """The largest number of sequences of a measured step; 0 if none was measured."""
+        """The largest number of sequences with which a decoding step was measured; 0 if no step was measured."""
         return self.steps[-1][0] if self.steps else 0.0
 
     def step_seconds(self, sequences: float) -> float:
-        """Return the duration of a step with `sequences` sequences. Raises ValueError if no step was measured.
+        """Return the seconds of a decoding step with `sequences` sequences.
 
-        Between two measured numbers the duration is interpolated, which is exact for a step that costs a base and an
-        amount for each sequence. Outside of them it is the duration at the nearest one.
+        Between two measured numbers of sequences the duration is interpolated linearly. Outside the measured range it
+        is the duration at the nearest measured number. Raises ValueError if no step was measured.
         """
         if not self.steps:
             raise ValueError("no step of the replica was measured")
@@ -45,4 +50,4 @@ class ReplicaTimes:
 
 
 UNMEASURED = ReplicaTimes()
-"""The times of a replica of which nothing was measured."""
+"""The times of a replica before its first measurement."""

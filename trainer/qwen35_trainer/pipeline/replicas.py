@@ -1,7 +1,7 @@
 """The rollout replicas as the coordinator sees them: which may take a sequence, and which sequences each holds.
 
-The rollout pool and the straggler lane are one `ReplicaPool` each. A heap finds the replica with the lowest load. Every change
-of a load pushes a new entry. Outdated entries are dropped when they reach the top, so a choice costs O(log replicas).
+A `ReplicaPool` balances load: it finds the replica with the lowest load in a heap. Every change of a load pushes a new
+entry, and outdated entries are dropped when they reach the top. A choice costs amortised O(log n) for n replicas.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ class ReplicaState:
 
     @property
     def is_open(self) -> bool:
-        """Whether the replica may take one more sequence: it is not leaving, and has a free slot and token room."""
+        """Whether the replica may take one more sequence: it is not leaving, and has a free slot and token room.
+
+        A replica without sequences always has token room.
+        """
         if self.leaving or len(self.sequences) >= self.slots:
             return False
         return self.token_room is None or self.tokens < self.token_room or not self.sequences
 
     def load(self, expected_tokens: float) -> float:
-        """Return the load: the share of the replica's slots or of its token room that is taken, whichever is larger.
+        """Return the share of the replica's slots that is taken, or the share of its token room if that is larger.
 
-        A sequence takes the tokens that it has, plus `expected_tokens` that it will gain. This is exact on average if
+        Each sequence takes its present tokens plus `expected_tokens` future ones. The estimate is unbiased if response
         lengths are exponentially distributed, because then the remaining length does not depend on the present length.
         """
         count = len(self.sequences)
@@ -55,7 +58,10 @@ class ReplicaState:
 
 
 class ReplicaPool:
-    """A collection of replicas, ordered by load: the rollout pool, the straggler lane, or replicas that catch up."""
+    """A collection of replicas from which the least loaded can be chosen.
+
+    The rollout pool, the straggler lane, and the replicas that still load the published weights are one each.
+    """
 
     def __init__(self) -> None:
         self._replicas: dict[int, ReplicaState] = {}
@@ -78,7 +84,7 @@ class ReplicaPool:
         return iter(self._replicas.values())
 
     def get(self, number: int | None) -> ReplicaState | None:
-        """Return the replica `number`; None if it is not in this collection, or if `number` is None."""
+        """Return the replica `number`, or None if it is not in this collection or `number` is None."""
         return None if number is None else self._replicas.get(number)
 
     def add(self, replica: ReplicaState) -> None:
@@ -93,9 +99,9 @@ class ReplicaPool:
             self._update_heap(replica)
 
     def expect(self, tokens: float) -> None:
-        """Set the number of tokens that a sequence is expected to gain.
+        """Set the number of tokens that every sequence is expected to gain, and update all loads.
 
-        A relative change below LENGTH_CHANGE is ignored.
+        A relative change of at most LENGTH_CHANGE is ignored.
         """
         if abs(tokens - self._expected_tokens) > LENGTH_CHANGE * self._expected_tokens:
             self._expected_tokens = tokens
@@ -103,14 +109,14 @@ class ReplicaPool:
                 self._update_heap(replica)
 
     def remove(self, number: int) -> ReplicaState:
-        """Remove a replica, with the sequences that it holds, and return it."""
+        """Remove a replica and return it, with the sequences that it holds."""
         replica = self._replicas.pop(number)
         self._current_loads.pop(number, None)
         self.sequence_count -= len(replica.sequences)
         return replica
 
     def least_loaded(self) -> ReplicaState | None:
-        """Return the replica with the lowest load among those that may take a sequence. None if no replica may."""
+        """Return the replica with the lowest load among those that may take a sequence, or None if no replica may."""
         while self._heap:
             load, number = self._heap[0]
             if self._current_loads.get(number) == load:
@@ -132,7 +138,7 @@ class ReplicaPool:
         self._update_heap(replica)
 
     def grow(self, number: int, tokens: Mapping[SequenceId, int]) -> None:
-        """Record the number of response tokens that sequences of a replica have now."""
+        """Record how many response tokens sequences of a replica have now. tokens: sequence → its number of tokens."""
         replica = self._replicas[number]
         for sequence, count in tokens.items():
             replica.tokens += count - replica.sequences[sequence]
@@ -141,7 +147,7 @@ class ReplicaPool:
             self._update_heap(replica)
 
     def _update_heap(self, replica: ReplicaState) -> None:
-        """Push a new entry for a replica whose load has changed, or none if it may take no sequence."""
+        """Push a heap entry for a replica whose load has changed. Invalidate its entry if it may take no sequence."""
         if not replica.is_open:
             self._current_loads.pop(replica.number, None)
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvaluateVersion:
-    """Evaluate `version` after it is published and before the next version is: generate `samples` sequences per group.
+    """Evaluate `version` while it is the published version: generate `samples` sequences per group.
 
     groups: numbers of the groups, one for each held-out prompt. The coordinator answers with exactly one
     `VersionEvaluated` or `EvaluationSkipped`, unless the run has ended.
@@ -20,7 +20,10 @@ class EvaluateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpoint:
-    """Save a checkpoint between two batches. If a checkpoint is being saved already, wait until it is complete."""
+    """Save a checkpoint before the next batch trains. If a checkpoint is already being saved, wait for it first.
+
+    A checkpoint of the present state that is already being saved answers the request.
+    """
 
 
 @dataclass(frozen=True, slots=True)

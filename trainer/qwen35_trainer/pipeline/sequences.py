@@ -1,14 +1,14 @@
-"""The sequences of groups that are generated or wait to train: where each is, and which of them wait for a replica.
+"""The sequences of all groups in the pipeline: which replica generates each, and a priority queue of the rest.
 
     add ──────────────► any replica     in order of priority, the lowest first
     add, with a home ─► one replica     the next free slot there; after `unbind` any replica
 
-If a group did not fit on a replica, its remaining sequences wait for that replica, their home, which has computed the
-prompt already. This wait is limited: once the priority of a sequence is below `before`, the caller's limit, any replica
-may take it.
+The home of a group is the replica that has computed the group's prompt. If the home has no free slot, the remaining
+sequences of the group may wait for one. `first` limits this wait: it also returns a sequence that waits for its home if
+the priority of the sequence is below the number `before`.
 
-Heap entries of sequences that no longer wait are removed when they reach the top, or when they outnumber the valid
-entries.
+The heaps may contain entries of sequences that no longer wait. Such an entry is removed when it reaches the top, or
+when there are too many of them (`MIN_OUTDATED_ENTRIES`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 type _Entry = tuple[int, int, int]  # (priority, group, index)
 
 EVALUATION_POSITION = -1
-"""The `position` of every group of an evaluation. Such a group never enters the window."""
+"""The value of `PlacedGroup.position` for the groups of an evaluation, whose prompts are not training data."""
 MIN_OUTDATED_ENTRIES = 64
 """Outdated entries are removed from a heap that has more entries than this number plus twice the number of waiting
 sequences.
@@ -35,13 +35,12 @@ class PlacedSequence:
 
     tokens: int = 0
     tokens_at_start: int = 0
-    """Number of tokens known when the sequence was last placed or moved.
+    """Number of response tokens that the sequence had when it was last sent to a replica.
 
-    If the replica is lost before the sequence has reached it, the sequence continues from these tokens (with partial
-    rollout).
+    With partial rollout, the sequence continues from these tokens if the replica is lost before the sequence arrives.
     """
     born: int | None = None
-    """The version of the sequence's first token, or an older version if only a lower bound is known.
+    """The oldest version that can have generated a token of the sequence.
 
     None while the sequence has neither a token nor a replica.
     """
@@ -51,15 +50,15 @@ class PlacedSequence:
 
 @dataclass(slots=True)
 class PlacedGroup:
-    """The sequences that are sampled for one prompt, and where they are."""
+    """The sequences that are sampled for one prompt, and the replicas that generate them."""
 
     position: int
     sequences: list[PlacedSequence]
     unfinished: int
     home: int | None = None
-    """The replica to which the group's new sequences go, so that it computes their prompt only once.
+    """The replica that gets the group's sequences without tokens, so that it computes their prompt only once.
 
-    None: not chosen yet.
+    None if it is not chosen yet.
     """
     home_room: int = 0
     """The number of the group's sequences that may still go to its home replica."""
@@ -70,7 +69,10 @@ class PlacedGroup:
 
 
 class WaitingSequences:
-    """The sequences that wait for a replica. With n of them, an operation takes amortised time O(log n)."""
+    """The sequences that wait for a replica.
+
+    An operation takes amortised time O(log n), where n is the number of waiting sequences.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[SequenceId, tuple[int, int | None]] = {}  # name → (priority, home)
@@ -82,7 +84,10 @@ class WaitingSequences:
         return len(self._waiting)
 
     def add(self, name: SequenceId, priority: int, home: int | None = None) -> None:
-        """Enqueue a sequence. priority: the lowest is first. home: the replica that it waits for; None: any replica."""
+        """Enqueue a sequence for the replica `home`, or for any replica if `home` is None.
+
+        priority: `first` and `first_bound` return the sequence with the lowest number.
+        """
         self._waiting[name] = (priority, home)
         if home is None:
             self._push(self._anywhere, (priority, *name))
@@ -91,10 +96,7 @@ class WaitingSequences:
             self._by_home.setdefault(home, deque()).append(name)
 
     def remove(self, name: SequenceId) -> None:
-        """Remove a sequence, because it has a replica now or needs none any more.
-
-        A sequence that does not wait is ignored.
-        """
+        """Remove a sequence that has got a replica or no longer needs one. Does nothing if it does not wait."""
         self._waiting.pop(name, None)
 
     def unbind(self, home: int) -> None:
@@ -107,15 +109,15 @@ class WaitingSequences:
     def has_bound(self, home: int) -> bool:
         """Return whether sequences wait for the replica `home`.
 
-        A result of False is certain. A result of True can be wrong, because sequences that no longer wait are removed
-        late.
+        False is always correct. True can be wrong, because a sequence that no longer waits is removed late.
         """
         return home in self._by_home
 
     def first(self, before: int) -> SequenceId | None:
-        """Return the sequence with the lowest priority among those that any replica may take. None if there is none.
+        """Return the sequence with the lowest priority among those that any replica may take.
 
-        before: sequences that wait for their home replica are included if their priority is below this number.
+        before: a sequence that waits for its home replica is included if its priority is below this number. Returns
+        None if no such sequence waits.
         """
         anywhere, bound = self._top(self._anywhere, bound=False), self._top(self._bound, bound=True)
         if bound is not None and bound[0] < before and (anywhere is None or bound < anywhere):
@@ -125,13 +127,13 @@ class WaitingSequences:
     def first_bound(self) -> SequenceId | None:
         """Return the sequence with the lowest priority among those that wait for their home replica.
 
-        None if none waits.
+        Returns None if no sequence waits for its home replica.
         """
         top = self._top(self._bound, bound=True)
         return None if top is None else top[1:]
 
     def first_at(self, home: int) -> SequenceId | None:
-        """Return the sequence that has waited longest for the replica `home`. None if no sequence waits for it."""
+        """Return the sequence that has waited longest for the replica `home`, or None if no sequence waits for it."""
         names = self._by_home.get(home)
         while names:
             if self._waiting.get(names[0], (0, None))[1] == home:

@@ -1,11 +1,11 @@
-"""The stragglers outside the straggler lane, and which of them are due for a decision whether they move there.
+"""The stragglers (long sequences) outside the straggler lane, and which of them are due for a decision about a move.
 
-    add ─► due ──take_due──► decided: moves, and is removed
+    add ─► due ──take_due──► decided: moves to the lane, and is removed here
             ▲                   │
-            └───────────────────┴─► stays: due again when it is GROWTH longer, or when `reconsider_all` is called
+            └───────────────────┴─► stays: due again when it has GROWTH times as many tokens, or after `reconsider_all`
 
-A decision costs a few microseconds. There may be thousands of stragglers, so that not all of them are considered at
-every event.
+A decision costs a few microseconds, and there may be thousands of stragglers. Therefore not all of them are considered
+at every event.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from qwen35_trainer.pipeline.events import SequenceId
 
 GROWTH = 1.25
-"""Factor by which a straggler has to grow until it is considered again, if nothing else changes."""
+"""Factor by which a straggler must grow before it is considered again, if the lane does not change."""
 
 
 class Stragglers:
@@ -32,28 +32,28 @@ class Stragglers:
         return name in self._deadlines
 
     def add(self, name: SequenceId, tokens: int, deadline: int) -> None:
-        """Add a sequence that has `tokens` tokens. It is due."""
+        """Add a sequence that has `tokens` tokens, and mark it as due for a decision. deadline: that of its group."""
         self._deadlines[name], self._due_at[name] = deadline, GROWTH * tokens
         self._due[name] = None
 
     def grow(self, name: SequenceId, tokens: int) -> None:
-        """Record that a straggler has `tokens` tokens now."""
+        """Record that a straggler has `tokens` tokens now, and mark it as due if it has grown by GROWTH."""
         if tokens >= self._due_at[name]:
             self._due_at[name] = GROWTH * tokens
             self._due[name] = None
 
     def discard(self, name: SequenceId) -> None:
-        """Remove a sequence, if it is here, because it moves, waits, has finished or left."""
+        """Remove a sequence that moves, waits, has finished or has left. Does nothing for an unknown sequence."""
         if self._deadlines.pop(name, None) is not None:
             del self._due_at[name]
             self._due.pop(name, None)
 
     def reconsider_all(self) -> None:
-        """Make all stragglers due, because the lane has changed: its replicas, their speed, or their sequences."""
+        """Mark all stragglers as due, because the replicas of the lane, their speed or their sequences have changed."""
         self._all_due = True
 
     def take_due(self) -> list[SequenceId]:
-        """Return the stragglers that are due, the earliest deadline first. They are not due any more."""
+        """Return all due stragglers, the earliest deadline first, and mark them as not due."""
         due = self._deadlines if self._all_due else self._due
         names = sorted(due, key=lambda name: (self._deadlines[name], name))
         self._due, self._all_due = {}, False

@@ -4,7 +4,7 @@
     batch     0 … K-1          K … 2K-1         2K … 3K-1
     with a maximum lag S = 1, a group born at version 0 may train up to and including batch 2K-1
 
-docs/design/staleness.md states the rule of staleness and proves it. `Buffer` follows the rule, and
+docs/design/staleness.md states this bounded-staleness rule and proves it. `Buffer` applies the rule.
 `runtime/assembly.py` checks the lag of every token again before the token trains.
 """
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """The two bounds of staleness, and what follows from them: the size of the window, and the deadlines of groups.
+    """The two bounds of staleness, and the size of the window and the deadlines of groups that follow from them.
 
-    The bounds are the staleness threshold and the maximum lag. Raises ValueError if the bounds contradict each other,
-    or if a number is too small.
+    The staleness threshold limits the number of groups in the pipeline; the maximum lag limits their age. Raises
+    ValueError if the threshold is negative or above the maximum lag, or if another number is below 1.
     """
 
     groups_per_batch: int
@@ -27,9 +27,9 @@ class Window:
     batches_per_version: int
     """K: number of batches between two publications of weights."""
     staleness_threshold: float
-    """s, in versions: at most ⌊(1 + s)·P·K⌋ groups may count against the window.
+    """s: the groups that may count against the window beyond those of one version, as a multiple of the latter.
 
-    P·K is the number of groups of a version.
+    At most ⌊(1 + s)·P·K⌋ groups count, where P is `groups_per_batch` and K is `batches_per_version`.
     """
     max_version_lag: int
     """S, in versions: a token of version v may train at version v + S at the latest."""
@@ -52,7 +52,10 @@ class Window:
 
     @property
     def limit(self) -> int:
-        """The maximum number of groups that may count against the window at one time: ⌊(1 + s)·P·K⌋."""
+        """The maximum number of groups that may count against the window at one time.
+
+        ⌊(1 + `staleness_threshold`) · `groups_per_batch` · `batches_per_version`⌋.
+        """
         # Rounding can put the product of decimal fractions just below a whole number (1.1 * 10): allow for one part in
         # a billion.
         return math.floor((1 + self.staleness_threshold) * self.groups_per_batch * self.batches_per_version + 1e-9)
