@@ -1,4 +1,4 @@
-"""Device profiles, by the value of spec.accelerator.profile: everything about pods that depends on the kind of device."""
+"""Device profiles, by name in spec.accelerator.profile: everything about pods that depends on the kind of device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from qwen35_trainer.manifest.accelerator import ProfileName
 class PodSize:
     """The CPUs and memory of a pod, or of one device's share of a pod.
 
-    cpu: number of CPUs. memory_gib: all memory, in GiB. shm_gib: the part of it that shared memory (/dev/shm) may take.
-    Ray's object store is in shared memory, and takes 30% of all memory.
+    cpu: number of CPUs. memory_gib: all memory, in GiB. shm_gib: the part of this memory that shared memory (/dev/shm)
+    may take. Ray's object store is in shared memory, and takes 30% of all memory.
     """
 
     cpu: float
@@ -34,10 +34,10 @@ class HostPath:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """The resources, variables and host paths of pods with one kind of device.
+    """The resources, environment variables and host paths of pods with one kind of device.
 
-    It contains no scheduler hints: they depend on the hardware's generation and on the cluster, so users set them in
-    spec.pods.
+    A profile contains no scheduler hints. These depend on the hardware's generation and on the cluster, so users set
+    them in spec.pods.
     """
 
     resource: str | None
@@ -49,8 +49,10 @@ class DeviceProfile:
     grace_seconds: int
     """Seconds between SIGTERM and SIGKILL of a pod, for `ray stop` and the release of device memory."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the pods with devices. They must be set before `ray start`. A runtime environment of Ray
-    sets its variables too late."""
+    """Environment variables of the pods with devices.
+
+    The variables must be set before `ray start`; a runtime environment of Ray would set them too late.
+    """
     host_paths: tuple[HostPath, ...] = ()
 
 

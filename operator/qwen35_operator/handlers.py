@@ -1,9 +1,9 @@
 """Passes the events of trainings, which the library kopf receives, to the store of trainings and to the work queue.
 
-This module decides nothing. kopf runs in a thread with an event loop of its own, for two reasons: it takes over the
-process's signals where it can, and it cancels all tasks of its event loop that it did not create. kopf ends if it has
-no permission to list trainings. This module then waits for the permission and starts kopf again. The discovery of
-definitions and namespaces is switched off in kopf, because it would need cluster-wide permissions.
+This module decides nothing. kopf runs in a thread with an event loop of its own, because kopf installs signal handlers
+where it can, and cancels all tasks of its event loop that it did not create. kopf ends if it has no permission to list
+trainings. This module then waits for the permission and starts kopf again. kopf's discovery of definitions and
+namespaces is switched off, because it would need cluster-wide permissions.
 """
 
 import asyncio
@@ -69,7 +69,10 @@ async def follow(
 
 
 def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey], None]) -> None:  # noqa: ANN401
-    """Apply one of kopf's raw events to the store of trainings, and call `changed` if it contains a newer object."""
+    """Apply one of kopf's raw events to `trainings`.
+
+    Calls `changed` if the event contains a newer version of a training. A deletion only removes the training.
+    """
     raw = event["object"]
     key: TrainingKey = raw["metadata"]["namespace"], raw["metadata"]["name"]
     if event["type"] == "DELETED":
@@ -79,7 +82,7 @@ def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
-    """Wait until trainings can be listed and watched. Until then, `trainings.problem` says why they cannot.
+    """Wait until trainings can be listed and watched, and set `trainings.problem` to the reason until then.
 
     If kopf started earlier, it would end with an error that does not name the missing permission.
     """
@@ -100,7 +103,7 @@ async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], tr
 
 
 async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | None:
-    """Return the problem for which trainings cannot be watched; None if they can be watched.
+    """Return the problem that prevents watching trainings, or None if they can be watched.
 
     Only a person can solve the returned problem. Raises ApiError for a temporary error.
     """
@@ -131,8 +134,8 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
 def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
-    apply: called with each event of a training. explicit: whether the user named a kubeconfig. If so, its credentials
-    are preferred to those of the pod; otherwise the pod's are preferred.
+    apply: called with each event of a training. explicit: whether the user named a kubeconfig. The credentials of a
+    named kubeconfig are preferred to those of the pod; otherwise those of the pod are preferred.
     """
     handlers = kopf.OperatorRegistry()
     # Neither way needs the synchronous client library.
@@ -154,7 +157,7 @@ class NoDiffs(kopf.AnnotationsDiffBaseStorage):
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return settings for kopf: no annotations and events, no scan of the cluster, time limits, and little memory."""
+    """Return settings with which kopf writes no annotations or events, scans no cluster, and uses little memory."""
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.persistence.diffbase_storage = NoDiffs()
     kopf_settings.posting.enabled = False
@@ -215,7 +218,10 @@ def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> 
 def _login(
     *ways: Callable[..., kopf.ConnectionInfo | None],
 ) -> Callable[..., Coroutine[Any, Any, ShallowSession | None]]:
-    """Return kopf's login handler: a session with the credentials of the first way that has any, None if none has."""
+    """Return a login handler for kopf, which tries `ways` in order and opens a session with the first credentials.
+
+    The handler returns None if no way gives credentials.
+    """
 
     async def login(**arguments: Any) -> ShallowSession | None:  # noqa: ANN401  # kopf's calling convention
         for way in ways:

@@ -1,9 +1,9 @@
-"""The HTTP session that kopf uses: its answers are read by `shallow_json`, so that no object can end kopf's list or watch.
+"""The HTTP session that kopf uses. `shallow_json` reads the answers, so that no object can end kopf's list or watch.
 
     login ─► ConnectionInfo ─► ShallowSession ─► kopf: list ─► ShallowResponse.json
                                                        watch ─► ShallowResponse.content.iter_chunked
 
-kopf lets a login handler return a session instead of credentials, and reads answers by these two methods only.
+kopf lets a login handler return a session instead of credentials. It reads answers only by `json` and `iter_chunked`.
 """
 
 from collections.abc import AsyncIterator
@@ -19,9 +19,9 @@ from qwen35_operator.kube import shallow_json
 
 @dataclass(frozen=True, kw_only=True)
 class ShallowSession(kopf.AiohttpSession):
-    """A session with the credentials from which it was made.
+    """A session that remembers the credentials with which it was opened.
 
-    Two sessions are equal if their credentials are, so that kopf recognises credentials that the API server has refused.
+    Two sessions are equal if their credentials are equal, so that kopf recognises refused credentials.
     """
 
     aiohttp_session: aiohttp.ClientSession = field(compare=False)
@@ -29,7 +29,7 @@ class ShallowSession(kopf.AiohttpSession):
 
     @classmethod
     def open(cls, credentials: kopf.ConnectionInfo) -> "ShallowSession":
-        """Open a session on the running event loop, as kopf would open one with these credentials."""
+        """Open a session on the running event loop, with the options that kopf uses for these credentials."""
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),
             headers=credentials.as_http_headers(),
@@ -48,10 +48,10 @@ class ShallowSession(kopf.AiohttpSession):
 
 
 class ShallowResponse(aiohttp.ClientResponse):
-    """A response whose JSON is shallow, whether it is read as a whole or in lines."""
+    """A response in which `shallow_json` replaces JSON that is nested too deeply, read as a whole or in lines."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Begin to receive the response. Its content yields whole lines of shallow JSON."""
+        """Begin to receive the response. `content.iter_chunked` then yields whole lines of shallow JSON."""
         await super().start(connection)
         self.content = _ShallowContent(self.content)  # type: ignore[assignment]  # has all that kopf and aiohttp use
         return self
@@ -62,7 +62,7 @@ class ShallowResponse(aiohttp.ClientResponse):
 
 
 class _ShallowContent:
-    """A stream of bytes of which only `iter_chunked` differs: it yields lines of shallow JSON."""
+    """Wraps a stream of bytes. `iter_chunked` yields lines of shallow JSON; all else is the stream's."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
@@ -71,5 +71,5 @@ class _ShallowContent:
         return getattr(self._content, name)
 
     def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield the lines of the stream, of any length. size: maximum number of bytes that are read in one step."""
+        """Yield the lines of the stream, of any length. size: maximum number of bytes to read in one step."""
         return shallow_json.shallow_lines(self._content.iter_chunked(size))

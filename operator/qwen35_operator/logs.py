@@ -1,7 +1,7 @@
 """The operator's log: lines for people, or one JSON object per line for log collectors.
 
-    {"time": "2026-01-31T10:00:00.000Z", "level": "WARNING", "logger": "qwen35_operator.reconcile_workers", "message": "…",
-     "namespace": "team", "training": "demo"}
+    {"time": "2026-01-31T10:00:00.000Z", "level": "WARNING", "logger": "qwen35_operator.reconcile_workers",
+     "message": "…", "namespace": "team", "training": "demo"}
 
 `namespace` and `training` are present while a training is reconciled, and `exception` contains the traceback of an
 error.
@@ -20,8 +20,10 @@ from qwen35_operator.status.printable import printable
 type LogFormat = Literal["text", "json"]
 
 current: ContextVar[TrainingKey | None] = ContextVar("training", default=None)
-"""The training that the running asyncio task reconciles; None in other tasks. Tasks that this task starts inherit the
-value."""
+"""The training that the running asyncio task reconciles; None in other tasks.
+
+Tasks that the running task starts inherit the value.
+"""
 
 
 class JsonLines(logging.Formatter):
@@ -56,7 +58,7 @@ class TextLines(logging.Formatter):
 def begin(form: LogFormat, *, verbose: bool) -> None:
     """Start to write the log of this process to stderr.
 
-    form: "text" for people, "json" for log collectors. verbose: also log single steps.
+    form: "text" for people, "json" for log collectors. verbose: whether to log debug messages too.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())

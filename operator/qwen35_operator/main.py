@@ -1,4 +1,4 @@
-"""One operator process.
+"""Runs the parts of one operator process: kopf, the watches, the work queue, the leader election and the workers.
 
     kopf ──► trainings ─┐                        ┌─► worker ─► reconcile
     watches ─► stores ──┴─► queue ──► election ──┼─► worker ─► reconcile
@@ -35,8 +35,8 @@ def run(
     """Run the operator until SIGTERM or SIGINT.
 
     kubeconfig: path of the file; None for the pod's credentials, or outside of a pod for the files that kubectl would
-    read. verbose: also log single steps. Raises OSError if a port is taken, and SettingsRefused if there are no valid
-    credentials.
+    read. verbose: whether to log debug messages too. Raises OSError if a port is taken, and SettingsRefused if there
+    are no valid credentials.
     """
     logs.begin(log_format, verbose=verbose)
     if kubeconfig is not None:

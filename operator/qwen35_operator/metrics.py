@@ -1,4 +1,4 @@
-"""The operator's Prometheus metrics. Each `Metrics` has a registry of its own, so that tests do not share numbers."""
+"""The operator's Prometheus metrics. Each `Metrics` has its own registry, so that tests do not share counts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 @dataclass(frozen=True)
 class Metrics:
-    """Holds all metrics of the operator. Their names and labels are documented API."""
+    """Holds all metrics of the operator. The names and labels of the metrics are documented API."""
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     reconciles: Counter = field(init=False)
@@ -66,7 +66,7 @@ class Metrics:
             object.__setattr__(self, name, metric)
 
     def count(self, states: Callable[[], Mapping[str, int]]) -> None:
-        """Report the number of trainings in each state. `states` is called at each scrape and returns these numbers."""
+        """Report the number of trainings in each state. states: returns these numbers; called at each scrape."""
         self.registry.register(_Trainings(states))
 
     def requested(self, verb: str, resource: str, code: int) -> None:

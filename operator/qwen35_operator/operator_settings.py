@@ -38,7 +38,7 @@ def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
 
 
 def own_identity() -> str:
-    """Return a name for this process in the Lease. Every call returns a new unique name."""
+    """Return a name by which the Lease identifies this process. Every call returns a new unique name."""
     return f"{socket.gethostname()}-{secrets.token_hex(4)}"
 
 

@@ -1,6 +1,8 @@
-"""The leader's workers: each takes a key from the queue, reconciles it, and schedules the next reconcile.
+"""The leader's workers: each takes a key from the queue, reconciles the training, and schedules the next reconcile.
 
-A cancelled worker ends when its reconcile in progress has finished, or after STOP_SECONDS.
+A write that meets a newer object (409 Conflict, optimistic concurrency) ends the reconcile. The next one, after a
+backoff, decides from newer observations. A cancelled worker ends when its reconcile in progress has finished, or after
+STOP_SECONDS.
 """
 
 import asyncio
@@ -62,7 +64,10 @@ class ReconcileWorkers:
                 self._queue.done(key)
 
     async def _reconcile(self, reconciler: Reconciler, key: TrainingKey) -> None:
-        """Reconcile one training, and schedule the next reconcile by the outcome. Errors are logged and not raised."""
+        """Reconcile one training, and schedule the next reconcile. Exceptions are logged and not raised.
+
+        After an exception, the training is enqueued again with a backoff that grows with each failure in a row.
+        """
         logs.current.set(key)
         started, since = time.monotonic(), self._since.pop(key, None)
         result = "done"

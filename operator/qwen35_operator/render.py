@@ -26,11 +26,11 @@ def objects(
     settings: OperatorSettings | None = None,
     file: Path | None = None,
 ) -> tuple[KubeObject, ...]:
-    """Return the children of the first attempt, in the order of creation.
+    """Return the child objects that the operator would create for the first attempt, in the order of creation.
 
     namespace: replaces the namespace in the manifest. If neither is given, the namespace is "default". settings: None
-    for the default settings. file: the path that errors name. Raises ManifestError with every problem for which the
-    operator would not accept the manifest, except parts that this release cannot run (see `cannot_run`).
+    for the default settings. file: the path that errors name. Raises ManifestError if the namespace is invalid, if no
+    objects can be built from the manifest, or if its devices are too small for the model.
     """
     if namespace is not None and not NAMESPACE_PATTERN.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."
@@ -65,7 +65,7 @@ def text(manifests: tuple[KubeObject, ...]) -> str:
 
 
 class _KubectlDumper(yaml.SafeDumper):
-    """Writes YAML for kubectl: no anchors, multi-line texts as blocks, texts that look like other values in quotes."""
+    """Writes YAML for kubectl: no anchors, multi-line strings as blocks, quotes around ambiguous strings."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

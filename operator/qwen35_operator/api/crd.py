@@ -1,6 +1,6 @@
 """Renders the CustomResourceDefinition of Qwen35Training from the pydantic models.
 
-    models ─► JSON schema ─► structural schema (no references, no unions) ─► + list types, CEL rules, printer columns ─► CRD
+    models ─► JSON schema ─► structural schema (no references or unions) ─► list types, CEL rules, printer columns ─► CRD
 
 `python -m qwen35_operator.api.crd` prints the definition.
 """
@@ -162,9 +162,10 @@ def _structural(source: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
 
 
 def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """Resolve a node's references and remove null from its union. Returns the new node, and whether `node` allows null.
+    """Resolve a node's references, and replace a union of null and one type by this type.
 
-    A union of null and one type becomes this type. defs: the `$defs` of the JSON schema, to which references point.
+    Returns the new node, and whether `node` allows null. defs: the `$defs` of the JSON schema, to which references
+    point.
     """
     nullable = False
     while True:

@@ -1,7 +1,9 @@
 """The CEL rules of the CRD, by path in its schema. The API server evaluates them, so there is no admission webhook.
 
 The rules express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and declare which fields are
-immutable while a training runs. A test keeps the rules and the Python models in agreement:
+immutable: some always, others unless the training is suspended. An admitted change of another field is either taken
+over by the running attempt, or ends it and starts a new attempt (`LIVE_FIELDS` in desired/spec_hash.py). A test keeps
+the rules and the Python models in agreement:
 `test_every_rule_of_the_definition_refuses_what_the_models_refuse` in tests/controlplane/test_admission.py. The API
 server must refuse each spec that fails a check of the models, and admit the same spec when it is corrected. Each rule
 about new trainings must refuse at least one spec. `KNOWN` in that file lists the checks that CEL cannot express.
@@ -34,7 +36,7 @@ class Rule:
     rule: a CEL expression that is true for a valid object. message: the error message. expression: a CEL expression
     that computes a message with the object's values; if it is None or fails, `message` is shown. field: path of the
     invalid field, relative to the section that has the rule; None for the section itself. reason: the kind of the
-    error. ratchets: whether an object that breaks the rule may change in other ways, because it is older than the rule.
+    error. ratchets: whether an object that already breaks the rule may still be changed, because it can be older.
     """
 
     rule: str

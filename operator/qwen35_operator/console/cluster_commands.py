@@ -1,4 +1,4 @@
-"""Runs `qwen35 status` and `qwen35 report` against a cluster. Each command takes its options and returns an exit code."""
+"""Runs `qwen35 status` and `qwen35 report` against a cluster. Each function takes options and returns an exit code."""
 
 import asyncio
 import json
@@ -150,7 +150,8 @@ async def _show(cluster: ClusterAccess, name: str, *, as_json: bool, console: Co
 async def _watch(cluster: ClusterAccess, name: str, *, as_json: bool, console: Console) -> int:
     """Show the training at each change until it has ended or was deleted. Returns 0 if it succeeded, otherwise FAILED.
 
-    The output is a screen in a terminal. With `as_json` or without a terminal it is a line for each change.
+    In a terminal the output is a screen that is redrawn. With `as_json`, or without a terminal, it is a line for each
+    change.
     """
     async with cluster.client() as client, aclosing(follow(client, cluster.effective_namespace, name)) as states:
         if console.is_terminal and not as_json:
@@ -163,7 +164,7 @@ async def _watch(cluster: ClusterAccess, name: str, *, as_json: bool, console: C
 
 
 async def _redraw(client: RestClient, states: States, console: Console) -> TrainingView | None:
-    """Draw the screen at each change of the training, and each second, so that the ages on it stay correct.
+    """Draw the screen at each change of the training, and each second, so that the ages on the screen stay correct.
 
     states: the items that `follow` yields. Returns the training when it has ended, or None if it was deleted.
     """
@@ -213,10 +214,10 @@ async def _log(client: RestClient, states: States, console: Console, *, as_json:
 
 
 async def _with_warnings(client: RestClient, raw: JsonObject, before: TrainingView | None) -> tuple[TrainingView, str]:
-    """Return the view of a training with its latest warnings, and an empty text.
+    """Return the view of a training with its latest warnings, and an empty string.
 
-    If the warnings cannot be read, return the view with the warnings of `before`, and the reason as a text. before: the
-    previous view of the training; None if there is none.
+    If the warnings cannot be read, return the view with the warnings of `before` instead, and the reason as a string.
+    before: the previous view of the training; None if this is the first.
     """
     try:
         return TrainingView.of(raw, await warnings_of(client, raw)), ""
@@ -249,9 +250,9 @@ async def _report(cluster: ClusterAccess, name: str, output: Path, console: Cons
 
 
 def _document(raw: JsonObject, view: TrainingView | None = None) -> JsonObject:
-    """Return what --json prints: the training's metadata and status, with the field names of the custom resource.
+    """Return the document that --json prints: the training's metadata and status, with the API's field names.
 
-    view: the warnings of this view are added; with None the output has no field for warnings.
+    view: the view whose warnings are added as the field `warnings`; None for a document without this field.
     """
     metadata = {
         key: raw["metadata"].get(key) for key in ("name", "namespace", "uid", "generation", "creationTimestamp")

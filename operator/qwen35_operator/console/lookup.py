@@ -23,7 +23,7 @@ POD_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/
 
 
 class NotShown(Exception):
-    """A command cannot show what the user asked for. The message is one line with the reason and the fix."""
+    """A command cannot show what the user requested. The message is one line with the reason and the fix."""
 
 
 def check_credentials(kubeconfig: str | None, context: str | None) -> None:

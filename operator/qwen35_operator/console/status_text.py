@@ -1,4 +1,4 @@
-"""Texts about a status: what a training waits for, how long ago something happened, how long the run will still take."""
+"""Texts about a status: what a training waits for, how long ago something happened, how long the run will take."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -22,9 +22,9 @@ PREREQUISITES: Final = ("Accepted", "QuotaReserved")
 shown."""
 NO_OPERATOR: Final = "no operator has handled it; is an operator running, and does it serve this namespace?"
 FRESH_SECONDS: Final = 60.0
-"""A report counts as current for at least this number of seconds, and for longer if FRESH_UPDATES updates take longer."""
+"""A report counts as current up to this age, or up to the duration of FRESH_UPDATES updates if that is longer."""
 FRESH_UPDATES: Final = 3
-"""A report counts as current for as long as this number of updates takes, and for at least FRESH_SECONDS."""
+"""A report counts as current up to the duration of this number of updates, or up to FRESH_SECONDS if that is longer."""
 
 
 def explanation(view: TrainingView) -> str:
@@ -83,10 +83,10 @@ def ago(time: datetime | str, now: datetime) -> str:
 
 
 def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
-    """Return the expected seconds until the last update, if updates take as long as recently.
+    """Return the expected seconds until the last update is done, from the mean duration of recent updates.
 
     Returns None if the training does not run, if the duration or the total number of updates is unknown, or if the
-    trainer's report is too old.
+    trainer's report is not current (FRESH_SECONDS, FRESH_UPDATES).
     """
     progress = view.status.progress
     if (

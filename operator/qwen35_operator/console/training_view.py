@@ -96,9 +96,9 @@ class TrainingView:
 
 
 def latest_warnings(events: Sequence[KubeObject], uid: str, count: int) -> tuple[WarningEvent, ...]:
-    """Return the newest `count` events of the object with this uid, newest first.
+    """Return the newest `count` of the events about the object with this uid, newest first.
 
-    The uid excludes events of an earlier training that had the same name.
+    events: raw Event objects of type Warning. The uid excludes events of an earlier training with the same name.
     """
     warnings = [
         WarningEvent(_time(event), printable(event.get("reason", "")), printable(event.get("message", "")))

@@ -20,9 +20,9 @@ def always(training: TrainingResource, settings: OperatorSettings, config_map: K
 
 
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return the problems that prevent building a training's objects although its spec passes the manifest's checks.
+    """Return the problems for which a training's objects cannot be built, although its spec passes all other checks.
 
-    The operator refuses the training if there are any. The functions that build objects must not be called then.
+    The operator refuses a training with such problems. The functions that build objects must not be called for it.
     """
     own_problems = [
         *object_names.problems(training),

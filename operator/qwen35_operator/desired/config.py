@@ -1,8 +1,9 @@
 """Builds the ConfigMap `-config`, with the manifest that the trainer inside the pods reads.
 
-The trainer may be of the release before the operator's, because a training keeps its trainer (`reconcile/releases.py`).
-Fields that it does not know must not be in the manifest, so fields with their defaults are left out. A field whose default a
-release has changed is always written, because the trainer's default may be another one.
+The trainer may be of an earlier release than the operator, because a training keeps its trainer
+(`reconcile/releases.py`). The manifest must not contain fields that the trainer does not know, so fields with their
+defaults are left out. A field whose default a release has changed is always written, because the trainer may have
+another default.
 """
 
 from qwen35_operator.api.training_resource import TrainingResource
@@ -39,6 +40,6 @@ def build(training: TrainingResource) -> KubeObject:
 
 
 def _left_out(section: Section, name: str, path: str, value: object) -> bool:
-    """Whether the field has its default, and every release has had this default since there is the field."""
+    """Return whether the field has its default, and every release that has the field has the same default."""
     default = type(section).model_fields[name].get_default(call_default_factory=True)
     return has_first_default(path, value) and getattr(section, name) == default

@@ -1,8 +1,8 @@
 """The first default of every field of the spec: that of the release that introduced the field.
 
-`spec_hash` leaves out fields with this value, so a change here would end every running attempt of trainings that have it.
-To change a default, change it in `qwen35_trainer.manifest` only. To add a field, add its default here. The keys are paths
-in the spec, in which the items of a list are [].
+`spec_hash` leaves out fields with their first default. A changed entry would therefore end the running attempts of all
+trainings with the old or the new value. To change a default, change it in `qwen35_trainer.manifest` only. To add a
+field, add its default here. The keys are paths in the spec, in which the items of a list are [].
 """
 
 from collections.abc import Mapping

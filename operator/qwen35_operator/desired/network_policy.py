@@ -5,10 +5,10 @@
     any pod of the cluster ──► 8080                        Ray's metrics
     pods of the training ──► 53, 5353, 443, 6443           anywhere: DNS; metric services and object stores; the API server
 
-Ray executes any code that reaches its ports with the token of its cluster (`ray_job.py`), which KubeRay generates. This
-policy keeps other pods from the ports, whatever their labels: those of KubeRay count in KubeRay's namespaces only. Every
-network plugin admits connections from the kubelets. Policies add up: to allow more (a tracking server on another port, an
-API server that proxies to the dashboard), add a policy that selects the training's label.
+Ray executes any code that reaches its ports together with the token of its cluster, which KubeRay generates
+(`ray_job.py`). This policy keeps other pods from the ports. KubeRay's labels admit a pod only in KubeRay's namespaces.
+Every network plugin admits connections from the kubelets. Policies add up: to allow more (a tracking server on another
+port, an API server that proxies to the dashboard), add a policy that selects the training's label.
 """
 
 from typing import Any, Final

@@ -22,12 +22,17 @@ HASH = f"{DOMAIN}/hash"
 RETRY = f"{DOMAIN}/retry"
 """Annotation of a training: a failed training is tried again whenever the value changes."""
 UPDATE = f"{DOMAIN}/update"
-"""Annotation of a training: whenever the value changes, the next attempt takes the operator's trainer image and version of
-Ray. Annotation of a RayJob: the value when these were chosen."""
+"""Annotation of a training: if the value changes, the next attempt takes the operator's trainer image and Ray version.
+
+A RayJob has the same annotation, with the training's value at the time when image and version were chosen.
+"""
 IMAGE = f"{DOMAIN}/image"
-"""Annotation of a RayJob: the trainer image as the spec or the operator's settings name it. The pods may name its digest."""
+"""Annotation of a RayJob: the trainer image as the spec or the operator's settings name it.
+
+The pods may name the same image by its digest.
+"""
 FORCE_START = f"{DOMAIN}/force-start"
-"""Annotation of a training: the number of the attempt that starts although pods of earlier ones may still run."""
+"""Annotation of a training: the number of an attempt that may start although pods of earlier ones may still run."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
 """Annotation of a RayJob: the result of `spec_hash.spec_hash` for the spec with which the attempt was started."""
 

@@ -3,8 +3,9 @@
     spec, catalog ─► planning.memory_plan, once per parsed spec ─► memory of worker pods: at least the profile's
                                                                └─► problems of new trainings
 
-The operator knows neither the model's files nor the nodes. It takes the model's sizes from the catalog by model.name, and compares with the
-devices that node selectors name, or else with the largest device of the profile. Sizes do not enter `spec_hash`: a release that plans differently disturbs no running attempt.
+The operator knows neither the model's files nor the nodes. It takes the model's sizes from the catalog by model.name,
+and compares the plan with the devices that node selectors name, or else with the largest device of the profile. Sizes
+are not in `spec_hash`, so a release that plans differently disturbs no running attempt.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _plans: Final[WeakKeyDictionary[TrainingResource, MemoryPlan]] = WeakKeyDictiona
 
 
 def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
-    """Return CPU and memory of a pod of the pool."""
+    """Return the CPUs and memory of a pod of the pool: the device profile's, or more memory if the plan needs it."""
     profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode
     if pool == "head":
         return profile.head
@@ -45,7 +46,10 @@ def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
 
 
 def problems(training: TrainingResource) -> list[Problem]:
-    """Return what the devices cannot hold. The operator refuses new trainings with such problems."""
+    """Return a problem for each pool whose devices cannot hold their part of the plan.
+
+    The operator refuses new trainings with such problems.
+    """
     if (plan := _plan(training)) is None:
         return []
     override = "For larger devices than those of the catalog, set spec.pods.sizing to Profile."
@@ -53,7 +57,7 @@ def problems(training: TrainingResource) -> list[Problem]:
 
 
 def note(training: TrainingResource) -> str:
-    """Return a note if pods could not be sized because the model's sizes are not known, and otherwise an empty text."""
+    """Return a note if pods are not sized by a plan because the catalog lacks the model; otherwise an empty string."""
     model, spec = training.spec.model, training.spec
     if spec.pods.sizing == "Profile" or known_sizes(model) is not None:
         return ""
@@ -64,7 +68,7 @@ def note(training: TrainingResource) -> str:
 
 
 def _plan(training: TrainingResource) -> MemoryPlan | None:
-    """Return the plan of a training, computed once per parsed spec; None if its pods are sized by the profile alone."""
+    """Return the plan of a training, computed once per parsed spec; None if the profile alone sizes its pods."""
     spec = training.spec
     if spec.pods.sizing == "Profile" or (shape := known_sizes(spec.model)) is None:
         return None
@@ -74,7 +78,10 @@ def _plan(training: TrainingResource) -> MemoryPlan | None:
 
 
 def _device(spec: TrainingSpec) -> DeviceName | None:
-    """Return the largest device that the node selectors of the worker pools name, or of the profile if a pool names none."""
+    """Return the largest device that the node selectors of the worker pools name.
+
+    If a pool's node selector names no device, return the largest device of the profile.
+    """
     names = [_selected(getattr(spec.pods, pool)) for pool in worker_pools(spec)]
     named = [name for name in names if name is not None]
     if len(named) < len(names):
@@ -83,7 +90,10 @@ def _device(spec: TrainingSpec) -> DeviceName | None:
 
 
 def _selected(change: Mapping[str, Any]) -> DeviceName | None:
-    """Return the device that a user's change of a pod template selects by its product. The change may be malformed."""
+    """Return the device that a user's change of a pod template selects by the label nvidia.com/gpu.product, or None.
+
+    The change may be malformed.
+    """
     match change:
         case {"spec": {"nodeSelector": {"nvidia.com/gpu.product": str(product)}}}:
             return next((name for name, device in DEVICES.items() if device.product == product), None)

@@ -1,6 +1,7 @@
 """Turns a spec into plain data, without some of its fields.
 
-The values are read from the models directly, so that the result does not depend on how a version of pydantic writes them.
+The values are taken from the models directly, so that the result does not depend on the serialization of a pydantic
+version.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,16 +11,20 @@ from qwen35_operator.desired.first_defaults import FIRST_DEFAULTS
 from qwen35_trainer.manifest.base import Section
 
 type LeftOut = Callable[[Section, str, str, object], bool]
-"""Whether to leave a field out. Called with the section, the field's name in Python, its path, and its value as plain data."""
+"""Function that returns whether to leave a field out.
+
+It is called with the section, the field's name in Python, the field's path, and the field's value as plain data.
+"""
 
 _REQUIRED: Final = object()
 """Stands for the first default of a required field. It differs from every value."""
 
 
 def plain_fields(section: Section, left_out: LeftOut, path: str = "") -> dict[str, Any]:
-    """Return the fields of a section that are not left out, as plain data. path: the section's path, with a dot at its end.
+    """Return the fields of a section that are not left out, as plain data.
 
-    A section that its parent has by default is left out too if none of its fields remains.
+    An inner section without remaining fields is left out too if this section has the inner one by default. path: the
+    section's path, with a dot at its end; empty for the spec.
     """
     fields = {}
     for name, field in type(section).model_fields.items():
@@ -32,7 +37,7 @@ def plain_fields(section: Section, left_out: LeftOut, path: str = "") -> dict[st
 
 
 def has_first_default(path: str, value: object) -> bool:
-    """Whether a field has the default of the release that introduced the field."""
+    """Return whether `value` is the default that the field at `path` had in the release that introduced the field."""
     return bool(FIRST_DEFAULTS.get(path, _REQUIRED) == value)
 
 

@@ -1,10 +1,11 @@
-"""Hashes the part of a spec with which an attempt runs. A changed hash ends the attempt, so no release may change the hash.
+"""Hashes the fields of a spec that a running attempt cannot change. A changed hash ends the attempt and starts another.
 
     stored spec ─► fields that are written ─► without live fields ─► without first defaults ─► hash
 
-The API server writes the defaults of its release into every stored spec. A field with its *first* default, that of the
-release that introduced it, therefore counts as absent: if a later release changes the default or adds a field, the
-hashes of stored trainings stay the same. tests/upgrade compares them with the hashes of earlier releases.
+An upgrade of the operator must not change the hash of a stored training. The API server writes the defaults of the
+installed CRD into every stored spec. A field with its *first* default, that of the release that introduced the field,
+therefore counts as absent. If a later release changes a default or adds a field, the hashes of stored trainings stay
+the same. tests/upgrade compares the hashes with those of earlier releases.
 """
 
 from typing import Final
@@ -32,14 +33,16 @@ LIVE_FIELDS: Final = frozenset(
         "checkpoint.graceSeconds",
     }
 )
-"""Fields and sections of the spec that may change while an attempt runs, because the attempt takes over the new value or
-does not use the field."""
+"""Fields and sections of the spec that may change while an attempt runs.
+
+Either the attempt takes over the new value, or only the operator uses the field.
+"""
 _hashes: WeakKeyDictionary[TrainingResource, str] = WeakKeyDictionary()
 """Cache of the results by training: every reconcile of a running training needs the hash."""
 
 
 def spec_hash(training: TrainingResource) -> str:
-    """Return a hash of all fields whose change a running attempt cannot take over, so that it needs a new attempt."""
+    """Return a hash of all fields of the spec whose change needs a new attempt (all except LIVE_FIELDS)."""
     if (result := _hashes.get(training)) is None:
         sections = plain_fields(training.spec, _left_out)
         result = _hashes[training] = digest({section: value for section, value in sections.items() if value != {}})

@@ -1,4 +1,4 @@
-"""The trainer image and the version of Ray of an attempt."""
+"""The release of an attempt: its trainer image, by tag or pinned by digest, and its version of Ray."""
 
 import re
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ def present(training: TrainingResource, settings: OperatorSettings) -> TrainerRe
 
 
 def by_digest(image: str, image_id: str) -> str:
-    """Return the image by its digest; unchanged if `image_id` does not tell the digest.
+    """Return the image with its digest instead of its tag, or unchanged if `image_id` does not contain the digest.
 
-    image: such as registry/team/trainer:1.0. image_id: imageID of a container's status. It contains the digest if the node
-    has pulled the image from the image's own repository. An image that was loaded into the node has no digest by which
-    another node could pull it.
+    image: such as registry/team/trainer:1.0. image_id: imageID of a container's status. It contains the digest if the
+    node has pulled the image from the repository in `image`. An image that was loaded into the node has no digest by
+    which another node could pull it.
     """
     repository = image.partition("@")[0]
     path, colon, tag = repository.rpartition(":")
@@ -54,7 +54,7 @@ def by_digest(image: str, image_id: str) -> str:
 
 
 def _with_registry(repository: str) -> str:
-    """Return the repository with the registry that container runtimes assume if a name has none: docker.io."""
+    """Return the repository with its registry. Container runtimes assume docker.io if a name has no registry."""
     first, slash, _ = repository.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return repository

@@ -1,10 +1,10 @@
 """Server-side apply: which fields of an object the operator owns (metadata.managedFields), and how it takes them over.
 
-The API server keeps an entry for each manager and operation. An apply removes the fields of the manager's entry for Apply
-that the applied object does not have, and keeps the fields of all other managers. A field that the operator wrote by
-creating or patching the object is in its entry for Update: while that entry exists, an apply could never remove the
-field. The fields of that entry are therefore moved to the entry for Apply before the first apply, as kubectl does with the
-fields of its client-side applies (client-go, util/csaupgrade).
+The API server keeps one entry for each manager and operation. An apply removes fields that are in the manager's entry
+for Apply and not in the applied object. It keeps the fields in all other entries. A field that the operator wrote by
+creating or patching the object is in the operator's entry for Update, and as long as it is there no apply removes the
+field. Before the first apply, the fields of the entry for Update are therefore moved to the entry for Apply. kubectl
+does the same with the fields of its client-side applies (client-go, util/csaupgrade).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,10 @@ type FieldsEntry = Mapping[str, Any]
 
 
 def taken_over(entries: Sequence[FieldsEntry]) -> list[FieldsEntry] | None:
-    """Return managedFields in which the operator owns all of its fields by Apply; None if this is already so."""
+    """Return managedFields with the operator's entries for Update merged into its entry for Apply.
+
+    Returns None if the operator has no entry for Update.
+    """
     written = [entry for entry in entries if _is_own(entry, "Update")]
     if not written:
         return None
@@ -31,11 +34,11 @@ def taken_over(entries: Sequence[FieldsEntry]) -> list[FieldsEntry] | None:
 
 
 def _is_own(entry: FieldsEntry, operation: str) -> bool:
-    """Whether this is the operator's entry for the operation. Entries for a subresource, such as the status, do not count."""
+    """Return whether the entry is the operator's for `operation`, and not for a subresource such as status."""
     own = entry.get("manager") == FIELD_MANAGER and entry.get("operation") == operation
     return own and not entry.get("subresource")
 
 
 def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are in at least one of two sets of fields, which FieldsV1 writes as nested mappings."""
+    """Return the union of two sets of fields in the format FieldsV1: nested mappings, in which a leaf is empty."""
     return {name: _union(first.get(name, {}), second.get(name, {})) for name in (*first, *second)}

@@ -53,7 +53,7 @@ class LeaseLost(Exception):
 
 
 class _ObservedLease(NamedTuple):
-    """The Lease as this process last read it while another process, or none, held it. version: its resourceVersion."""
+    """The Lease as this process last read it while it was not the holder. version: resourceVersion of the Lease."""
 
     version: str
     since: float
@@ -63,7 +63,7 @@ class _ObservedLease(NamedTuple):
 class _OwnLease(NamedTuple):
     """The Lease that this process acquired last.
 
-    uid: uid of the Lease. may_lead_from: time of `Election.clock` before which this process must not lead.
+    uid: uid of the Lease. may_lead_from: time of `Election.clock` from which this process may lead.
     """
 
     uid: str
@@ -82,7 +82,7 @@ class Election:
     name: str
     identity: str
     lead: Callable[[], Awaitable[None]]
-    """The work of the leader: called when this process becomes the leader, cancelled and awaited when it stops leading."""
+    """The work of the leader: called when this process becomes the leader, cancelled when it stops leading."""
     clock: Callable[[], float]
     leading: bool = False
     """Whether `lead` runs."""
@@ -92,11 +92,11 @@ class Election:
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
 
     def may_write(self) -> bool:
-        """Return whether this process leads, and its Lease is fresh. It must be asked right before every write.
+        """Return whether this process leads, and has renewed the Lease recently. Call this right before every write.
 
-        `leading` alone is not enough: a process that stood still, with its machine or by a signal, may run a reconcile before it
-        notices that its Lease is over. A write that begins within GIVE_UP_SECONDS of the last renewal has the remaining time to
-        reach the API server before another process leads.
+        `leading` alone is not enough: a process that was paused, by a signal or together with its machine, may continue
+        a reconcile before it notices that its Lease has expired. A write that begins within GIVE_UP_SECONDS of the last
+        renewal has LEASE_SECONDS - GIVE_UP_SECONDS to reach the API server before another process may lead.
         """
         return self.leading and self.clock() - self._renewed < GIVE_UP_SECONDS
 
@@ -160,8 +160,8 @@ class Election:
         """Acquire or renew the Lease. Returns the time of the request, or None if this did not succeed.
 
         The time of the request is returned and not that of the answer, because the API server may have renewed the
-        Lease as early as that. timeout_seconds: maximum duration. Raises LeaseLost if this process was the holder and
-        no longer is.
+        Lease right after the request was sent. timeout_seconds: maximum duration. Raises LeaseLost if this process was
+        the holder and no longer is.
         """
         try:
             async with asyncio.timeout(min(REQUEST_SECONDS, timeout_seconds)):

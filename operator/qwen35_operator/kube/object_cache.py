@@ -1,4 +1,4 @@
-"""The cache of all watched objects: one store per kind, filled by one watch per kind and namespace."""
+"""The cache of all watched objects (an informer): one store per kind, filled by one watch per kind and namespace."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class ObjectCache:
                 tasks.create_task(watch.run(client))
 
     async def settled(self) -> None:
-        """Wait until each watch either has listed its objects completely or is known to be impossible."""
+        """Wait until each watch either has listed its objects completely, or has a problem that a person must solve."""
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
     def incomplete(self) -> list[Problem]:

@@ -1,6 +1,4 @@
-"""Parses raw Kubernetes objects into records. Only the records are kept, because a cluster can have thousands of
-objects.
-"""
+"""Parses raw Kubernetes objects into records. Only the records are kept, because a cluster can have many objects."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -50,7 +48,8 @@ STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
 def record(kind: ObjectKind, raw: KubeObject) -> ObjectRecord:
     """Parse an object into its record.
 
-    Raises KeyError or ValueError if the object lacks a field that every object of its kind has.
+    Raises KeyError, ValueError, TypeError or AttributeError if the object lacks a field that every object of its kind
+    has, or if a field has another type.
     """
     builders: dict[ObjectKind, Callable[[KubeObject], ObjectRecord]] = {
         RAY_JOB: _job,

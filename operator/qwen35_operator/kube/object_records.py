@@ -11,7 +11,10 @@ FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
 
 @dataclass(frozen=True, slots=True)
 class OwnWrite:
-    """The operator's last write to an object by this process, or its last read that made a write unnecessary."""
+    """The latest request after which this process knows that an object is as desired.
+
+    The request was a write, or a read that made a write unnecessary.
+    """
 
     version: str
     """resourceVersion of the object in the answer."""
@@ -31,11 +34,11 @@ class Child:
     owner: str | None
     """uid of the object's controller; None if it has none."""
     hash: str | None
-    """Hash of the object as the operator last wrote it, from an annotation; None if the object has no such annotation."""
+    """Hash of the object as the operator last wrote it, from an annotation; None if the annotation is missing."""
     deleting: datetime | None
     """deletionTimestamp of the object; None if it is not being deleted."""
     own_write: OwnWrite | None = field(default=None, kw_only=True)
-    """When the object last was as the operator wants it; None if this process has neither written nor read it."""
+    """The latest request that left the object as desired; None if this process has not written or checked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,13 @@ class MessageConfigMap(Child):
     """The ConfigMap `-progress` or `-control` of a training, with its message as text."""
 
     text: bytes | None
-    """The message as JSON in UTF-8; None if the ConfigMap does not contain one. A message that is too long is cut, so that
-    it is still recognized as too long: anybody with the rights of a trainer can write one."""
+    """The message as JSON in UTF-8; None if the ConfigMap does not contain one.
+
+    A message above the maximum size is cut to one byte more, so that it is still refused as too large but takes little
+    memory. Anyone with the permissions of a trainer can write such a message.
+    """
     written: datetime | None
-    """When the text was last written, by the API server's clock; None if the ConfigMap does not say it."""
+    """When the text was last written, by the API server's clock; None if managedFields does not contain the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +78,11 @@ class RayJob(Child):
     queued: bool
     """Whether the job has a queue of Kueue, from its label."""
     rollout_nodes: int
-    """Nodes of the rollout pool in spec.rayClusterSpec. If the job has a queue, these are the nodes that the queue admits."""
+    """Number of rollout nodes in spec.rayClusterSpec: with a queue, the number that the queue admits."""
     image: str
     """Trainer image of the pods; empty if the job names none."""
     image_reference: str
-    """The image as the spec or the operator's settings named it, from an annotation; empty if the annotation is missing."""
+    """The image as the spec or the operator's settings name it, from an annotation; empty if that is missing."""
     ray_version: str
     update_request: str
     """Value of the training's annotation UPDATE when image and version of Ray were chosen; empty if it had none."""
@@ -90,7 +96,7 @@ class RayJob(Child):
     def held(self) -> bool:
         """Whether a queue holds the job back: spec.suspend is true, or KubeRay has not yet resumed the job.
 
-        Nothing holds back a job that has ended: KubeRay ignores spec.suspend then.
+        The value is False for a job that has ended, because KubeRay then ignores spec.suspend.
         """
         return not self.ended and (self.suspended or self.deployment in ("Suspending", "Suspended"))
 

@@ -16,7 +16,7 @@ from qwen35_trainer.contract.retry import backoff_seconds
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
 MIN_SUPERSEDED = 64
-"""Number of superseded delays that are kept at least, so that short queues are not cleared all the time."""
+"""Number of superseded delays that a queue always keeps, so that a short queue is not rebuilt after every delay."""
 
 
 class WorkQueue:
@@ -49,7 +49,7 @@ class WorkQueue:
             self._changed.set()
 
     def add_later(self, key: TrainingKey, seconds: float) -> None:
-        """Enqueue the key after this number of seconds, unless it is already queued for an earlier time."""
+        """Enqueue the key after this number of seconds, unless it is already queued now or for an earlier time."""
         due = self._clock() + seconds
         if key in self._queued or key in self._requeue or self._due.get(key, due + 1) <= due:
             return
@@ -67,7 +67,7 @@ class WorkQueue:
         return wait
 
     def succeeded(self, key: TrainingKey) -> None:
-        """Forget the failures of the key, so that its next backoff is the shortest one."""
+        """Forget the failures of the key, so that its next backoff is FIRST_BACKOFF_SECONDS."""
         self._failures.pop(key, None)
 
     async def take(self) -> TrainingKey:

@@ -1,10 +1,11 @@
-"""Reads JSON of which a part may be nested so deeply that Python can neither read nor copy it.
+"""Reads JSON that may be nested so deeply that Python can neither parse nor copy it: deeper parts are replaced.
 
-    text ─► nested deeper than MAX_DEPTH? ── no ───────────────────────────────────────► json.loads
-                       └─ yes ─► TOO_DEEP stands for what is nested deeper ─► json.loads
+    text ─► nested deeper than MAX_DEPTH? ── no ──────────────────────────► json.loads
+                       └─ yes ─► TOO_DEEP replaces the deeper parts ──────► json.loads
 
-An API server accepts 10,000 levels where a definition keeps unknown fields, as in spec.pods. Python's parser raises RecursionError
-from about 1,900 levels on, and copy.deepcopy from about 300 on. One such object would end every list and every watch that contains it.
+An API server accepts 10,000 levels where a definition keeps unknown fields, as in spec.pods. Python's parser raises
+RecursionError from about 1,900 levels on, and copy.deepcopy from about 300 on. One such object would end every list and
+every watch that contains it.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any, Final
 MAX_DEPTH: Final = 100
 """Number of levels that are read. A pod's spec has about 15."""
 TOO_DEEP: Final = "nested too deeply"
-"""The text that stands for what is not read."""
+"""The string that replaces each part of a document that is nested too deeply."""
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _STRINGS, _STRINGS_AND_BRACKETS = re.compile(_STRING), re.compile(_STRING + rb"|[][{}]")
@@ -26,12 +27,12 @@ _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def loads(text: bytes) -> Any:  # noqa: ANN401  # JSON
-    """Parse JSON, with TOO_DEEP in place of what is nested deeper than MAX_DEPTH. Raises ValueError if it is not JSON."""
+    """Parse JSON, with TOO_DEEP in place of every part below MAX_DEPTH levels. Raises ValueError if it is not JSON."""
     return json.loads(shallow(text))
 
 
 def shallow(text: bytes) -> bytes:
-    """Return JSON with TOO_DEEP in place of what is nested deeper than MAX_DEPTH. Most texts are returned as they are."""
+    """Return the JSON text with TOO_DEEP in place of every part below MAX_DEPTH levels. Other texts are not changed."""
     opened = text.count(b"{") + text.count(b"[")
     return _cut(text) if opened > MAX_DEPTH and depth(text) > MAX_DEPTH else text
 
@@ -43,9 +44,9 @@ def depth(text: bytes) -> int:
 
 
 async def shallow_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a text that comes in chunks, each made shallow and with its line break.
+    """Yield the lines of a text that arrives in chunks, each line made shallow and with its line break.
 
-    The last line may have none.
+    The last line has no line break if the text ends without one.
     """
     parts: list[bytes] = []
     async for chunk in chunks:

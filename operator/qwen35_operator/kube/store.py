@@ -5,8 +5,8 @@ changes records returns the trainings that the change affects. There are two if 
 training.
 
 Answers to the operator's own writes are stored immediately, so that the next decision sees them. Such an answer may
-arrive after the watch has reported the deletion of the object. The answer must not restore the record in this case,
-because no later event would remove the record.
+arrive after the watch has reported the deletion of the object. In this case the answer is ignored, because no later
+event would remove the restored record.
 """
 
 from collections import defaultdict
@@ -33,9 +33,10 @@ class Store:
         return self._records.get(training, {}).values()
 
     def put(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
-        """Store a record, unless a newer record of the same name is stored. Returns the affected trainings.
+        """Store a record, unless the same or a newer version of the object is stored. Returns the affected trainings.
 
-        The operator's last write to the object stays known. training: name of the training to which the object belongs.
+        A record without `own_write` takes it over from the replaced record of the same object. training: name of the
+        training to which the object belongs.
         """
         stored = self._stored(record.namespace, record.name)
         if stored is not None and stored.uid == record.uid and int(record.version) <= int(stored.version):
@@ -52,7 +53,10 @@ class Store:
         return changed
 
     def put_own(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
-        """Store the answer to a write of the operator, unless the object has been deleted since. Returns the affected trainings."""
+        """Store the answer to a write of the operator, unless the object has been deleted since.
+
+        Returns the affected trainings. training: name of the training to which the object belongs.
+        """
         stored = self._stored(record.namespace, record.name)
         deletions_known = max(self._deletions_known.get(record.namespace, 0), self._deletions_known.get(None, 0))
         if (stored is None or stored.uid != record.uid) and int(record.version) <= deletions_known:

@@ -21,7 +21,7 @@ OVERSIZED = "oversizedSpecBytes"
 MAX_SPEC_DEPTH = 64
 """Maximum number of levels of objects and lists in a spec. The examples have at most 12."""
 TOO_DEEP = "specDepth"
-"""Field of a stored training whose spec was left out: the number of its levels, as far as they were read."""
+"""Field of a stored training whose spec was left out: the number of levels that were read."""
 
 
 class _Body(NamedTuple):
@@ -29,14 +29,14 @@ class _Body(NamedTuple):
     uid: str
     state: str
     text: bytes
-    """The object as JSON, without what decisions do not read."""
+    """The object as JSON, without parts that decisions do not read."""
 
 
 class Trainings:
     """The newest known object of each training, without managedFields and without kubectl's copy of the manifest.
 
-    A spec that is too large or nested too deeply is left out too: one user's objects must not fill the memory of the
-    operator, or be too deep to copy.
+    A spec that is too large or nested too deeply is also left out, so that objects of one user cannot exhaust the
+    operator's memory or exceed Python's recursion limit.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Trainings:
         return iter(tuple(self._bodies))
 
     def put(self, raw: KubeObject) -> bool:
-        """Store a training's object. Returns False if the same or a later version of the object is stored already."""
+        """Store a training's object and return True; return False if the same or a later version is already stored."""
         metadata = raw["metadata"]
         key, version = (metadata["namespace"], metadata["name"]), int(metadata["resourceVersion"])
         stored = self._bodies.get(key)

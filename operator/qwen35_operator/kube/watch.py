@@ -1,4 +1,4 @@
-"""Lists and watches the objects of one kind that have the operator's label, in one namespace or in all of them.
+"""Lists and watches the objects of one kind that have the operator's label, in one namespace or in all (list-watch).
 
     list in pages ─► store.replace ─► watch from there ─► store.put / remove …
       ▲                                    │ 410 Gone: the version is too old

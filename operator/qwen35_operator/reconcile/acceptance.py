@@ -15,14 +15,14 @@ from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, RELATIVE_FOLDE
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
     """Return the problems for which the operator refuses a training whose spec is valid.
 
-    They are features that this release cannot run, settings that cannot work in pods, and settings from which no objects
-    can be built.
+    The problems are features that this release cannot run, settings that cannot work in pods, and settings from which
+    no objects can be built.
     """
     return [*cannot_run(training.spec), *_in_pods(training.spec.publication), *all_objects.problems(training, settings)]
 
 
 def _in_pods(publication: PublicationSpec) -> list[Problem]:
-    """Return why weights cannot get to the replicas in pods."""
+    """Return the problem for which weights cannot reach replicas in pods, or an empty list if they can."""
     if publication.transport == "SharedMemory":
         return [NO_SHARED_MEMORY]
     relative = publication.folder is not None and not publication.folder.startswith("/")
@@ -30,10 +30,10 @@ def _in_pods(publication: PublicationSpec) -> list[Problem]:
 
 
 def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource | Verdict:
-    """Return the training if the operator can work on it; otherwise return a verdict that says why it cannot.
+    """Return the training if the operator can work on it; otherwise return a verdict with the reason.
 
-    An open attempt keeps running while its training is refused. A training that has had an attempt is not refused for
-    what an earlier release accepted, nor because a plan says that it does not fit.
+    An open attempt keeps running while its training is refused. A training that has had an attempt is not refused by
+    checks that apply only to new trainings (`check_new`), nor because a plan says that the devices are too small.
     """
     state: State = "Pending" if attempts.open_attempt(observed) is None else "Running"
     if observed.unavailable:

@@ -17,21 +17,22 @@ from qwen35_operator.status.times import rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
 RESET_SECONDS = 3600
-"""Minimum time for which an attempt has to be active, and to get further than those before it, so that earlier restarts no
-longer count."""
+"""Minimum time for which an attempt with progress must have been active so that earlier restarts no longer count."""
 MAX_ATTEMPTS = 64
 """Maximum number of attempts that the status keeps; the oldest are dropped."""
 FULL_MESSAGES = 10
-"""Number of attempts, the newest ones, that keep their messages in full."""
+"""Number of the newest attempts that keep their messages in full."""
 MAX_MESSAGE_BYTES = 4096
 MAX_FAULT_BYTES = 1024
 MAX_OLD_MESSAGE_BYTES = 256
-"""Maximum length of the messages of all other attempts. All messages of 64 attempts then have at most 80 KB, and the
-status fits into a request whatever language they are in."""
+"""Maximum length of each message of an attempt that is not among the FULL_MESSAGES newest ones.
+
+All messages of MAX_ATTEMPTS attempts then have at most 80 KB, so the status fits into a request in any language.
+"""
 
 
 def with_adopted(observed: Observed) -> Observed:
-    """Return the observation with an open attempt added for each RayJob that is newer than all attempts in the status."""
+    """Return the observation with an open attempt added for each RayJob that is newer than all recorded attempts."""
     newest = max((attempt.number for attempt in observed.status.attempts), default=0)
     missing = [job for job in observed.jobs if job.attempt > newest]
     if not missing:
@@ -49,28 +50,29 @@ def last_attempt(status_attempts: Sequence[Attempt]) -> Attempt | None:
 
 
 def open_attempt(observed: Observed) -> Attempt | None:
-    """Return the attempt that has not ended; None if there is none."""
+    """Return the attempt that has not ended, or None if all attempts have ended."""
     attempt = last_attempt(observed.status.attempts)
     return attempt if attempt is not None and attempt.outcome == "Running" else None
 
 
 def next_number(observed: Observed) -> int:
-    """Return the number for the next attempt, which is above the numbers of all recorded attempts and existing RayJobs."""
+    """Return the number of the next attempt: one more than the maximum over recorded attempts and existing RayJobs."""
     numbers = [job.attempt for job in observed.jobs] + [attempt.number for attempt in observed.status.attempts]
     return 1 + max(numbers, default=0)
 
 
 def report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
-    """Return the trainer's latest report, or None if it is absent, unreadable or of another attempt."""
+    """Return the trainer's latest report, or None if the report is absent, unreadable or of another attempt."""
     progress = None if observed.report is None else observed.report.progress
     return progress if progress is not None and progress.attempt == attempt.number else None
 
 
 def present_report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
-    """Return the trainer's latest report, or None if it is absent, unreadable, of another attempt or from an earlier cluster.
+    """Return the trainer's latest report if it is from the attempt's present RayCluster.
 
-    An attempt gets another RayCluster each time its queue admits it again. A trainer of an earlier release does not name
-    its cluster: its report is from an earlier one if it was written before the present one was created.
+    Returns None if the report is absent, unreadable, of another attempt or from an earlier RayCluster. An attempt gets
+    another RayCluster each time its queue admits it again. A trainer of an earlier release does not name its RayCluster
+    in the report. Such a report is from an earlier one if it was written before the present one was created.
     """
     report, job = report_of(observed, attempt), job_of(observed, attempt.number)
     if report is None or job is None:
@@ -111,7 +113,7 @@ def replaced(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[Attempt, ..
 
 
 def bounded(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
-    """Return the history of attempts with messages of bounded length, in full only those of the newest attempts."""
+    """Return the attempts with messages of bounded length. Only the FULL_MESSAGES newest ones keep full messages."""
     older, newest = attempts[:-FULL_MESSAGES], attempts[-FULL_MESSAGES:]
     return (
         *(_with_messages(attempt, MAX_OLD_MESSAGE_BYTES, MAX_OLD_MESSAGE_BYTES) for attempt in older),
@@ -120,7 +122,7 @@ def bounded(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
 
 
 def _with_messages(attempt: Attempt, message_bytes: int, fault_bytes: int) -> Attempt:
-    """Return the attempt, with its message and that of its fault cut to these lengths."""
+    """Return the attempt, with its message cut to `message_bytes` and the message of its fault to `fault_bytes`."""
     message, fault = attempt.message, attempt.fault
     if message is not None:
         message = cut(message, message_bytes)
@@ -130,9 +132,10 @@ def _with_messages(attempt: Attempt, message_bytes: int, fault_bytes: int) -> At
 
 
 def with_clock(observed: Observed, now: datetime) -> Observed:
-    """Return the observation in which the clock of the open attempt runs, or stands if a queue holds the attempt back.
+    """Return the observation with the open attempt's clock running, or stopped while a queue holds the attempt back.
 
-    spec.activeDeadlineSeconds limits the time for which the clocks of all attempts have run.
+    spec.activeDeadlineSeconds limits the time for which the clocks of all attempts together have run. Each time the
+    clock stops, the attempt's number of evictions grows by one.
     """
     attempt = open_attempt(observed)
     job = None if attempt is None else job_of(observed, attempt.number)
@@ -187,8 +190,8 @@ def ended(
 def failures_in_a_row(status_attempts: Sequence[Attempt], retried: int) -> list[Attempt]:
     """Return the latest attempts that have failed one after the other without progress, the newest first.
 
-    The last of them may have made progress: it was the first to fail after that. retried: number of the last attempt before a
-    user had the training tried again; it and those before it do not count.
+    The oldest of them may have made progress before it failed. retried: number of the last attempt before a user
+    requested that the training is tried again. This attempt and earlier ones are left out.
     """
     failed: list[Attempt] = []
     for index in reversed(range(len(status_attempts))):
@@ -202,10 +205,10 @@ def failures_in_a_row(status_attempts: Sequence[Attempt], retried: int) -> list[
 
 
 def counted_restarts(observed: Observed, attempt: Attempt, now: datetime) -> int:
-    """Return how many restarts count towards failurePolicy.maxRestarts when this attempt ends.
+    """Return how many earlier restarts count towards failurePolicy.maxRestarts when this attempt ends.
 
-    None do if the attempt was active for RESET_SECONDS and got further than all attempts before it: faults that are rare do not
-    add up over the weeks of a training.
+    The result is 0 if the attempt was active for at least RESET_SECONDS and got further than all attempts before it, so
+    that rare faults do not add up over the weeks of a training.
     """
     report = report_of(observed, attempt)
     earlier = [_furthest(other) for other in observed.status.attempts if other.number < attempt.number]
@@ -218,6 +221,6 @@ def _furthest(attempt: Attempt) -> int:
 
 
 def active_seconds(attempt: Attempt, now: datetime) -> int:
-    """Return the whole seconds for which the attempt has been active so far: since its start, or since its queue admitted it."""
+    """Return the whole seconds for which the attempt has been active, without time in which a queue held it back."""
     since = attempt.activeSince
     return attempt.activeSeconds + (0 if since is None else max(0, round(seconds_since(since, now))))

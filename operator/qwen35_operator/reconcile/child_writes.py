@@ -47,7 +47,7 @@ def ensure(
 def repairs(observed: Observed, training: TrainingResource, settings: OperatorSettings) -> tuple[ClusterWrite, ...]:
     """Return the writes that repair the children that somebody may have changed, the NetworkPolicy first.
 
-    -control is left out, because its content depends on the attempt: `ensure` repairs it.
+    `-control` is left out, because its content depends on the attempt. `ensure` repairs it.
     """
     if not observed.drifted:
         return ()

@@ -28,8 +28,9 @@ MAX_ENDED_JOBS = 3
 def decide(observed: Observed, now: datetime) -> Verdict | None:
     """Return a verdict that keeps the state of a training that has ended, and deletes its children when it is time.
 
-    The children are deleted cleanupSecondsAfterFinished seconds after the end, or never without this field. Returns
-    None if the training has not ended.
+    The children are deleted cleanupSecondsAfterFinished seconds (their time to live) after the end, or never without
+    this field. If the annotation RETRY of a failed training has changed, the verdict starts another attempt instead.
+    Returns None if the training has not ended.
     """
     finals: tuple[FinalCondition, ...] = ("Succeeded", "Failed")
     conditions = ((kind, true_condition(observed.status, kind)) for kind in finals)
@@ -53,7 +54,7 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
 
 
 def _retried(observed: Observed) -> Verdict:
-    """Return the verdict on a failed training whose annotation RETRY has changed: the next attempt starts, with all restarts."""
+    """Return the verdict that tries a failed training again: the next attempt starts, and no earlier restart counts."""
     last = attempts.last_attempt(observed.status.attempts)
     changes = {"restarts": 0, "retriedAttempt": 0 if last is None else last.number}
     message = f"annotation {object_names.RETRY} has the new value {observed.retry}: the training is tried again"
@@ -63,9 +64,9 @@ def _retried(observed: Observed) -> Verdict:
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
     """Return the due deletions of RayJobs whose attempts have ended, and the seconds until the next deletion is due.
 
-    The seconds are None if no further deletion will be due. The newest RayJobs that have ended are kept as records of their
-    attempts.
-    The RayJob of a suspended attempt is deleted, because a suspended training must have no pods.
+    The seconds are None if no further deletion will be due. Of the RayJobs that have ended themselves, the
+    MAX_ENDED_JOBS newest are kept as records of their attempts. The RayJob of a suspended attempt is deleted, because a
+    suspended training must have no pods.
     """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [

@@ -10,11 +10,14 @@ RayJob ended without a final report ────┤
 head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
 RayJob deleted · no new version ────────┘
 
-A trainer that its queue evicts reports that it was stopped, or that it lost its workers. This is not a failure, and it stays
-none when the attempt runs again: such a report names the RayCluster that the eviction has ended.
+A trainer that its queue evicts reports that it was stopped, or that it lost its workers. Such a report is not a
+failure. It does not count after the queue has admitted the attempt again, because it names the RayCluster that the
+eviction ended.
 
-A lost pod of the rollout pool does not end the attempt: KubeRay replaces the pod, and the trainer replaces the replica
-that ran in the pod (`qwen35_trainer/runtime/rollout_pool.py`).
+A lost rollout pod does not end the attempt: KubeRay replaces the pod, and the trainer replaces the replica that ran in
+the pod (`qwen35_trainer/runtime/rollout_pool.py`). A lost train pod ends the attempt: the trainer reports the failure
+WorkerLost. If the cluster ended the pod, the reason of the pod (such as NodeLost, when its node vanished or stays
+NotReady) decides by the failure rules. The next attempt waits for proof that the pod has ended (`leftovers.py`).
 """
 
 from qwen35_operator.kube.object_records import Pod
@@ -26,8 +29,11 @@ from qwen35_operator.reconcile.writes import PostEvent
 from qwen35_trainer.contract import ProgressReport
 
 MAX_UNCOUNTED_IN_A_ROW = 24
-"""Maximum number of restarts in a row that use up no maxRestarts and bring no progress. With waits that double up to an hour,
-this takes most of a day: a cluster that evicts an attempt for so long does so for a reason that waiting does not remove."""
+"""Maximum number of restarts in a row that do not count towards maxRestarts and bring no progress.
+
+With backoffs that double up to an hour, this takes most of a day. A cluster that evicts an attempt for so long has a
+reason that waiting does not remove.
+"""
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
@@ -100,11 +106,11 @@ def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
 
 
 def _replacement_head(situation: AttemptSituation) -> Pod | None:
-    """Return the head pod that has replaced the one from which the attempt last reported; None if there is no such pod.
+    """Return the head pod that has replaced the one that sent the attempt's last report; None if there is no such pod.
 
-    KubeRay replaces a lost head pod any number of times, submits the job to the new one, and does not count this as a failure.
-    After an eviction by a queue, a new head pod is not a failure either: the attempt continues in a new cluster, which is
-    younger than the last report.
+    KubeRay replaces a lost head pod any number of times, submits the job to the replacement, and does not count this as
+    a failure. After an eviction by a queue, a new head pod is not a failure either: the attempt continues in a new
+    RayCluster, which is younger than the last report.
     """
     report, written, cluster = situation.report, situation.report_written, situation.cluster
     if report is None or report.head is None or written is None or cluster is None or cluster.created > written:

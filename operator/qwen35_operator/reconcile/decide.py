@@ -40,8 +40,8 @@ from qwen35_operator.reconcile.situation import AttemptSituation, Situation, sit
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
     """Return what to write to the cluster and to the status, and when to decide again at the latest.
 
-    The first policy that has a verdict decides, and policies are asked in order. For a training that is being deleted,
-    nothing is written.
+    The policies are asked in order, and the first one with a verdict decides. Nothing is written for a training that is
+    being deleted.
     """
     if observed.deleting:
         return Decision((), observed.status)  # the API server deletes the children with their owner
@@ -75,6 +75,9 @@ def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> V
 
 
 def _with_repairs(verdict: Verdict, situation: Situation) -> Verdict:
-    """Return the verdict with the repairs of children before its own writes: they protect pods that exist."""
+    """Return the verdict with the repairs of changed children before its other writes.
+
+    Repairs come first because children such as the NetworkPolicy protect pods that exist.
+    """
     repairs = child_writes.repairs(situation.observed, situation.training, situation.settings)
     return replace(verdict, writes=(*repairs, *(write for write in verdict.writes if write not in repairs)))

@@ -1,11 +1,12 @@
-"""Detects children that somebody has changed since the operator last wrote them.
+"""Detects drift: children that somebody has changed since the operator last wrote them.
 
     own write: version 7 ─► the watch reports version 9 ─► read ─┬─► as desired: version 9 is known from now on
                                                                  └─► differs: apply ─► version 10
 
-Every change of an object changes its resourceVersion, so the versions show a change without the content, which the
-operator does not watch of most kinds. After a start, the operator knows none of its own writes: it reads the children of
-every running training once, and so also finds what was changed while no operator ran.
+Every change of an object changes its resourceVersion. The operator therefore detects a change by the version, and
+watches only the metadata of most kinds. A changed child is read, and repaired if it differs from the desired object.
+After a start, the operator knows none of its own writes. It then reads the children of every running training once, and
+so also finds changes from the time when no operator ran.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,16 +18,19 @@ from qwen35_operator.kube.object_records import Child
 from qwen35_operator.reconcile.observed import ChildKey
 
 REPAIR_SECONDS = 10.0
-"""Minimum time between two reads or repairs of an object. Otherwise a controller that always writes again would keep the
-operator and the API server busy."""
+"""Minimum time between two reads or repairs of an object.
+
+Without this limit, a controller that undoes every repair would keep the operator and the API server busy.
+"""
 SHARED_FIELDS = ("labels", "annotations")
 """Metadata in which other managers may have entries of their own."""
 
 
 def drifted(children: Iterable[Child], now: datetime) -> tuple[frozenset[ChildKey], float | None]:
-    """Return the children to check now, and the seconds until the next ones have to be checked; None if there are none.
+    """Return the children to check now, and the seconds until further ones have to be checked.
 
-    The ConfigMaps that the trainer writes have no hash and never drift.
+    The seconds are None if no further child has changed. The ConfigMaps that the trainer writes have no hash and are
+    never checked.
     """
     due: set[ChildKey] = set()
     waits: list[float] = []
@@ -43,10 +47,10 @@ def drifted(children: Iterable[Child], now: datetime) -> tuple[frozenset[ChildKe
 
 
 def is_as_desired(current: KubeObject, desired: KubeObject) -> bool:
-    """Whether an object has all that the operator wants it to have, and nothing else where others have no say.
+    """Return whether an object contains everything in `desired`, and nothing more where additions are not allowed.
 
-    Others may add labels, annotations, owners and keys of a ConfigMap's data. A selector or a list of rules has to be
-    exactly the desired one: an addition there would change its meaning.
+    Others may add labels, annotations, owners and keys of a ConfigMap's data. Any other field, such as a selector or a
+    list of rules, must equal the desired one, because an addition would change its meaning.
     """
     now, wanted = current["metadata"], desired["metadata"]
     if not all(_contains(now.get(name), wanted.get(name, {})) for name in SHARED_FIELDS):

@@ -17,33 +17,41 @@ from qwen35_trainer.manifest.failure import FailureAction, FailureRuleSpec
 from qwen35_trainer.manifest.rule_pattern import PatternRefused, rule_pattern
 
 RECENT_FAULT_SECONDS = 600.0
-"""Maximum age of a pod's fault that counts as evidence. KubeRay fails a RayJob up to 300 s after its head is gone; an attempt
-that fails much later has survived the fault."""
+"""Maximum age of a pod's fault that counts as evidence.
+
+KubeRay fails a RayJob up to 300 s after its head is gone. An attempt that fails much later has survived the fault.
+"""
 MAX_BACKOFF_SECONDS = 3600.0
 MAX_SEARCHED_CHARACTERS = 4096
-"""Maximum length of the part of a message that a rule's expression searches. The trainer's messages are not longer."""
+"""Number of characters of a message that the regular expression of a rule searches. Trainers send no longer messages."""
 
 FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
-"""Values of `Pod.reason` for pods that have ended. The status records such a fault, because KubeRay soon replaces the
-pod. With any other reason, for example ImagePullBackOff or Unschedulable, a pod may still start. The attempt is then
-Degraded and waits, at most until activeDeadlineSeconds."""
+"""Values of `Pod.reason` for pods that have ended.
+
+The status records such a fault, because KubeRay soon replaces the pod. A pod with any other reason, for example
+ImagePullBackOff or Unschedulable, may still start. The attempt is then Degraded and waits, at most until
+activeDeadlineSeconds.
+"""
 PREEMPTIONS: Final = ("Preempted", "Evicted")
 LOSSES: Final = (*PREEMPTIONS, "OOMKilled", "NodeLost")
-"""Faults by which the cluster ends a pod, whatever the trainer does. They explain a symptom."""
+"""Faults by which the cluster ends a pod, whatever the trainer does. Each can be the cause of a symptom (SYMPTOMS)."""
 SYMPTOMS: Final = ("Interrupted", "Stalled", "DriverLost", "WorkerLost", "UnexpectedError", "TrainerFailed")
-"""Reasons in the trainer's report that the loss of a pod has too. Any other reason is a cause of its own."""
+"""Reasons in the trainer's report that can result from the loss of a pod. Any other reason is itself the cause."""
 NOT_RETRYABLE: Final = tuple(reason for reason in FailureReason if not reason.retryable)
 """Reasons in the trainer's report that would also end the next attempt."""
 OUT_OF_MEMORY: Final = ("OOMKilled", FailureReason.OUT_OF_MEMORY)
-"""Reasons for a lack of memory: Kubernetes killed a container, or the trainer reports that a process was killed or that an
-accelerator has no memory left."""
+"""Reasons for a lack of memory.
+
+Either Kubernetes killed a container, or the trainer reports that a process was killed or that an accelerator has no
+memory left.
+"""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """One observation about a failed attempt, such as the exit code of a pod. Rules match observations.
 
-    pool, exit_code: of the pod that the observation is about; None if they are unknown.
+    pool: the pool of the pod that was observed. exit_code: the exit code of the pod. Each is None if it is unknown.
     """
 
     reason: str
@@ -83,7 +91,7 @@ BUILT_IN: Final = (
 
 @dataclass(frozen=True)
 class RuleDecision:
-    """The action of the rule that matched first, the rule's name, and the evidence that it matched."""
+    """The action and the name of the rule that matched first, and the evidence that the rule matched."""
 
     action: FailureAction
     rule: str
@@ -93,8 +101,8 @@ class RuleDecision:
 def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) -> RuleDecision:
     """Return the decision of the first rule that matches any piece of evidence. `evidence` must not be empty.
 
-    The user's rules are tried on every piece, and the order of the rules counts before the order of the pieces. The built-in
-    rules judge the first piece, which is the cause.
+    The user's rules come first, in their order. Each is tried on all pieces of evidence before the next rule. The
+    built-in rules are tried only on the first piece, which is the cause.
     """
     for rule in rules:
         if (match := next((piece for piece in evidence if _matches(rule, piece)), None)) is not None:
@@ -107,9 +115,10 @@ def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) 
 def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list[Evidence]:
     """Return everything that is known about a failed attempt, in the order of causality.
 
-    A reason that the trainer reports and that is more than a symptom comes first: a pod that was evicted some minutes before
-    does not explain bad data. Then come pods that the cluster has ended, those of the head and of the pool train first, because
-    an attempt can outlive pods of the pool rollout; then `first`, if given, the symptom in the report, other pods, and the RayJob.
+    If the trainer reports a failure whose reason is not a symptom (SYMPTOMS), the order is: `first` if given, the
+    report, the pods, the RayJob. A pod that was evicted some minutes before does not explain bad data. Otherwise the
+    order is: pods that the cluster has ended (LOSSES), those of the pool rollout last, because an attempt can outlive
+    them; `first` if given; the report; other pods; the RayJob.
     """
     report, progress, job = situation.report, situation.status.progress, situation.job
     trained = bool(report and report.update) or bool(progress and progress.update)
@@ -162,9 +171,9 @@ def _matches(rule: FailureRuleSpec, piece: Evidence) -> bool:
 
 
 def _is_found(pattern: str, message: str) -> bool:
-    """Whether the expression is found in the message. An expression that RE2 refuses is found nowhere.
+    """Return whether the regular expression is found in the message; False for an expression that RE2 refuses.
 
-    Only trainings of a release that used another library have such expressions: new ones are refused.
+    Only trainings that were created by a release with another library have such expressions.
     """
     try:
         return rule_pattern(pattern)(message[:MAX_SEARCHED_CHARACTERS])

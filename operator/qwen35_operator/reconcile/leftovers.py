@@ -1,15 +1,15 @@
-"""Finds the clusters and pods of earlier attempts that hold up the next one, because they may still write to its folders.
+"""Finds clusters and pods of earlier attempts that hold up the next one, because they may still write to its folders.
 
-    RayCluster                        until it is gone
-    rollout pod                       until it has ended, or LOST_POD_SECONDS after its deletion was requested: it writes nothing
-    head pod, train pod               until there is a proof that it has ended:
-                                        its containers have ended, or the pod is gone from the API server
-                                        its node is gone, or has the taint node.kubernetes.io/out-of-service
-                                        the user says so, with the annotation rl.qwen35.io/force-start: "<number of the attempt>"
+    RayCluster           until it is gone
+    rollout pod          until it has ended, or LOST_POD_SECONDS after its deletion was requested: it writes nothing
+    head pod, train pod  until there is a proof that it has ended:
+                           its containers have ended, or the pod is gone from the API server
+                           its node is gone, or has the taint node.kubernetes.io/out-of-service
+                           the user confirms it by the annotation rl.qwen35.io/force-start: "<number of the attempt>"
 
-A pod that is being deleted on a node that does not answer proves nothing: its containers may run, and reach the storage although
-they do not reach the API server. The trainer's epochs would still keep the folders intact (`qwen35_trainer/epoch.py`), but both
-attempts would need their devices, and only one would train.
+A request to delete a pod proves nothing if the pod's node does not answer: its containers may run, and reach the storage
+although they do not reach the API server. The trainer's fence (`qwen35_trainer/epoch.py`) would still keep the folders
+intact, but both attempts would occupy devices, and only one would train.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from qwen35_operator.kube.object_records import Pod
 from qwen35_operator.reconcile.observed import Observed
 
 LOST_POD_SECONDS = 120.0
-"""Time after the request to delete a pod from which the pod counts as lost: a kubelet that answers confirms its end earlier."""
+"""Time after the request to delete a pod from which the pod counts as lost. A live kubelet confirms its end earlier."""
 READ_NODE_SECONDS = 30.0
-"""Time after the request to delete a pod from which the operator reads the pod's node, which is the usual grace period."""
+"""Time after the request to delete a pod from which the operator reads the pod's node: the usual grace period."""
 POLL_SECONDS = 30.0
 """Interval at which the operator reads those nodes again. It does not watch nodes."""
 MAX_NAMED = 5
@@ -38,7 +38,7 @@ class Leftovers:
     clusters: tuple[str, ...]
     pods: tuple[Pod, ...]
     lost: tuple[Pod, ...]
-    """Those of the pods whose end nobody has confirmed for LOST_POD_SECONDS."""
+    """The pods among `pods` whose deletion was requested at least LOST_POD_SECONDS ago."""
 
     def __bool__(self) -> bool:
         return bool(self.clusters or self.pods)
@@ -49,7 +49,10 @@ class Leftovers:
 
 
 def leftovers(observed: Observed, number: int, now: datetime) -> Leftovers:
-    """Return what holds up the attempt with this number."""
+    """Return the clusters and pods that hold up the attempt `number`.
+
+    If the user has forced its start, these are only RayClusters whose deletion was not requested.
+    """
     if is_forced(observed, number):
         return Leftovers(tuple(cluster.name for cluster in observed.clusters if cluster.deleting is None), (), ())
     pods = tuple(pod for pod in observed.pods if _may_run(pod, observed, now))
@@ -58,12 +61,15 @@ def leftovers(observed: Observed, number: int, now: datetime) -> Leftovers:
 
 
 def is_forced(observed: Observed, number: int) -> bool:
-    """Return whether the user has confirmed that no pod of an attempt before this number runs. It is valid for one attempt."""
+    """Return whether the user has confirmed that no pod of an attempt before this number runs.
+
+    A confirmation is valid for one attempt.
+    """
     return observed.force_start == str(number)
 
 
 def nodes_to_read(status: TrainingStatus, pods: Sequence[Pod], now: datetime) -> tuple[str, ...]:
-    """Return the names of the nodes that may prove the end of pods which hold up the next attempt."""
+    """Return the names of the Kubernetes nodes whose state may prove that pods of an earlier attempt have ended."""
     if status.attempts and status.attempts[-1].outcome == "Running":
         return ()
     waiting = (pod for pod in pods if _writes(pod) and not pod.ended and _deleted_for(pod, now) >= READ_NODE_SECONDS)
@@ -71,7 +77,10 @@ def nodes_to_read(status: TrainingStatus, pods: Sequence[Pod], now: datetime) ->
 
 
 def explanation(observed: Observed, lost: Sequence[Pod], number: int) -> str:
-    """Return what the training waits for, and what a person can do. lost: pods whose end nobody confirms."""
+    """Return a message about the pods that the attempt `number` waits for, and what a person can do.
+
+    lost: pods whose end nobody has confirmed.
+    """
     named = ", ".join(f"{pod.name} on node {pod.node or 'none'}" for pod in lost[:MAX_NAMED])
     more = f" and {len(lost) - MAX_NAMED} others" if len(lost) > MAX_NAMED else ""
     readable = all(observed.nodes.get(pod.node) != "Unreadable" for pod in lost)

@@ -1,6 +1,6 @@
 """Builds the status from the observation and the verdict.
 
-A value is taken from the old status only if it must outlive the child objects.
+A value is copied from the old status only if it cannot be observed any more, for example after a child was deleted.
 """
 
 from collections.abc import Sequence
@@ -217,7 +217,10 @@ def _pools(observed: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...
 
 
 def _rollout_nodes(observed: Observed, attempt: Attempt | None) -> int:
-    """Return the number of rollout nodes that exist, whether they work or not: an autoscaler must not count them twice."""
+    """Return the number of rollout pods that have not ended, whether they work or not, for the scale subresource.
+
+    If failing pods were left out, an autoscaler would request nodes for them again.
+    """
     pods = () if attempt is None else attempts.pods_of(observed, attempt.number)
     return sum(pod.pool == "rollout" and not pod.ended for pod in pods)
 
@@ -242,7 +245,7 @@ def _progress(
 
 
 def _numbers(report: ProgressReport, time: str) -> ProgressStatus:
-    """Return the report's numbers, rounded: more digits would fill the columns of kubectl and change with each report."""
+    """Return the report's numbers, rounded so that they fit into kubectl's columns and do not change all the time."""
     counts = ("update", "version", "lagMax")
     measures = {"reward": 4, "accuracy": 4, "heldOutReward": 4, "lagMean": 2, "rolloutIdle": 2, "trainIdle": 2}
     measures |= {"tokensPerSecond": 1, "secondsPerUpdate": 2}

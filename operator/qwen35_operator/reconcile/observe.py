@@ -1,7 +1,7 @@
 """Collects the input of a decision.
 
-The input is the training's body, the cached records of its child objects, and the answer to at most one request to the
-API server.
+The input is the training's object and the cached records of its child objects. Some decisions also need requests to the
+API server: for the final report, and for nodes with pods that hold up the next attempt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class TrainingParser:
     def parse(self, raw: KubeObject) -> tuple[TrainingResource | None, tuple[Problem, ...]]:
         """Return the training, or None and the problems of its spec.
 
-        As long as the spec and the copied labels have not changed, every call returns the same object.
+        Every call returns the same object until the spec changes, or a label or annotation that RayJobs copy.
         """
         metadata = raw["metadata"]
         labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))
@@ -99,8 +99,8 @@ async def observe(
 ) -> Observed:
     """Collect everything that a decision about this training depends on.
 
-    reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. Raises ApiError if a request
-    to the API server fails.
+    reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. Raises ApiError if a
+    request to the API server fails.
     """
     metadata = raw["metadata"]
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]
@@ -174,10 +174,10 @@ def _children(cache: ObjectCache, key: TrainingKey, uid: str) -> dict[ChildKey, 
 
 
 def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[RayCluster, ...]:
-    """Return the training's clusters. jobs: uids of the training's RayJobs.
+    """Return the training's RayClusters. jobs: uids of the training's RayJobs.
 
-    A cluster that none of these RayJobs owns gets attempt number 0: it belongs to no attempt, but the next attempt must
-    wait until it is gone.
+    A RayCluster that none of these RayJobs owns gets attempt number 0: it belongs to no attempt, but the next attempt
+    must wait until it is gone.
     """
     clusters = [cluster for cluster in cache.stores[RAY_CLUSTER].of(key) if isinstance(cluster, RayCluster)]
     return tuple(cluster if cluster.owner in jobs else replace(cluster, attempt=0) for cluster in clusters)
@@ -186,15 +186,15 @@ def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[Ray
 def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod, ...]:
     """Return the training's pods. created: when the training was created.
 
-    A pod of an earlier training of the same name gets attempt number 0: it belongs to no attempt. A pod that no RayCluster
-    controls is left out: somebody has copied the labels, for example to debug.
+    A pod of an earlier training of the same name gets attempt number 0: it belongs to no attempt. A pod that no
+    RayCluster controls is left out: somebody has created it with the same labels, for example to debug.
     """
     pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod) and pod.in_cluster]
     return tuple(pod if pod.created >= created else replace(pod, attempt=0) for pod in pods)
 
 
 async def _nodes(names: Sequence[str], client: Client | None) -> dict[str, NodeState]:
-    """Return the states of the nodes with these names. client: None if the operator may not read nodes."""
+    """Return the states of the Kubernetes nodes with these names. client: None if the operator may not read nodes."""
     return {name: "Unreadable" if client is None else await _node(name, client) for name in names}
 
 

@@ -12,8 +12,11 @@ from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.manifest import Problem
 
 type NodeState = Literal["Exists", "Gone", "OutOfService", "Unreadable"]
-"""What the operator knows about a Kubernetes node. OutOfService: somebody has confirmed with the taint
-node.kubernetes.io/out-of-service that nothing runs there. Unreadable: the operator may not read nodes."""
+"""State of a Kubernetes node, as far as it proves that the node's pods have ended.
+
+OutOfService: somebody has confirmed with the taint node.kubernetes.io/out-of-service that nothing runs there.
+Unreadable: the operator may not read nodes.
+"""
 
 type ChildKey = tuple[str, str]
 """Kind and name of a child, such as ("ConfigMap", "demo-progress")."""
@@ -29,7 +32,7 @@ class ReadReport:
     progress: ProgressReport | None
     problem: str | None
     written: datetime | None
-    """When `-progress` was last written, by the API server's clock; None if the ConfigMap does not say it."""
+    """When `-progress` was last written, by the API server's clock; None if managedFields does not contain the time."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ class Observed:
     uid: str
     generation: int
     version: str
-    """resourceVersion of the training. It is sent with the status, which the API server refuses if the training has
-    changed since."""
+    """resourceVersion of the training.
+
+    It is sent with the status, so that the API server refuses the status (409 Conflict) if the training has changed.
+    """
     created: datetime
     deleting: bool
     status: TrainingStatus
@@ -61,12 +66,12 @@ class Observed:
     drifted: frozenset[ChildKey] = frozenset()
     """Children that somebody may have changed since the operator last wrote them."""
     repair_after: float | None = None
-    """Seconds until further children have to be repaired; None if none have."""
+    """Seconds until further children have to be checked for drift; None if no further child has changed."""
     jobs: tuple[RayJob, ...] = ()
     clusters: tuple[RayCluster, ...] = ()
     pods: tuple[Pod, ...] = ()
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
-    """State of the nodes of pods whose end has not been confirmed for long, by name. Other nodes are left out."""
+    """States of Kubernetes nodes, by name: only nodes with pods that were deleted and whose end is not confirmed."""
     force_start: str = ""
     """Value of the training's annotation FORCE_START; empty if it has none."""
     report: ReadReport | None = None

@@ -3,8 +3,8 @@
     key ─► body ─► observe ─► decide ─► write ─┬─► status, if it changed ─► again after …
                                      refused ──┘ (the status then explains the refusal)
 
-Only caches survive between two reconciles. If a reconcile is interrupted, the next one takes the steps that are
-missing.
+Only caches survive between two reconciles. If a reconcile is interrupted, or ends because an object has changed since
+it was observed (409 Conflict), the next one takes the steps that are missing.
 """
 
 import logging
@@ -77,11 +77,12 @@ class Reconciler:
         raise Refusal(refused.message)
 
     async def _exists(self, observed: Observed) -> bool:
-        """Ask the API server whether the training still exists and is not being deleted.
+        """Return whether the training still exists and is not being deleted, according to the API server.
 
-        kopf does not report trainings that were deleted while its watch was interrupted. For such a training the
-        operator would create children and the garbage collector would delete them, forever. The operator creates
-        objects so rarely that it can afford this request each time.
+        A training that does not exist any more is also removed from the known trainings: kopf does not report trainings
+        that were deleted while its watch was interrupted. For such a training the operator would create children and
+        the garbage collector would delete them, forever. The request is affordable, because the operator rarely creates
+        objects.
         """
         try:
             raw = await self._client.get(TRAINING.path(observed.namespace, observed.name), accept=METADATA)
@@ -97,7 +98,7 @@ class Reconciler:
         self._trainings.remove((observed.namespace, observed.name), observed.uid)
 
     async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
-        """Write what changed in the status. Raises Conflict if the training has changed since it was observed.
+        """Write the changed fields of the status. Raises Conflict if the training has changed since it was observed.
 
         raw: the object of the training, with the old status.
         """

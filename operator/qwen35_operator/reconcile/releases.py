@@ -1,12 +1,12 @@
-"""Keeps all attempts of a training at one trainer image and one version of Ray, whatever release the operator has.
+"""Keeps all attempts of a training pinned to one trainer image and one version of Ray when the operator is upgraded.
 
     first attempt: the operator's release ─► status.release ─► every restart ─┬─► suspended and resumed, or
                         ▲                                                     └─► annotation UPDATE has a new value
                         └───────────────────────────────────────────────────────────────────┘
 
-A restart at night must not continue a checkpoint with another trainer. The status takes the release from the RayJob of the
-latest attempt. After a crash, or when an earlier release of the operator has started the attempt, it is therefore known
-too.
+A restart at night must not continue a checkpoint with another trainer. The image is pinned by its digest as soon as the
+trainer has reported. The status takes the release from the RayJob of the latest attempt. The release is therefore also
+known after a crash of the operator, and for attempts that an earlier operator has started.
 """
 
 from dataclasses import replace
@@ -25,9 +25,10 @@ FINAL_CONDITIONS: Final[tuple[ConditionType, ...]] = ("Succeeded", "Failed")
 
 
 def with_release(observed: Observed, settings: OperatorSettings) -> Observed:
-    """Return the observation in which the status has the release of the latest attempt, and what this operator offers.
+    """Return the observation with the release of the latest attempt, and the available release, in its status.
 
-    A training that has ended is not changed: an upgrade must not write the status of each of them.
+    The status of a training that has ended stays as it is. Otherwise an upgrade of the operator would write to every
+    ended training.
     """
     release = _release(observed)
     if release is None or any(true_condition(observed.status, final) for final in FINAL_CONDITIONS):
@@ -43,8 +44,10 @@ def with_release(observed: Observed, settings: OperatorSettings) -> Observed:
 def for_next_attempt(situation: Situation) -> TrainerRelease:
     """Return the release for the next attempt.
 
-    After a failure it is that of the earlier attempts, unless the user has requested another one, or unless no trainer
-    has ever reported: its image may be the reason.
+    After a failed attempt, this is the recorded release, with two exceptions that give the operator's present release:
+    the user has requested it (annotation UPDATE, or another spec.pods.image), or no trainer of this training has ever
+    reported, so that the recorded image may be broken. In all other cases, such as after a stop, this is the operator's
+    present release.
     """
     recorded, request = situation.status.release, situation.observed.update_request
     last = attempts.last_attempt(situation.status.attempts)
@@ -57,7 +60,7 @@ def for_next_attempt(situation: Situation) -> TrainerRelease:
 
 
 def _release(observed: Observed) -> ReleaseStatus | None:
-    """Return the release of the latest attempt; None if there has been none."""
+    """Return the release of the latest attempt, or None if there has been no attempt."""
     recorded, attempt = observed.status.release, attempts.last_attempt(observed.status.attempts)
     job = None if attempt is None else attempts.job_of(observed, attempt.number)
     if attempt is None or job is None or not job.image:

@@ -39,7 +39,7 @@ class Situation:
 
     @property
     def active_seconds(self) -> int:
-        """Seconds for which all attempts together have been active so far, without the time in which a queue held them back.
+        """Seconds for which all attempts together have been active, without time in which a queue held them back.
 
         spec.activeDeadlineSeconds limits this time.
         """
@@ -74,7 +74,7 @@ class AttemptSituation(Situation):
 def situation_of(
     observed: Observed, training: TrainingResource, settings: OperatorSettings, now: datetime
 ) -> Situation | AttemptSituation:
-    """Return the facts about an accepted training by which policies decide; an AttemptSituation if an attempt is open."""
+    """Return the facts about an accepted training: an AttemptSituation if an attempt is open, otherwise a Situation."""
     attempt = attempts.open_attempt(observed)
     if attempt is None:
         return Situation(observed, training, settings, now)

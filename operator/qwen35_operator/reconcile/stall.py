@@ -1,8 +1,9 @@
-"""Detects an attempt that runs without progress.
+"""Detects an attempt that hangs: it runs without progress.
 
-An attempt is stalled if no new version has appeared for longer than failurePolicy.stallFactor × the median time between
-versions, and for longer than MIN_STALL_SECONDS. The trainer reports the time of the latest version and the median. The
-time at which the API server wrote the report shows how far the trainer's clock differs, and this is corrected.
+There is no heartbeat, because a process that hangs may still send one. An attempt is stalled if no new weight version
+has appeared for longer than failurePolicy.stallFactor × the median time between versions, and for longer than
+MIN_STALL_SECONDS. The trainer reports the time of the latest version, and the median. The difference between the clocks
+of the trainer and the API server is measured (`skew`) and corrected.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,15 @@ from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.status.times import at
 
 MIN_STALL_SECONDS = 60.0
-"""Minimum time without a new version after which an attempt counts as stalled. Tiny models publish several versions per
-second, so that a short pause on a busy node would otherwise count as a stall."""
+"""Minimum time without a new version after which an attempt counts as stalled.
+
+Tiny models publish several versions per second. Without this minimum, a short pause on a busy node would be a stall.
+"""
 MAX_SKEW_SECONDS = 30.0
-"""Maximum difference between the clocks of trainer and API server that is not reported. A larger difference makes the
-training Degraded. The measured difference includes the time that a report takes to arrive."""
+"""Difference between the clocks of trainer and API server above which the training is Degraded.
+
+The measured difference includes the time that a report takes to arrive.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,9 @@ class Pace:
 def pace(situation: AttemptSituation) -> Pace | None:
     """Return the seconds since the attempt's latest weight version, and the limit above which the attempt is stalled.
 
-    The result is None until three versions exist, until the current head pod has reported, and while a queue holds the
-    job. After an eviction the attempt continues in a new cluster. Reports from the old cluster do not count any more,
-    although the pods of the old cluster may exist for a while.
+    Returns None while fewer than three versions exist (the report then has no median), while the current head pod has
+    not reported, and while a queue holds the job back. After an eviction by its queue the attempt continues in a new
+    RayCluster. Reports from the old RayCluster then no longer count, even while its pods exist.
     """
     report, job, cluster = situation.report, situation.job, situation.cluster
     if report is None or report.versionTime is None or report.versionSeconds is None:
@@ -56,7 +61,7 @@ def pace(situation: AttemptSituation) -> Pace | None:
 def skew(report: ReadReport | None) -> float | None:
     """Return the seconds by which the API server's clock is ahead of the trainer's, according to the latest report.
 
-    Negative seconds mean that it is behind. None if there is no readable report.
+    The result is negative if the API server's clock is behind, and None if there is no readable report with a time.
     """
     if report is None or report.progress is None or report.written is None:
         return None

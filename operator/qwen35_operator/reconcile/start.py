@@ -51,7 +51,10 @@ def decide(situation: Situation) -> Verdict:
 
 
 def _wait_for(situation: Situation, remaining: Leftovers, number: int, state: State) -> Verdict:
-    """Return the verdict that waits until nothing of earlier attempts may run. number: of the attempt that waits."""
+    """Return the verdict that waits until nothing of earlier attempts may run.
+
+    remaining: the clusters and pods to wait for. number: number of the attempt that waits.
+    """
     if not remaining.lost:
         return Verdict(state, "Cleaning", f"earlier pods are still there: {remaining}", after=leftovers.POLL_SECONDS)
     message = leftovers.explanation(situation.observed, remaining.lost, number)
@@ -66,7 +69,10 @@ def _wait_for(situation: Situation, remaining: Leftovers, number: int, state: St
 
 
 def _forced(situation: Situation, number: int) -> tuple[PostEvent, ...]:
-    """Return the event of an attempt that starts because of the user's word; none if it starts without it."""
+    """Return the event which reports that the attempt starts only because the user set the annotation FORCE_START.
+
+    The result is empty if the annotation does not name this attempt.
+    """
     if not leftovers.is_forced(situation.observed, number):
         return ()
     message = f"attempt {number} does not wait for pods of earlier attempts: annotation {object_names.FORCE_START}"

@@ -110,9 +110,9 @@ def _order(situation: AttemptSituation, reason: str) -> Verdict:
 
 
 def _is_report_lost(situation: AttemptSituation) -> bool:
-    """Return whether the trainer of this attempt has reported, and somebody has deleted or emptied `-progress` since.
+    """Return whether the trainer of this attempt has reported, and somebody has since deleted or emptied `-progress`.
 
-    The status still has the numbers of that report, with its time.
+    The evidence is in the status, which still contains the time of the report.
     """
     progress, started = situation.status.progress, situation.attempt.startTime
     if situation.observed.report is not None or progress is None or progress.time is None or started is None:

@@ -1,7 +1,8 @@
 """Carries out the writes of a decision, in order, up to the first one that the API server refuses.
 
 The API server checks a condition of every write: a new object needs a free name, and every other write names the uid of
-its object or tests the object's fields. A write that is repeated or outdated therefore changes nothing.
+its object or tests the object's fields. A write that is repeated or outdated therefore changes nothing. If an object
+has changed since it was observed, `ClusterWriter.write` raises Conflict (409), and the training is observed again.
 
 The answers of the API server are stored in the cache immediately.
 """
@@ -45,7 +46,7 @@ MAX_CAUSES = 10
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 CREATE_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 APPLY_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
-"""With `force`, a field that another manager has changed returns to the operator's value: nobody else owns these fields."""
+"""Options of a server-side apply. With `force`, a field that another manager has changed gets the operator's value."""
 
 
 class NotLeading(Exception):
@@ -78,8 +79,8 @@ class ClusterWriter:
     async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> RefusedWrite | None:
         """Carry out all writes, or stop at the first refused one and return it. Returns None if no write was refused.
 
-        Raises Conflict if an object has changed since it was observed, another ApiError if a request fails
-        otherwise, and NotLeading if this process does not lead any more.
+        Raises Conflict if an object has changed since it was observed, another ApiError if a request fails for another
+        reason, and NotLeading if this process does not lead any more.
         """
         for write in writes:
             self.check_leading()
@@ -174,9 +175,9 @@ class ClusterWriter:
         return None
 
     async def _take_over_fields(self, path: str, metadata: JsonObject) -> None:
-        """Change the owner of fields that the operator wrote without applying them, so that an apply can remove them.
+        """Change the owner of fields that the operator wrote by create or patch, so that an apply can remove them.
 
-        Raises Conflict if the object has changed meanwhile.
+        metadata: that of the object as it was read. Raises Conflict if the object has changed meanwhile.
         """
         if (entries := taken_over(metadata.get("managedFields", ()))) is None:
             return
@@ -304,17 +305,17 @@ def refusal(
 
 
 def _other_object(error: ApiError) -> bool:
-    """Whether `error` is the answer to a patch that names the uid of another object than the one that has this name now."""
+    """Return whether `error` means that the uid in a patch is not the uid of the object that has this name now."""
     return any(cause.get("field") == "metadata.uid" for cause in error.details.get("causes") or [])
 
 
 def _immutable(error: ApiError) -> bool:
-    """Whether `error` is the answer to a change of a ConfigMap in which somebody has set `immutable`."""
+    """Return whether `error` is the answer to a change of a ConfigMap in which somebody has set `immutable`."""
     return any("when `immutable` is set" in cause.get("message", "") for cause in error.details.get("causes") or [])
 
 
 def _namespace_terminating(error: ApiError) -> bool:
-    """Whether `error` means that the namespace is being deleted or does not exist any more."""
+    """Return whether `error` means that the namespace is being deleted or does not exist any more."""
     causes = error.details.get("causes") or []
     gone = isinstance(error, NotFound) and error.details.get("kind") == "namespaces"
     return gone or any(cause.get("reason") == NAMESPACE_TERMINATING for cause in causes)

@@ -1,4 +1,4 @@
-"""The writes that a decision can request from the cluster. They are carried out in order; the status is written last."""
+"""The writes that a decision can request. They are carried out in order, and the status is written last."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ from qwen35_operator.desired.objects import KubeObject
 
 @dataclass(frozen=True)
 class Create:
-    """Create a child. An existing object of that name is adopted if this training owns it.
+    """Create a child. An existing object of the same name is adopted if this training owns it.
 
-    Otherwise the write is refused, with reason Cleaning if the object is still being deleted, or NameTaken if it
-    belongs to another owner.
+    Otherwise the write is refused, with reason Cleaning if the existing object is still being deleted, or NameTaken if
+    it belongs to another owner.
     """
 
     manifest: KubeObject
@@ -19,9 +19,11 @@ class Create:
 
 @dataclass(frozen=True)
 class Apply:
-    """Apply a child of this training, unless it is as the manifest says: restore its fields, and remove others of the operator.
+    """Change an existing child by server-side apply, unless the stored child is already as desired.
 
-    Fields of other managers stay. The write is refused, with reason Cleaning, if the object now has another uid.
+    The apply restores the fields of the manifest, and removes fields that the operator wrote earlier and the manifest
+    does not have. Fields of other managers stay. The write is refused, with reason Cleaning, if the object now has
+    another uid.
     """
 
     manifest: KubeObject
@@ -75,6 +77,9 @@ class RefusedWrite:
 
     write: ClusterWrite
     reason: str
-    """Why the write was refused: NameTaken, Cleaning, Forbidden, Rejected (the object is invalid), KubeRayMissing, KubeRayTooOld or QuotaExceeded."""
+    """Why the write was refused, in one word.
+
+    NameTaken, Cleaning, Forbidden, Rejected (the object is invalid), KubeRayMissing, KubeRayTooOld or QuotaExceeded.
+    """
     message: str
     """Text for people that names the object and the fix."""

@@ -83,8 +83,10 @@ REASONS: Final[Mapping[str, str]] = {
 }
 
 MAX_MESSAGE_BYTES = 4096
-"""Maximum length of a condition's message in UTF-8; longer messages are cut. The schema allows eight times as many
-characters, but people have to read the message, and a status has a dozen of them."""
+"""Maximum length of a condition's message in UTF-8; longer messages are cut.
+
+The schema allows eight times as many characters, but people read the messages, and a status has a dozen of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """Return a condition for each finding, in the same order.
 
-    earlier: the previous status. A condition whose status has not changed since then keeps its transition time.
-    generation: the generation of the training that was observed.
+    earlier: the previous status of the training. A condition whose status is the same as there keeps its transition
+    time. generation: the generation of the training that was observed.
     """
     before = {condition.type: condition for condition in earlier.conditions}
     return tuple(_condition(kind, finding, before.get(kind), generation, now) for kind, finding in findings.items())

@@ -1,20 +1,23 @@
-"""Makes texts of tenants safe to print: trainers, pods and users write messages that administrators read in terminals."""
+"""Makes texts of tenants safe to print: trainers, pods and users write messages that administrators read in terminals.
+
+Terminals interpret control characters: escape sequences can erase the screen, rename the window or write to the
+clipboard.
+"""
 
 import re
 from typing import cast
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters of C0 and C1 except tab and newline, of which terminals make sequences that erase, rename or write to the
-clipboard, and the marks that reverse the direction of text."""
+"""The control characters of C0 and C1 except tab and newline, and the marks that change the direction of text."""
 
 
 def printable(text: str) -> str:
-    """Return the text with a replacement character for each control character except tab and newline."""
+    """Return the text with U+FFFD in place of control characters (not tab and newline) and of direction marks."""
     return _CONTROLS.sub("\ufffd", text)
 
 
 def printable_object[T](value: T) -> T:
-    """Return the JSON value with all its texts made printable."""
+    """Return the JSON value with all strings in it made printable, names of fields included."""
     made: object = value
     if isinstance(value, str):
         made = printable(value)

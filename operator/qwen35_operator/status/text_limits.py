@@ -1,10 +1,10 @@
-"""Cuts texts to a number of bytes: limits in characters would let a message in Chinese take three times as much of etcd."""
+"""Cuts texts to a number of bytes: with a limit in characters, a message in Chinese could take three times as many."""
 
 ELLIPSIS = "…"
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return the text if it has at most `max_bytes` bytes in UTF-8; otherwise its beginning and an ellipsis, which fit."""
+    """Return the text, cut so that it has at most `max_bytes` bytes in UTF-8. A cut text ends in an ellipsis."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= max_bytes:
         return text

@@ -1,4 +1,4 @@
-"""Checks that a merged pod template is consistent. The API server would check this only when KubeRay creates the pod."""
+"""Checks that a merged pod template is consistent. The API server checks this only when KubeRay creates a pod."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from qwen35_trainer.manifest import Problem
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
     """Yield the problems of a merged pod template that the API server would report only when KubeRay creates a pod.
 
-    They are invalid label keys and values, mounts of missing volumes, containers without an image, and fields that
-    exclude each other. place: the field of the manifest with the user's change, such as spec.pods.head.
+    The problems are invalid label keys and values, mounts of missing volumes, containers without an image, and fields
+    that exclude each other. place: the field of the manifest with the user's change, such as spec.pods.head.
     """
     yield from label_syntax.problems(template, place)
     spec = template["spec"]

@@ -1,7 +1,8 @@
 """Checks labels, annotations and selectors of a merged pod template.
 
-The API server does not check them in the pod template of a RayJob, but later it refuses every pod that has an invalid
-one. The rules are those of k8s.io/apimachinery/pkg/util/validation (IsQualifiedName, IsValidLabelValue).
+The API server does not check them in the pod template of a RayJob, but later refuses every pod with an invalid label,
+annotation or selector. The rules are those of k8s.io/apimachinery/pkg/util/validation (IsQualifiedName,
+IsValidLabelValue).
 """
 
 import json

@@ -25,7 +25,7 @@ LABEL_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/", "app.kubernetes.io/", "kueu
 """Prefixes of reserved labels. The NetworkPolicy, KubeRay and KubeRay's head Service select pods by labels with the
 first three prefixes. Kueue would queue a pod with the last label separately from its job."""
 ANNOTATION_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/")
-"""Prefixes of reserved annotations. For example, ray.io/overwrite-container-cmd changes the command that KubeRay starts."""
+"""Prefixes of reserved annotations, such as ray.io/overwrite-container-cmd, which changes the command of Ray."""
 VARIABLES: Final = frozenset(
     {
         POD_VARIABLE,
@@ -176,6 +176,6 @@ def _prefixed(entries: Mapping[str, Any], reserved: tuple[str, ...], place: str)
 
 
 def _overlap(folder: str, other: str) -> bool:
-    """Whether the folders are the same, or one contains the other."""
+    """Return whether the two folders are the same, or one contains the other."""
     first, second = (posixpath.normpath(posixpath.join("/", path)).rstrip("/") + "/" for path in (folder, other))
     return first.startswith(second) or second.startswith(first)
