@@ -13,8 +13,7 @@ from qwen35_trainer.manifest import Problem
 def always(training: TrainingResource, settings: OperatorSettings, config_map: KubeObject) -> tuple[KubeObject, ...]:
     """Return every child except RayJobs and the ConfigMaps -progress, -history and -control, in the order of creation.
 
-    config_map: the result of `config.build(training)`. It is an argument because it is expensive to build and callers
-    may already have it.
+    config_map: the result of `config.build(training)`, which is expensive to build. Callers may already have it.
     """
     return (config_map, *rbac.build(training), network_policy.build(training, settings))
 

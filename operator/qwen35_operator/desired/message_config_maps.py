@@ -36,7 +36,7 @@ def empty_progress(training: TrainingResource) -> KubeObject:
 def empty_history(training: TrainingResource) -> KubeObject:
     """Return the ConfigMap `-history` as it is before the trainer writes it.
 
-    Its component label makes the operator watch only the metadata of this ConfigMap and not its content.
+    The component label of this ConfigMap makes the operator watch only the metadata and not the content.
     """
     return {
         "apiVersion": "v1",

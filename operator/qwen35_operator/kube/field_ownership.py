@@ -40,5 +40,5 @@ def _is_own(entry: FieldsEntry, operation: str) -> bool:
 
 
 def _union(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the union of two sets of fields in the format FieldsV1: nested mappings, in which a leaf is empty."""
+    """Return the union of two sets of fields in the format FieldsV1: nested mappings, with {} for each leaf."""
     return {name: _union(first.get(name, {}), second.get(name, {})) for name in (*first, *second)}

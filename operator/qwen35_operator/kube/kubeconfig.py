@@ -15,7 +15,7 @@ def files(kubeconfig: str | None) -> list[Path]:
 
 
 def problem(kubeconfig: str | None) -> str | None:
-    """Return what is wrong with the first kubeconfig that is invalid. None if every file that exists is valid.
+    """Return an error message about the first invalid kubeconfig, or None if every file that exists is valid.
 
     kubeconfig: path of the file; None for the files that kubectl would read.
     """

@@ -74,7 +74,8 @@ class _OwnLease(NamedTuple):
 class Election:
     """A candidate for leadership, which holds the Lease while it leads.
 
-    namespace, name: those of the Lease. identity: unique name of this process. clock: returns monotonic seconds.
+    namespace, name: namespace and name of the Lease. identity: unique name of this process. clock: returns monotonic
+    seconds.
     """
 
     client: Client

@@ -27,12 +27,18 @@ _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def loads(text: bytes) -> Any:  # noqa: ANN401  # JSON
-    """Parse JSON, with TOO_DEEP in place of every part below MAX_DEPTH levels. Raises ValueError if it is not JSON."""
+    """Parse JSON, with TOO_DEEP in place of every part nested deeper than MAX_DEPTH.
+
+    Raises ValueError if the text is not JSON.
+    """
     return json.loads(shallow(text))
 
 
 def shallow(text: bytes) -> bytes:
-    """Return the JSON text with TOO_DEEP in place of every part below MAX_DEPTH levels. Other texts are not changed."""
+    """Return the JSON text with TOO_DEEP in place of every part nested deeper than MAX_DEPTH.
+
+    A text without such parts is returned unchanged.
+    """
     opened = text.count(b"{") + text.count(b"[")
     return _cut(text) if opened > MAX_DEPTH and depth(text) > MAX_DEPTH else text
 

@@ -26,9 +26,7 @@ ROLLOUT_GROUP = "rollout"
 
 @dataclass(frozen=True)
 class Resize:
-    """The target size of the rollout pool, and the writes that bring a running cluster to this size. nodes: the target
-    size.
-    """
+    """The target size of the rollout pool in nodes, and the writes that bring a running cluster to this size."""
 
     nodes: int
     leaving: tuple[str, ...] = ()
@@ -119,7 +117,7 @@ def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
 
 
 def _is_settled(situation: AttemptSituation, stabilization_seconds: float) -> bool:
-    """Whether all nodes of the rollout pool work, and have had time to show how busy the pools are at the present size.
+    """Return whether all nodes of the rollout pool work, and the pool has had its present size for long enough.
 
     stabilization_seconds: minimum time since the start of the attempt and since the last choice of a size.
     """
@@ -131,7 +129,7 @@ def _is_settled(situation: AttemptSituation, stabilization_seconds: float) -> bo
 
 
 def _admitted_nodes(situation: AttemptSituation) -> int | None:
-    """Return the number of rollout nodes that the queue of the attempt has admitted; None if the attempt has no queue."""
+    """Return the number of rollout nodes that the attempt's queue has admitted; None if the attempt has no queue."""
     job = situation.job
     return job.rollout_nodes if job is not None and job.queued else None
 

@@ -26,7 +26,7 @@ LOST_POD_SECONDS = 120.0
 READ_NODE_SECONDS = 30.0
 """Time after the request to delete a pod from which the operator reads the pod's node: the usual grace period."""
 POLL_SECONDS = 30.0
-"""Interval at which the operator reads those nodes again. It does not watch nodes."""
+"""Interval at which the operator reads the nodes of deleted pods again. The operator does not watch nodes."""
 MAX_NAMED = 5
 """Maximum number of pods that a message names."""
 

@@ -27,8 +27,9 @@ def decide(situation: AttemptSituation) -> Verdict | None:
     """Return a verdict that stops the open attempt; None if there is no reason to stop it.
 
     The reasons are spec.suspend, the deadline, a change of the spec, and an earlier order to stop. If no trainer has
-    reported yet, the end of the attempt is recorded immediately. Otherwise the trainer is ordered to stop. This
-    function records the end only if the grace period is over before the trainer has stopped.
+    reported yet, the verdict records the end of the attempt immediately. Otherwise it orders the trainer to stop. After
+    an order, the verdict records the end only if the queue has evicted the attempt or the grace period is over. Before
+    that, `completion.decide` records the end when the trainer has stopped or failed.
     """
     if situation.stop is None:
         reason = _reason_to_stop(situation)

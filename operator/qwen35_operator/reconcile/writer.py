@@ -177,7 +177,7 @@ class ClusterWriter:
     async def _take_over_fields(self, path: str, metadata: JsonObject) -> None:
         """Change the owner of fields that the operator wrote by create or patch, so that an apply can remove them.
 
-        metadata: that of the object as it was read. Raises Conflict if the object has changed meanwhile.
+        metadata: metadata of the object as it was read. Raises Conflict if the object has changed meanwhile.
         """
         if (entries := taken_over(metadata.get("managedFields", ()))) is None:
             return
@@ -259,7 +259,7 @@ class ClusterWriter:
         """Store the object that the API server returned for a request.
 
         An object that meanwhile has another training's label is not stored here: the watch updates both trainings.
-        written: whether the object is as the operator wants it.
+        written: whether the object is as desired.
         """
         if training_of(raw) == observed.name:
             kind = watched_as(kind, raw)

@@ -111,8 +111,8 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """Return a condition for each finding, in the same order.
 
-    earlier: the previous status of the training. A condition whose status is the same as there keeps its transition
-    time. generation: the generation of the training that was observed.
+    earlier: the previous status of the training. A condition with an unchanged status keeps its transition time.
+    generation: the generation of the training that was observed.
     """
     before = {condition.type: condition for condition in earlier.conditions}
     return tuple(_condition(kind, finding, before.get(kind), generation, now) for kind, finding in findings.items())

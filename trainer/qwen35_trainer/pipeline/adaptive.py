@@ -84,7 +84,7 @@ class AdaptiveDispatch:
         self._in_flight_counts[key] = self._in_flight_counts.get(key, 0) + 1
 
     def finished(self, group: int, longest: int, batch: int) -> None:
-        """Add a finished group's length to the histogram of its data source, and stop counting the group as in flight.
+        """Stop counting a finished group as in flight, and add its length to the histogram of its data source.
 
         longest: number of tokens of the group's longest response. batch: number of the next batch to train. Raises
         KeyError if the group is not in flight.

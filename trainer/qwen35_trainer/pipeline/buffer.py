@@ -44,7 +44,7 @@ class MissedDeadlinePolicy(StrEnum):
     DISCARD = "Discard"
     """The batch trains without the unfinished group.
 
-    All groups that no later batch may train leave together with the batch, finished or not. Their prompts are
+    All groups that no later batch may train leave untrained together with the batch, finished or not. Their prompts are
     dispatched again. This policy is biased against long responses; use it for comparison only.
     """
 
@@ -259,11 +259,11 @@ class Buffer:
         return Batch(tuple(groups), self._take_missed() if self._policy is MissedDeadlinePolicy.DISCARD else ())
 
     def excess(self) -> int:
-        """Return by how many groups the buffer exceeds what batches can train by the deadlines, even if all finish.
+        """Return how many groups must miss their deadline even if all groups finish immediately; 0 if none must.
 
-        The result is 0 if all groups can train by their deadline. Otherwise it is the maximum over deadlines d of
-        |D(d)| - (d - b + 1)·P, where D(d) is the set of groups in the buffer with deadline ≤ d, b the next batch, and P
-        the number of groups per batch. With policy Wait the result is always 0, which docs/design/staleness.md proves.
+        The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. D(d) is the set
+        of groups in the buffer with deadline ≤ d, b is the next batch, and P is the number of groups per batch. With
+        policy Wait the result is always 0, which docs/design/staleness.md proves.
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:

@@ -12,8 +12,8 @@ Each line begins with the CRC-32 of its JSON text. Lines are in the order of the
 weights have trained exactly the batches before b continues from the scheduling state before batch b was taken. Later
 records are ignored, because the weights that they led to are lost.
 
-A crash while a line is written leaves an incomplete last line, which is cut off: no action of that line was carried
-out. An unreadable line before a readable one is damage, and so is a record that cannot follow the records before it.
+A crash while a line is written leaves an incomplete last line, which is cut off. The action of that line was not yet
+carried out. An unreadable line before a readable one is damage, and so is a record that cannot follow earlier records.
 `JournalDamaged` names the first damaged line.
 
 All functions take and return bytes; `runtime/journal_file.py` reads and writes the file. See docs/design/journal.md.

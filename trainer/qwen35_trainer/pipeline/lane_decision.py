@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from qwen35_trainer.pipeline.replica_times import ReplicaTimes
 
 GROWTH_LIMIT = 2
-"""Multiple of the largest measured number of sequences of a replica, up to which the replica takes stragglers."""
+"""A replica of the lane takes stragglers up to this factor times the largest number of sequences in a measured step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Straggler:
 
 
 def gained_seconds(straggler: Straggler, here: ReplicaTimes, there: ReplicaTimes, *, held: int, taken: int) -> float:
-    """Return how many seconds a move to the lane gains: the straggler finishes sooner, and delays other sequences.
+    """Return the seconds that a move to the lane saves the straggler, minus the seconds that it delays other sequences.
 
     here: times of the straggler's present replica. held: number of sequences there, including the straggler.
     there: times of a replica of the lane. taken: number of sequences there, without the straggler.

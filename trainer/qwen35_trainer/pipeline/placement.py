@@ -8,16 +8,16 @@
                                 └─── lost ◄────┘
 
 Group affinity: the samples of one prompt go to the least loaded replica, which computes the prompt once for all of
-them. Samples for which this replica has no free slot wait for one; at most BOUND_SHARE of its slots are waited for.
-Meanwhile other replicas take new groups. Waiting leaves no slot idle: if no new group may be dispatched, a replica with
-a free slot takes sequences that wait for another replica. A group is divided among replicas if whole groups would leave
-some replicas without work (`_share`), or if too many sequences would wait for one replica.
+them. Samples for which this replica has no free slot wait for one. Meanwhile other replicas take new groups. Waiting
+leaves no slot idle: if no new group may be dispatched, a replica with a free slot takes sequences that wait for another
+replica. A group is divided among replicas if whole groups would leave some replicas without work (`_share`), or if too
+many sequences would wait for one replica (BOUND_SHARE).
 
 Sequences of a lost replica or of an evaluation may go to any replica. Sequences of an evaluation are placed first, then
 those with the earliest birth. A sequence that waits for its group's replica may also go to any replica once a version
 has been published since its dispatch. Events about groups that have left are ignored.
 
-A straggler is a sequence with more than `lane_after` tokens. It moves to the lane if the move gains time
+A straggler is a sequence with at least `lane_after` tokens. It moves to the lane if the move gains time
 (`lane_decision.py`). Stragglers with earlier deadlines move first. All that move between the same two replicas at one
 moment move in one command. A straggler that does not move is considered again when it has grown, or when the lane
 changes (`stragglers.py`).
@@ -93,9 +93,9 @@ class Placement:
         return len(self._waiting)
 
     def add(self, number: int, position: int, samples: int) -> None:
-        """Add a dispatched group of `samples` sequences, without starting or enqueueing them.
+        """Add a dispatched group of `samples` sequences.
 
-        The call of `place` that dispatches the group does that.
+        The call of `place` that dispatches the group starts or enqueues the sequences afterwards.
         """
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 
@@ -216,7 +216,7 @@ class Placement:
     def progressed(self, event: on.SequencesProgressed) -> None:
         """Record the number of tokens of running sequences.
 
-        Sequences that have become long enough for the lane are considered for it in the next `move_stragglers`.
+        The next call of `move_stragglers` considers the sequences that have become long enough for the lane.
         """
         by_replica: dict[int, dict[SequenceId, int]] = {}
         groups, straggler = self.groups, self._lane_after
@@ -335,7 +335,7 @@ class Placement:
         actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
     def _place_waiting(self, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Start the sequences that any replica may take, then sequences whose own replica has a free slot again.
+        """Start the sequences that any replica may take, then those that wait for a replica with a free slot.
 
         starts: the sequences to start, by replica. The method adds the started sequences.
         """
@@ -413,7 +413,7 @@ class Placement:
         return home if home is not None and home.is_open and group.home_room > 0 else self._choose_home(group)
 
     def _choose_home(self, group: PlacedGroup) -> ReplicaState | None:
-        """Make the least loaded replica the one that the next sequences of a group go to, and return it.
+        """Choose the least loaded replica for the next sequences of a group, and return it.
 
         Returns None, and changes nothing, if no slot is free.
         """
@@ -439,10 +439,11 @@ class Placement:
         return sequence.tokens >= self._lane_after
 
     def _update_birth(self, number: int, sequence: PlacedSequence, replica: ReplicaState) -> None:
-        """Set the birth of a sequence that was assigned to `replica`: the replica's version or an older present birth.
+        """Set the birth of a sequence that was just assigned to `replica`.
 
-        The replica may have an older version than the one that generated the first token, because a version may be in
-        transfer. A sequence without tokens gets the version of the replica.
+        A sequence without tokens gets the version of the replica. A sequence with tokens gets it only if it is older
+        than the present birth. The replica may have an older version than the one that generated the first token,
+        because a version may be in transfer.
         """
         born_before = None if sequence.tokens == 0 else sequence.born
         born = replica.version if born_before is None else min(born_before, replica.version)

@@ -17,7 +17,7 @@ class ReplicaTimes:
     prefill_seconds_per_token: float = 0.0
     """Seconds to prefill one token of a prompt or of a response generated so far. 0: not measured."""
     hand_over_seconds: float = 0.0
-    """Seconds from the order to give a sequence to another replica until this replica has given it up. 0: not measured.
+    """Seconds from the order to move a sequence away until the sequence has left this replica. 0: not measured.
 
     The prefill on the other replica is not included.
     """

@@ -48,8 +48,9 @@ class ReplicaState:
     def load(self, expected_tokens: float) -> float:
         """Return the share of the replica's slots that is taken, or the share of its token room if that is larger.
 
-        Each sequence takes its present tokens plus `expected_tokens` future ones. The estimate is unbiased if response
-        lengths are exponentially distributed, because then the remaining length does not depend on the present length.
+        Of the token room, each sequence takes its present tokens plus `expected_tokens` future ones. This estimate is
+        unbiased if response lengths are exponentially distributed, because then the remaining length does not depend on
+        the present length.
         """
         count = len(self.sequences)
         if self.token_room is None:
@@ -60,7 +61,8 @@ class ReplicaState:
 class ReplicaPool:
     """A collection of replicas from which the least loaded can be chosen.
 
-    The rollout pool, the straggler lane, and the replicas that still load the published weights are one each.
+    There is one for the rollout pool, one for the straggler lane, and one for replicas that must first load the
+    published weights.
     """
 
     def __init__(self) -> None:

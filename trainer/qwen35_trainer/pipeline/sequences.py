@@ -1,4 +1,4 @@
-"""The sequences of all groups in the pipeline: which replica generates each, and a priority queue of the rest.
+"""The sequences of all groups in the pipeline: those on replicas, and a priority queue of those that wait.
 
     add ──────────────► any replica     in order of priority, the lowest first
     add, with a home ─► one replica     the next free slot there; after `unbind` any replica
@@ -31,7 +31,7 @@ sequences.
 
 @dataclass(slots=True)
 class PlacedSequence:
-    """One sequence of a group: its replica, its number of tokens so far, and the version of its first token."""
+    """One sequence of a group: its replica, its number of tokens so far, and the oldest version of its tokens."""
 
     tokens: int = 0
     tokens_at_start: int = 0
@@ -56,9 +56,9 @@ class PlacedGroup:
     sequences: list[PlacedSequence]
     unfinished: int
     home: int | None = None
-    """The replica that gets the group's sequences without tokens, so that it computes their prompt only once.
+    """The replica that gets the group's sequences without tokens, so that their prompt is computed only once.
 
-    None if it is not chosen yet.
+    None if no replica is chosen yet.
     """
     home_room: int = 0
     """The number of the group's sequences that may still go to its home replica."""
@@ -86,7 +86,7 @@ class WaitingSequences:
     def add(self, name: SequenceId, priority: int, home: int | None = None) -> None:
         """Enqueue a sequence for the replica `home`, or for any replica if `home` is None.
 
-        priority: `first` and `first_bound` return the sequence with the lowest number.
+        priority: `first` and `first_bound` return the sequence with the lowest priority.
         """
         self._waiting[name] = (priority, home)
         if home is None:

@@ -32,7 +32,7 @@ class Stragglers:
         return name in self._deadlines
 
     def add(self, name: SequenceId, tokens: int, deadline: int) -> None:
-        """Add a sequence that has `tokens` tokens, and mark it as due for a decision. deadline: that of its group."""
+        """Add a sequence that has `tokens` tokens, and mark it as due for a decision. deadline: its group's deadline."""
         self._deadlines[name], self._due_at[name] = deadline, GROWTH * tokens
         self._due[name] = None
 

@@ -19,7 +19,8 @@ class Window:
     """The two bounds of staleness, and the size of the window and the deadlines of groups that follow from them.
 
     The staleness threshold limits the number of groups in the pipeline; the maximum lag limits their age. Raises
-    ValueError if the threshold is negative or above the maximum lag, or if another number is below 1.
+    ValueError if the threshold is negative or above the maximum lag, or if `groups_per_batch` or `batches_per_version`
+    is below 1.
     """
 
     groups_per_batch: int
@@ -27,9 +28,9 @@ class Window:
     batches_per_version: int
     """K: number of batches between two publications of weights."""
     staleness_threshold: float
-    """s: the groups that may count against the window beyond those of one version, as a multiple of the latter.
+    """s: number of versions, possibly fractional, whose groups the window holds in addition to the groups of one version.
 
-    At most ⌊(1 + s)·P·K⌋ groups count, where P is `groups_per_batch` and K is `batches_per_version`.
+    At most ⌊(1 + s)·P·K⌋ groups count against the window, where P is `groups_per_batch` and K is `batches_per_version`.
     """
     max_version_lag: int
     """S, in versions: a token of version v may train at version v + S at the latest."""
@@ -54,7 +55,7 @@ class Window:
     def limit(self) -> int:
         """The maximum number of groups that may count against the window at one time.
 
-        ⌊(1 + `staleness_threshold`) · `groups_per_batch` · `batches_per_version`⌋.
+        It is (1 + `staleness_threshold`) · `groups_per_batch` · `batches_per_version`, rounded down.
         """
         # Rounding can put the product of decimal fractions just below a whole number (1.1 * 10): allow for one part in
         # a billion.
