@@ -220,7 +220,7 @@ class Placement:
         """
         by_replica: dict[int, dict[SequenceId, int]] = {}
         groups, straggler = self.groups, self._lane_after
-        for name, tokens in event.tokens.items():  # for every few tokens of a run
+        for name, tokens in event.tokens.items():  # hot: called every few tokens of a run
             group = groups.get(name[0])
             if group is None:
                 continue
