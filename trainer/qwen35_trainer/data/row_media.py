@@ -74,8 +74,8 @@ class RowMedia:
     def take(self, part: Mapping[str, object]) -> str | None:
         """Assign an image or video to `part` of a message. Returns "image" or "video", or None for any other part.
 
-        The part contains the image or video, or it stands for the next one in the row's column. Raises RowError for an
-        invalid image or video, and if the column has no further one.
+        The part contains an image or video, or it stands for the next one in the row's column. Raises RowError if the
+        image or video is invalid, and if the column has none left.
         """
         if "image" in part or "image_url" in part:
             self.images.append(image_of(part.get("image", part.get("image_url")), self.folder, "image"))

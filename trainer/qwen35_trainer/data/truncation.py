@@ -47,12 +47,12 @@ def fit[T: Encoded](
     problems: Sequence[str],
     cut: Callable[[T, tuple[range, range]], T],
 ) -> list[T]:
-    """Return all sequences with at most `limit` tokens.
+    """Return the sequences, each with at most `limit` tokens.
 
-    Longer sequences are rejected, skipped or cut, as `rule` states. limit_name: name of the limit in messages. rule:
-    value of `data.overlongPrompts`. problems: problems found earlier, which are reported together with those found
-    here. cut: returns a sequence with only the given positions, and may raise CutError. Raises DataError if there are
-    problems or rejected sequences, and if no sequence remains.
+    Longer ones are rejected, skipped or cut, as `rule` states. limit_name: name of the limit in messages. rule: value
+    of `data.overlongPrompts`. problems: problems found earlier, which are reported together with those found here. cut:
+    returns a sequence with only the given positions, and may raise CutError. Raises DataError if there are problems or
+    rejected sequences, and if no sequence remains.
     """
     all_problems = list(problems)
     fitting: list[T] = []

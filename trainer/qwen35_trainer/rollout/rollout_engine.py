@@ -327,8 +327,8 @@ class RolloutEngine(Protocol):
         """Compute the log-probs of the tokens of `sequences` in the next steps, at temperature 1.
 
         sequences: token ids, (T,) each, where T is at least 2. The version in service computes them. The engine is busy
-        until `StepOutput.probed` has the result. A later `probe` or `commit` drops a probe that has not ended. If
-        `sequences` is empty, `probe` does only that.
+        until `StepOutput.probed` has the result. A later `probe` or `commit` drops a probe that has not ended. With
+        empty `sequences`, the call only drops an earlier probe.
         """
         ...
 
@@ -343,7 +343,7 @@ class RolloutEngine(Protocol):
     def wake(self) -> None:
         """Allocate the memory again that `sleep` has freed.
 
-        The engine has no weights then, so it needs a `commit` before the next `step`.
+        The next `step` needs a `commit` before it, because `sleep` may have dropped the weights.
         """
         ...
 

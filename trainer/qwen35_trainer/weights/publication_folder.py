@@ -89,7 +89,7 @@ class PublicationHeader:
     whole: int
     """Number of the newest publication with a whole version, up to and including this publication.
 
-    To load this publication, a replica needs the files of that one and of all publications after it up to this one.
+    To load this publication, a replica needs the files of all publications from that number on, up to this one.
     """
     checksum: str
     """XXH3 of the second line of the manifest file, without its newline, in hexadecimal."""
@@ -290,9 +290,9 @@ def delete_old(folder: Path, needed: frozenset[int]) -> None:
     """Delete the publications that nobody needs.
 
     A publication is needed if it is among the newest MIN_PUBLICATIONS, if its version is in `needed`, or if it has the
-    mark of a reader that is younger than MAX_READ_SECONDS. A needed publication of changes also needs all publications
-    from the last whole one before it on. needed: versions that replicas have or may still load. Folders that cannot be
-    deleted are logged and cause no error, because they only take room on the volume.
+    mark of a reader that is younger than MAX_READ_SECONDS. A needed publication of changes needs the last whole
+    publication before it, and all publications in between. needed: versions that replicas have or may still load.
+    Folders that cannot be deleted are logged and cause no error, because they only take room on the volume.
     """
     try:
         numbers = complete_numbers(folder)

@@ -32,10 +32,7 @@ type Memory = NDArray[np.uint8]
 
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
-"""Number of bytes of a segment in front of the weights. The first of them contain the version.
-
-There are 64 of them, so that the weights start at a cache line.
-"""
+"""Size of a segment's header, which contains the version. 64 bytes, so that the weights start at a cache line."""
 NO_VERSION = -1
 """The version of a segment to which no weights have been written yet."""
 MAX_MAPPED = 2

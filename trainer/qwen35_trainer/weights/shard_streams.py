@@ -169,11 +169,11 @@ class StreamReceiver:
         self._before: HostWeights | None = None  # the version to which changes may be applied
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        """Fetch a version and verify it.
+        """Fetch a version and verify its checksums.
 
-        If changes since the version that was fetched last are published, only these are fetched. Raises WeightsDamaged,
-        naming the damaged tensors, and TooLittleMemory if a copy of the weights does not fit into memory. After an
-        error, the version that was fetched last is unchanged.
+        If the changes since the version that was fetched last are published, only these changes are fetched. Raises
+        WeightsDamaged, naming the damaged tensors, and TooLittleMemory if a copy of the weights does not fit into
+        memory. After an error, the version that was fetched last is unchanged.
         """
         manifest, source = published.manifest, published.source
         assert isinstance(source, VersionBuckets)

@@ -76,9 +76,9 @@ class RelayingReceiver(WeightReceiver, Protocol):
 
     @property
     def copy(self) -> RegisteredCopy | None:
-        """The memory in which other replicas can read the version that was fetched last. None: they cannot read it.
+        """The memory in which other replicas can read the version that was fetched last. None: it cannot be read.
 
-        The version stays there at least until the second fetch after it begins.
+        The version stays in this memory at least until the receiver begins to fetch the second version after it.
         """
         ...
 
@@ -109,7 +109,10 @@ class Transport:
     sender: Callable[[RankContext], WeightSender]
     receiver: Callable[[], WeightReceiver]
     sources: tuple[type[WeightSource], ...]
-    """Types of `PublishedWeights.source` that the receiving end can fetch. A replica chooses the transport by them."""
+    """Types of `PublishedWeights.source` that the receiving end can fetch.
+
+    A replica chooses the transport by these types.
+    """
     refusal: Callable[[bool], Problem | None]
     """Returns the reason why the transport cannot be used, or None if it can.
 
