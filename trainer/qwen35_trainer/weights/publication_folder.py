@@ -196,7 +196,7 @@ def complete(partial: Path, number: int, published: PublishedWeights, whole: int
 
 
 def _file_sizes(published: PublishedWeights) -> dict[str, int]:
-    """Return the name of each file that this publication adds → number of bytes up to the end of its last bucket."""
+    """Return the number of bytes, up to the end of the last bucket, of each file that a publication adds, by name."""
     assert isinstance(published.source, FolderBuckets)
     sizes: dict[str, int] = {}
     for bucket in published.source.steps[-1].buckets:
