@@ -57,7 +57,7 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 
 
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Return whether to show accuracy: it is above 0 in some evaluation, or equals the mean reward in all of them.
+    """Return whether to show accuracy: if it is above 0 in some evaluation, or equals the mean reward in all of them.
 
     Otherwise rewards have other values than 0 and 1, and an accuracy that is always 0 gives no information.
     """
@@ -65,7 +65,7 @@ def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
 
 
 def reward_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Return whether to show the mean reward: it differs from the accuracy in some evaluation."""
+    """Return whether to show the mean reward: if the mean reward differs from the accuracy in some evaluation."""
     return not _equal(evaluations)
 
 

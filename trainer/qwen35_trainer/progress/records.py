@@ -182,7 +182,7 @@ class UpdateRecord:
 class EvaluationRecord:
     """The measures of the held-out prompts after `update` updates. Update 0 is the initial model.
 
-    SFT has only `loss`. Other modes have all measures except `loss`.
+    In SFT, the only measure is `loss`. In other modes, all measures except `loss` exist.
     """
 
     __pydantic_config__ = _JSON
@@ -224,7 +224,7 @@ class EvaluationRecord:
 class SpanRecord:
     """A span: the time from `start` to `end` in which a lane (a row of the timeline) did one thing.
 
-    A bar of the timeline.
+    The timeline shows a span as a bar.
     """
 
     __pydantic_config__ = _JSON
@@ -340,7 +340,7 @@ def to_line(record: RunRecord) -> str:
 
 
 def line_start[R: RunRecord](kind: type[R]) -> bytes:
-    """Return the bytes with which every line of a class of records begins."""
+    """Return the bytes with which every line of a record of the class `kind` begins."""
     return f'{{"record":"{_NAMES[cast("type[RunRecord]", kind)]}",'.encode()
 
 
@@ -411,5 +411,5 @@ def surviving_evaluations(records: Sequence[RunRecord]) -> list[EvaluationRecord
 
 
 def latest[R: RunRecord](records: Sequence[RunRecord], kind: type[R]) -> R | None:
-    """Return the last record of a class, or None if `records` contains none of that class."""
+    """Return the last record of the class `kind`, or None if `records` contains no record of that class."""
     return next((record for record in reversed(records) if isinstance(record, kind)), None)

@@ -57,7 +57,10 @@ class RunFold:
 
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> Self:
-        """Create a fold from all records of a run, in order. records: iterated twice, so it must not be an iterator."""
+        """Create a fold from all records of a run, in order.
+
+        records: iterated twice, so it must not be an iterator.
+        """
         fold = cls()
         for record, repeated in marked(records):
             fold.add(record, repeated=repeated)

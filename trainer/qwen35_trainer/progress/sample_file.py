@@ -152,10 +152,11 @@ def read_samples(path: Path) -> list[Moment]:
 
 
 def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the moments to keep, by update: at most MAX_MOMENTS of updates and of evaluations, and the newest of both.
+    """Return the moments to keep, in order of their updates.
 
-    An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The moments of these updates by
-    earlier attempts are left out.
+    Of the updates, and also of the evaluations, at most MAX_MOMENTS are kept, plus the newest one. An attempt that
+    resumes from a checkpoint repeats the updates after that checkpoint. The moments of these updates by earlier
+    attempts are left out.
     """
     retained: list[Moment] = []
     for kind in get_args(MomentKind.__value__):

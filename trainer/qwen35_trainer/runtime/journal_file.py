@@ -56,10 +56,10 @@ def read_journal(path: Path) -> bytes:
 
 
 class JournalFile:
-    """The journal of a run, in the file `path`. It is open from `begin` to `close`.
+    """The journal of a run, in the file `path`: a log of what happens to each prompt, from which a run can resume.
 
-    `begin` replaces the file, so the journal of an earlier attempt must be read first, with `read_journal`. If a task
-    that waits for a write is cancelled, the write still completes.
+    The file is open from `begin` to `close`. `begin` replaces the file, so the journal of an earlier attempt must be
+    read first, with `read_journal`. If a task that waits for a write is cancelled, the write still completes.
     """
 
     def __init__(self, path: Path, writer: FolderWriter | None = None) -> None:

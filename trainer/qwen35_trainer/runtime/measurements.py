@@ -96,7 +96,7 @@ class UpdateTimes:
     publishing: float = 0.0
 
     def trained(self, waited: float, seconds: float) -> None:
-        """Add the seconds for which the train pool had no batch, and those in which it trained the batch."""
+        """Add `waited` seconds without a batch, and `seconds` of training the batch."""
         self.waiting += waited
         self.training += seconds
 

@@ -62,7 +62,10 @@ def owner_of(
 
 @dataclass(frozen=True)
 class Claim:
-    """The state of a folder when a run first read it, with which the run later takes the folder."""
+    """The owner and the checkpoints of a folder, as read before a run takes the folder over.
+
+    `take` checks that neither has changed since.
+    """
 
     folder: Path
     owner: Owner | None

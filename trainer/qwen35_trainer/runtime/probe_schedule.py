@@ -40,9 +40,9 @@ class ProbeSchedule:
     def is_due(self, now: float, waited: float) -> bool:
         """Return whether the version that was just copied gets a probe. True for the first version.
 
-        The last probe must have taken at most `waited`, because the ranks will probably wait as long again, or at most
-        PROBE_SHARE of the time since its end. now: present time, on the clock of `computed`. waited: seconds that the
-        train ranks waited for their last batch.
+        A probe is due if the last probe took at most `waited`, because the ranks would probably be idle for that time
+        anyway, or at most PROBE_SHARE of the time since the end of the last probe. now: present time, on the clock of
+        `computed`. waited: seconds that the train ranks waited for their last batch.
         """
         return self._duration <= max(waited, PROBE_SHARE * (now - self._ended))
 

@@ -86,7 +86,7 @@ def return_freed_tensors() -> None:
 
 
 def trim() -> None:
-    """Return memory that the C library keeps, although its objects were freed, to the system.
+    """Give memory that glibc still holds for freed objects back to the system.
 
     For example, a tokenizer of 248 thousand tokens takes 0.29 GB while it is read, and only 0.1 GB afterwards.
     """
@@ -101,11 +101,11 @@ def _glibc(function: str, *arguments: int) -> None:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Context manager: import modules and build the model without garbage collection.
+    """Context manager: run the body, which imports modules or builds a model, without garbage collection.
 
-    Objects that are imported and built in the body live as long as the process. Garbage collection would take a fifth
-    of a worker's start. At the end the objects are frozen, so that later collections, which pause the process, skip
-    them. Unused memory returns to the system.
+    Objects that are created in the body live as long as the process. Garbage collection would take a fifth of a
+    worker's start. At the end the objects are frozen, so that later collections, which pause the process, skip them.
+    Unused memory returns to the system.
     """
     outermost = gc.isenabled()
     gc.disable()

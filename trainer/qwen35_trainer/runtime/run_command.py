@@ -77,7 +77,7 @@ class ReportFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended, with its results."""
+    """A run that has ended: its final record, its summary and its folder."""
 
     finish: FinishRecord
     summary: Summary

@@ -124,11 +124,11 @@ def worker_options(
     lane: whether the worker is a replica of the straggler lane. place: the devices of train workers that a replica
     shares; None: Ray assigns devices to the worker.
 
-    Ray must not restart a lost worker, because its state is lost. Workers need no placement group, because labels
-    assign them to the pods of their pool, or of the lane, which exist before the run starts. Replicas of both sizes in
-    one pod would leave devices of several pods free that a replica of the lane needs in one pod. The driver calls
-    replicas all the time, so Ray does not record these calls (`ray list tasks`): recording takes the driver a sixth of
-    the time of a call.
+    Ray must not restart a lost worker, because its state is lost. Workers need no placement group: labels assign them
+    to the pods of their pool, or of the lane, and these pods exist before the run starts. The lane has separate pods
+    because its replicas have another size. In shared pods, the free devices could be spread over several pods, and a
+    replica needs all its devices in one pod. The driver calls replicas all the time, so Ray does not record these calls
+    (`ray list tasks`): recording takes the driver a sixth of the time of a call.
     """
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "enable_task_events": pool != "rollout"}
     if place is not None:

@@ -24,7 +24,7 @@ _MAX_NAMED_PROMPTS: Final = 3
 
 
 class LossCounts:
-    """Counts, for each group in the pipeline, the replicas that were lost while they generated the group."""
+    """Counts, for each group in the pipeline, the replicas that were lost while they generated its sequences."""
 
     def __init__(self, prompt_of: Callable[[int], str]) -> None:
         """Begin without losses. prompt_of: returns the id of the prompt of a group, given the group's number."""
@@ -32,11 +32,9 @@ class LossCounts:
         self._losses: Counter[int] = Counter()
 
     def lost(self, replica: str, sequences: Iterable[SequenceId]) -> None:
-        """Count the loss of a replica that generated `sequences`.
+        """Count the loss of a replica that generated `sequences`. Log a warning if the loss makes prompts suspect.
 
-        Log a warning with the ids of suspected prompts, if any.
-
-        replica: name of the replica.
+        The warning has the ids of the prompts. replica: name of the replica.
         """
         groups = {group for group, _ in sequences}
         self._losses.update(groups)

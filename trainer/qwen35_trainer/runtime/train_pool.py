@@ -148,7 +148,7 @@ class TrainPool:
         return MemoryChange.total(await self._all("sleep", "giving its memory back"))
 
     async def wake(self) -> None:
-        """Let all ranks move everything back to their devices that `sleep` has moved to host memory."""
+        """Let all ranks move everything that `sleep` has moved to host memory back to their devices."""
         await self._all("wake", "taking its memory again")
 
     async def _all(self, method: str, act: str, *arguments: object) -> list[Any]:

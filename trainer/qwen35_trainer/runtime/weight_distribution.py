@@ -68,7 +68,7 @@ class WeightDistribution:
         self._send_waiting()
 
     def reported(self, replica: WeightReader, report: EngineReport) -> None:
-        """Record whether a replica has loaded the newest version, and send it to replicas that wait for a source.
+        """Record whether a replica has loaded the newest version, and send that version to waiting replicas.
 
         A replica that could not read the version from its source waits again. A replica that was still starting when
         the newest version was published was not among the receivers of that version. If it can no longer read the

@@ -12,8 +12,9 @@ def open_sinks(
 ) -> list[Sink]:
     """Open the sinks that `spec.tracking` sets.
 
-    folder: the folder of the run, which contains the files of the sinks. run_id: the same for all attempts of a run, so
-    that a service continues one run. config: the resolved manifest, as plain data.
+    folder: the folder of the run, which contains the files of the sinks. name: name of the run at a service. run_id:
+    identifies the run at a service; all attempts of a run have the same one, so that the service continues one run.
+    config: the resolved manifest, as plain data.
 
     Raises ModuleNotFoundError, with the field and the extra to install, if the package of a sink is missing.
     """
