@@ -4,8 +4,9 @@
     behaviour log-probs ──► corrections ──► weights ─┼─► aggregation ──► loss, metrics
     reference log-probs ──► kl ──────────────────────┘   combined by objective.py
 
-Each of these five kinds of functions has a registry, which its module fills at import. A function is registered under the
-value that selects it in the manifest. N is the number of samples, T the number of response positions (right padded), and
-`mask` (N, T) is 1 on tokens that train. Math is float32 (float64 for float64 inputs). Entries where the mask is 0 affect
-neither results nor gradients, even if they are NaN.
+Advantages, losses, KL estimators, aggregations and corrections have one registry each, in the module that defines them.
+A function is registered under the value that selects it in the manifest. N is the number of samples, T the number of
+response positions (right padded), and `mask` (N, T) is 1 on tokens that train. Advantages are float32. The other
+functions compute in float32, or in float64 if their inputs are float64. Entries where the mask is 0 affect neither the
+loss nor its gradient, even if they are NaN.
 """

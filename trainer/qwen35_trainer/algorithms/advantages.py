@@ -3,8 +3,9 @@
     scores of all samples, tokens of this rank's share (TrainedTokens) ─► estimator ─► advantages of these tokens
                                                                              └─► sums over shares (Shares)
 
-Group means need the scores of all samples, which every train rank has. Sums of penalties over a sequence, and the mean and
-variance that whiten a batch, are summed over the ranks' shares, so no rank needs the tokens of the others.
+A share is the part of a batch's samples that a train rank computes. Every rank has the scores of all samples, so it
+computes group means on its own. Three kinds of sums need tokens of other ranks, and are therefore added up over all
+shares: each sample's penalties, each sample's number of trained tokens, and the mean and variance that whiten a batch.
 
 name                       advantage of a token, R the sample's score                          statistics over
 GRPO                       (R - mean) / (std + 1e-6)                                           its group
@@ -17,13 +18,15 @@ ReinforcePlusPlus          sum of the discounted rewards from the token on, whit
 ReinforcePlusPlusBaseline  R - mean of its group, whitened                                     the batch's tokens
 GAE                        λ-weighted temporal differences of a value function, whitened       the batch's tokens
 
-All estimators deviate from the textbook formulas in the same way:
-- Where samples cannot be distinguished (equal scores, or a single valid one) the advantage is exactly 0 before it is whitened.
-  The usual formula gives rounding noise divided by 1e-6 in the first case, and the raw reward in the second. A group of equal scores
-  still takes its place in the batch, unless `algorithm.dynamicSampling` leaves it out (pipeline/coordinator.py, `_scored`).
-- A sample that could not be scored (`valid` false) gets 0 and enters no statistic.
-- Time steps are the tokens that train. Other tokens, such as a tool's output, count neither for the discount nor for λ, and
-  rewards flow back across them.
+The estimators deviate from the textbook formulas in three ways:
+- All estimators except ReinforcePlusPlus and GAE give exactly 0, before whitening, in a group with zero variance (all
+  scores are equal) and in a group with a single valid sample. GRPO's usual formula gives rounding noise divided by 1e-6
+  in a group with zero variance; for a single sample, common implementations give the raw reward. A group with zero
+  variance still counts as a group of its batch, unless `algorithm.dynamicSampling` leaves it out
+  (pipeline/coordinator.py, `_scored`).
+- All estimators give 0 to a sample that could not be scored (`valid` false), and leave it out of every statistic.
+- ReinforcePlusPlus and GAE count only trained tokens as time steps. Other tokens, such as a tool's output, count
+  neither for the discount nor for λ, and rewards flow back across them.
 """
 
 from collections.abc import Callable
@@ -43,18 +46,19 @@ WHITEN_EPSILON = 1e-8
 class AdvantageInputs:
     """A whole batch of scored samples: the argument of an advantage function, including one that a user provides.
 
-    Raises ValueError naming every field of a wrong shape or, if there is none, every field with a value that is not finite.
+    The constructor raises ValueError. The message names every field of a wrong shape or, if all shapes are right, every
+    field with a value that is not finite.
     """
 
     rewards: Tensor
-    """(N,) score of each sample; the entry of a sample that is not valid is ignored."""
+    """(N,) reward of each sample. The reward of a sample that is not valid is ignored."""
     group: Tensor
-    """(N,) int64, equal for the samples of one prompt; the numbers themselves have no meaning."""
+    """(N,) int64 number of each sample's prompt. Only equality matters: samples of one prompt have the same number."""
     mask: Tensor
     """(N, T) 1 for tokens that train, 0 for all others."""
     token_penalty: Tensor | None = None
     """(N, T) number to subtract from each token's reward: the KL penalty times its coefficient. None: no penalty.
-    Group-relative advantages subtract the sum over a sequence from the sequence's reward."""
+    Group-relative estimators subtract the sum of a sample's penalties from the sample's reward."""
     values: Tensor | None = None
     """(N, T) expected return before each token, as a value function predicts it. Only GAE needs it; None otherwise."""
     gamma: float = 1.0
@@ -62,9 +66,10 @@ class AdvantageInputs:
     lam: float = 1.0
     """GAE's λ. With 1, an advantage depends on all later rewards; with 0, only on the next reward and the next value."""
     valid: Tensor | None = None
-    """(N,) bool, false for samples that could not be scored; None: all samples were scored."""
+    """(N,) bool, false for samples that could not be scored. None: all samples were scored."""
     baseline: Tensor | None = None
-    """(N,) bool, true for the greedy sample of each group, which does not train. Only ReMax needs it; None otherwise."""
+    """(N,) bool, true for the greedy sample of each group. The greedy sample does not train. Only ReMax needs this
+    field; None otherwise."""
 
     def __post_init__(self) -> None:
         _raise(_wrong_shapes(self))
@@ -74,25 +79,28 @@ class AdvantageInputs:
 
 
 class Shares(Protocol):
-    """Sums and maxima over all shares of a batch, of which each rank has one.
+    """Sums and maxima over all train ranks, each of which has one share of the batch's samples.
 
-    All ranks must make the same calls in the same order.
+    Both methods are collective: all ranks must make the same calls in the same order.
     """
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum `values`, a tensor in host memory, over all shares, entry by entry. Every rank gets the sums."""
+        """Return the sum of each entry of `values`, a tensor in host memory, over all shares.
+
+        Every rank gets the same sums.
+        """
         ...
 
     def max(self, values: Tensor) -> Tensor:
         """Return the maximum of each entry of `values`, a tensor in host memory, over all shares.
 
-        Every rank gets the maxima.
+        Every rank gets the same maxima.
         """
         ...
 
 
 class OneShare:
-    """The `Shares` of a batch that is not divided: a sum or maximum over one share is the argument itself."""
+    """The `Shares` of a batch that is not divided: `sum` and `max` return their argument."""
 
     def sum(self, values: Tensor) -> Tensor:
         return values
@@ -103,19 +111,20 @@ class OneShare:
 
 @dataclass(frozen=True)
 class TrainedTokens:
-    """The scores of all N samples of a batch, and the R trained tokens of one rank's share of the samples, one after another.
+    """The argument of an estimator: the scores of all N samples of a batch, and R trained tokens.
 
-    Raises ValueError naming every field with a value that is not finite.
+    The R tokens are the trained tokens of one rank's share of the samples, concatenated. The constructor raises
+    ValueError; the message names every field with a value that is not finite.
     """
 
     rewards: Tensor
-    """(N,) score of each sample; the entry of a sample that is not valid is ignored."""
+    """(N,) reward of each sample. The reward of a sample that is not valid is ignored."""
     group: Tensor
-    """(N,) int64, equal for the samples of one prompt."""
+    """(N,) int64 number of each sample's prompt. Samples of one prompt have the same number."""
     valid: Tensor
     """(N,) bool, false for samples that could not be scored."""
     sample: Tensor
-    """(R,) int64 index of each token's sample. Tokens of a sample are adjacent and in order."""
+    """(R,) int64 index of each token's sample in 0 … N - 1. Tokens of a sample are adjacent and in order."""
     token_penalty: Tensor | None = None
     """(R,) number to subtract from each token's reward; None: no penalty."""
     values: Tensor | None = None
@@ -137,12 +146,20 @@ ADVANTAGES: Registry[AdvantageEstimator] = Registry("advantage")
 
 
 def estimator(name: str) -> AdvantageEstimator:
-    """Return the estimator registered as `name`: TrainedTokens, Shares -> (R,) float32. Raises ValueError if unknown."""
+    """Return the estimator registered as `name`.
+
+    An estimator maps (TrainedTokens, Shares) to the advantages of the R trained tokens, (R,) float32. Raises ValueError
+    if the name is unknown.
+    """
     return ADVANTAGES.get(name)
 
 
 def advantage(name: str) -> AdvantageFunction:
-    """Return the estimator `name` for a whole batch: AdvantageInputs -> (N, T) float32, 0 on padding. Raises ValueError if unknown."""
+    """Return a function that applies the estimator `name` to a whole batch.
+
+    It maps AdvantageInputs to advantages, (N, T) float32, which are 0 where the mask is 0. Raises ValueError if
+    the name is unknown.
+    """
     estimate = ADVANTAGES.get(name)
 
     def of_whole_batch(inputs: AdvantageInputs) -> Tensor:
@@ -171,32 +188,42 @@ def _trained_tokens(inputs: AdvantageInputs) -> TrainedTokens:
 
 @ADVANTAGES.register("GRPO")
 def grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Compute each sample's standard score in its group, with the unbiased standard deviation (GRPO, arXiv:2402.03300)."""
+    """Return (score - mean) / (std + 1e-6) of each token's sample (GRPO, arXiv:2402.03300).
+
+    mean and std: of the scores of the sample's group; std is the unbiased standard deviation.
+    """
     groups = _compare_in_groups(tokens, shares)
     return (groups.centred / (groups.std + STD_EPSILON))[tokens.sample]
 
 
 @ADVANTAGES.register("DrGRPO")
 def dr_grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Subtract the group's mean from each score (Dr. GRPO, arXiv:2503.20783).
+    """Return, for each token, the score of its sample minus the mean score of the group (Dr. GRPO, arXiv:2503.20783).
 
-    Dividing by the standard deviation as well would favour prompts whose samples have nearly equal scores.
+    Unlike GRPO, Dr. GRPO does not divide by the group's standard deviation: the division would give more weight to
+    prompts whose samples have nearly equal scores.
     """
     return _compare_in_groups(tokens, shares).centred[tokens.sample]
 
 
 @ADVANTAGES.register("RLOO")
 def rloo(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Subtract the mean of the group's other samples from each score: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
+    """Return, for each token, the score of its sample minus the mean score of the other samples of the group.
+
+    This is the leave-one-out baseline (RLOO, arXiv:2402.14740). In a group of n valid samples, the difference is n/(n -
+    1) · (score - mean of the group).
+    """
     groups = _compare_in_groups(tokens, shares)
     return (groups.centred * groups.size / (groups.size - 1).clamp(min=1))[tokens.sample]
 
 
 @ADVANTAGES.register("OPO")
 def opo(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Subtract the mean of the group's scores, weighted by the number of trained tokens of each sample (OPO, arXiv:2505.23585).
+    """Return, for each token, the score of its sample minus a weighted mean of the group's
+    scores (OPO, arXiv:2505.23585).
 
-    This baseline has the minimum variance if the squared norm of a sample's gradient grows with its length.
+    The weight of a sample is its number of trained tokens. This baseline minimises the variance of the gradient if the
+    squared norm of a sample's gradient is proportional to the sample's length.
     """
     groups = _compare_in_groups(tokens, shares)
     ones = torch.ones(len(tokens.sample), dtype=torch.float64)
@@ -208,10 +235,11 @@ def opo(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 @ADVANTAGES.register("ReMax")
 def re_max(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Subtract the score of the greedy response to the same prompt from each score (ReMax, arXiv:2310.10505).
+    """Return, for each token, the score of its sample minus the score of the group's greedy
+    sample (ReMax, arXiv:2310.10505).
 
-    The greedy sample does not train, so no penalty of its tokens lowers its score. If it could not be scored, its group gets 0.
-    Raises ValueError without the marks of greedy samples.
+    The greedy sample has no trained tokens, so token penalties do not lower its score. If it could not be scored, all
+    samples of its group get 0. Raises ValueError if `tokens.baseline`, which marks the greedy samples, is None.
     """
     if tokens.baseline is None:
         raise ValueError(
@@ -226,10 +254,12 @@ def re_max(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 @ADVANTAGES.register("PassAtK")
 def pass_at_k(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Compute how much each sample raises the maximum score of its group (arXiv:2503.19595, with k the size of the group).
+    """Return how much each token's sample raises the maximum score of its group (arXiv:2503.19595, with k the
+    size of the group).
 
-    max over the group - max over the other samples: only a sample that is better than all others gets an advantage, the distance to
-    the second best. A group with a tie for the best sample gives 0. verl's `grpo_passk` also divides by the standard deviation.
+    If one sample scores higher than all others of its group, its advantage is the distance to the second-best score.
+    All other samples get 0. If several samples share the maximum, the whole group gets 0. verl's `grpo_passk` also
+    divides by the standard deviation.
     """
     groups = _compare_in_groups(tokens, shares)
     maximum = groups.reduce(groups.centred, "amax")
@@ -241,25 +271,33 @@ def pass_at_k(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 @ADVANTAGES.register("ReinforcePlusPlus")
 def reinforce_plus_plus(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Compute the discounted return from each token on, whitened over the batch (Hu 2025, arXiv:2501.03262)."""
+    """Return the discounted sum of rewards from each token to the end of its sample, whitened over the
+    batch's trained tokens.
+
+    A sample's reward belongs to its last trained token; penalties belong to their tokens (REINFORCE++,
+    Hu 2025, arXiv:2501.03262).
+    """
     return _whiten(_discounted_sum(_token_rewards(tokens), tokens.sample, tokens.gamma), tokens, shares)
 
 
 @ADVANTAGES.register("ReinforcePlusPlusBaseline")
 def reinforce_plus_plus_baseline(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Subtract the group's mean from each score, and whiten over the batch's tokens (REINFORCE++-baseline, arXiv:2501.03262).
+    """Return, for each token, the score of its sample minus the group's mean, whitened over the batch's trained tokens.
 
-    Unlike GRPO, groups with nearly equal scores are not amplified, because the standard deviation is that of the batch.
+    Unlike GRPO, this estimator does not amplify groups of nearly equal scores, because it divides by the standard
+    deviation of the batch instead of the group's (REINFORCE++-baseline, arXiv:2501.03262).
     """
     return _whiten(_compare_in_groups(tokens, shares).centred.double()[tokens.sample], tokens, shares)
 
 
 @ADVANTAGES.register("GAE")
 def gae(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Compute generalised advantage estimates (arXiv:1506.02438 eq. 16), whitened over the batch: Σ_l (γλ)^l δ_{t+l} over trained
-    tokens, with δ_t = reward_t + γ·value_{t+1} - value_t and value 0 past the end.
+    """Return generalised advantage estimates, whitened over the batch's trained tokens (GAE, arXiv:1506.02438 eq. 16).
 
-    Raises ValueError without values.
+        advantage_t = Σ_l (γλ)^l δ_{t+l}        δ_t = reward_t + γ·value_{t+1} - value_t
+
+    t counts the trained tokens of a sample; the value after the last one is 0. Raises ValueError if
+    `tokens.values` is None.
     """
     if tokens.values is None:
         raise ValueError("values is None: GAE needs a value per token. Pass values, or use GRPO, DrGRPO, RLOO.")
@@ -271,11 +309,13 @@ def gae(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The comparison of each of N samples with the valid samples of its group. All tensors are (N,).
+    """Comparison of each of N samples with the valid samples of its group. All tensors are (N,).
 
     centred: the score minus the group's mean; 0 for samples that are not valid, and in groups of equal scores.
-    std: the standard deviation of the group's scores. size: the number of valid samples in the group. reduce: reduces values of
-    the valid samples of each group by "sum", "mean", "amin" or "amax", and returns the result for each sample.
+    std: the standard deviation of the group's scores.
+    size: the number of valid samples in the group.
+    reduce: a function (values (N,), how) that reduces the values of each group's valid samples by "sum", "mean", "amin"
+      or "amax", and returns for each sample the result of its group.
     """
 
     centred: Tensor
@@ -338,7 +378,7 @@ def _discounted_sum(values: Tensor, sample: Tensor, discount: float) -> Tensor:
 def _following(values: Tensor, sample: Tensor, distance: int) -> Tensor:
     """Return, for each token except the last `distance` ones, the value `distance` tokens later in the same sample.
 
-    The value is 0 if the sample ends before. Shape: (R - distance,).
+    The value is 0 where the sample ends earlier. Shape: (R - distance,).
     """
     return torch.where(sample[distance:] == sample[:-distance], values[distance:], 0.0)
 
@@ -387,7 +427,7 @@ def _valid(inputs: AdvantageInputs) -> Tensor:
 
 
 def _not_finite(rewards: Tensor, penalty: Tensor | None, values: Tensor | None, counted: Tensor) -> list[str]:
-    """Return a text for each argument with a value that is not finite.
+    """Return one message for each argument that contains a value that is not finite.
 
     counted: bool, in the shape of `penalty` and `values`; entries where it is false are not checked.
     """

@@ -1,10 +1,11 @@
 """Aggregation of losses per token into one number, with global counts.
 
-Every denominator is a count over the whole batch, so that micro-batches may differ in size: the SUM of the results over
-all micro-batches and data-parallel ranks is the value for the undivided batch. An engine that averages gradients over
-ranks must undo the average (multiply by the number of ranks); it never divides by the number of micro-batches.
+An aggregation sees one micro-batch, but divides by counts over the whole update, so that micro-batches may differ
+in size. The SUM of its results over all micro-batches and data-parallel ranks is the loss of the update. An engine
+that averages gradients over ranks must therefore multiply them by the number of ranks. No engine divides by the
+number of micro-batches.
 
-A sequence without a token that trains does not count in `GlobalCounts.sequences`.
+A sequence without trained tokens does not count in `GlobalCounts.sequences`.
 """
 
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from qwen35_trainer.algorithms.registry import Registry
 
 @dataclass(frozen=True)
 class GlobalCounts:
-    """The numbers by which the losses of one update are divided, counted over all micro-batches and data-parallel ranks.
+    """The numbers by which the losses of one update are divided, counted over all micro-batches
+    and data-parallel ranks.
 
-    Raises ValueError naming every count below 1: a batch without tokens to train has no update.
+    The constructor raises ValueError naming every count below 1, because a batch without trained tokens
+    cannot have an update.
     """
 
     tokens: int
@@ -42,37 +45,48 @@ AGGREGATIONS: Registry[AggregationFunction] = Registry("aggregation")
 
 
 def aggregate(name: str) -> AggregationFunction:
-    """Return the function registered as `name`: (per_token (N, T), mask (N, T), counts) -> scalar. Raises ValueError if unknown."""
+    """Return the function registered as `name`: (per_token (N, T), mask (N, T), counts) -> scalar.
+
+    Raises ValueError if the name is unknown.
+    """
     return AGGREGATIONS.get(name)
 
 
 @AGGREGATIONS.register("TokenMean")
 def token_mean(per_token: Tensor, mask: Tensor, counts: GlobalCounts) -> Tensor:
-    """Average over all trained tokens: every token weighs the same, so long sequences weigh more (DAPO,
-    arXiv:2503.14476).
+    """Return this micro-batch's part of the mean over all trained tokens of the update (DAPO, arXiv:2503.14476).
+
+    Every token has the same weight, so long sequences weigh more than short ones.
     """
     return token_sum(per_token, mask) / counts.tokens
 
 
 @AGGREGATIONS.register("SequenceMeanTokenSum")
 def sequence_mean_token_sum(per_token: Tensor, mask: Tensor, counts: GlobalCounts) -> Tensor:
-    """Sum over tokens and average over sequences: the textbook policy gradient, whose scale grows with length."""
+    """Return this micro-batch's part of the mean over sequences, where each sequence counts with the sum of
+    its tokens' losses.
+
+    This is the textbook policy gradient, whose scale grows with the length of the sequences.
+    """
     return token_sum(per_token, mask) / counts.sequences
 
 
 @AGGREGATIONS.register("SequenceMeanTokenMean")
 def sequence_mean_token_mean(per_token: Tensor, mask: Tensor, counts: GlobalCounts) -> Tensor:
-    """Average over the tokens of each sequence, then over sequences (GRPO, arXiv:2402.03300 eq. 3).
+    """Return this micro-batch's part of the mean over sequences, where each sequence counts with the mean of
+    its tokens' losses.
 
-    Every sequence weighs the same, whatever its length.
+    Every sequence has the same weight, whatever its length (GRPO, arXiv:2402.03300 eq. 3).
     """
     return sequence_mean(per_token, mask).sum() / counts.sequences
 
 
 @AGGREGATIONS.register("SequenceMeanTokenSumNorm")
 def sequence_mean_token_sum_norm(per_token: Tensor, mask: Tensor, counts: GlobalCounts) -> Tensor:
-    """Divide the sum over tokens by a constant length and average over sequences (Dr. GRPO, arXiv:2503.20783).
+    """Return this micro-batch's part of the mean over sequences of (sum of the tokens' losses) /
+    (maximum response length).
 
-    The length is `counts.max_tokens`, not the width of the padded batch, which differs between micro-batches.
+    The divisor is the constant `counts.max_tokens` instead of the width of the padded batch, which differs between
+    micro-batches (Dr. GRPO, arXiv:2503.20783).
     """
     return token_sum(per_token, mask) / (counts.sequences * counts.max_tokens)

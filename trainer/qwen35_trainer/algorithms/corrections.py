@@ -1,16 +1,16 @@
-"""Off-policy corrections: weights of tokens that another policy sampled.
+"""Off-policy corrections: weights of tokens that make up for staleness and train-inference mismatch.
 
-The behaviour policy is the one that sampled the token: older weights, in an inference engine that rounds differently.
-The proximal policy is the centre of the trust region: the current weights themselves, or those at the batch's start if the
-caller has computed their log-probs. The table in objective.py lists which log-probs each correction uses as proximal.
-With r = exp(log-prob of the proximal policy - log-prob of the behaviour policy) per token, clamped to exp(±20), and with
-s = Π r and g = (Π r)^(1/tokens) over a sequence:
+The behaviour policy sampled the token: older weights (staleness), in an inference engine that rounds differently
+(mismatch). The proximal policy is the centre of the trust region: the current weights or, if the caller has computed
+log-probs with them, the weights at the batch's start. The table in objective.py lists which log-probs each correction
+uses as proximal. With r = exp(log-prob of the proximal policy - log-prob of the behaviour policy) per token, clamped to
+exp(±20), and with s = Π r and g = (Π r)^(1/tokens) over a sequence:
 
 name          weight of a token                            tokens left out
 None          1                                            none
 TokenTIS      min(r, cap)                                  none
 SequenceTIS   min(s, cap)                                  none
-IcePop        r                                            those with r outside [floor, cap]
+IcePop        r                                            tokens with r outside [floor, cap]
 SequenceMask  1                                            sequences with g outside [floor, cap]
 DecoupledPPO  min(r, cap)                                  none
 
@@ -35,12 +35,14 @@ from qwen35_trainer.algorithms.registry import Registry
 
 @dataclass(frozen=True)
 class CorrectedWeights:
-    """The weights by which a correction multiplies the loss of each token of one micro-batch, without gradient."""
+    """Weights by which a correction multiplies the policy loss of each token of one micro-batch.
+    They carry no gradient.
+    """
 
     weights: Tensor
-    """(N, T) factor of the token's policy loss; 0 where the token does not train or was left out."""
+    """(N, T) factor of each token's policy loss; 0 for tokens that do not train or that the correction leaves out."""
     keep: Tensor
-    """(N, T) bool, true for tokens that train and were not left out."""
+    """(N, T) bool, true for tokens that train and that the correction does not leave out."""
 
 
 type CorrectionFunction = Callable[[Tensor, Tensor, Tensor, float, float], CorrectedWeights]
@@ -51,18 +53,18 @@ CORRECTIONS: Registry[CorrectionFunction] = Registry("correction")
 def correction(name: str) -> CorrectionFunction:
     """Return the function registered as `name`.
 
-    Its arguments are behaviour_log_probs (N, T), proximal_log_probs (N, T), mask (N, T), cap and floor. `cap` and
-    `floor` bound the ratio, not its logarithm. Raises ValueError if the name is unknown.
+    The function's arguments are behaviour_log_probs (N, T), proximal_log_probs (N, T), mask (N, T), cap and floor.
+    `cap` and `floor` bound the ratio of probabilities, not its logarithm. Raises ValueError if the name is unknown.
     """
     return CORRECTIONS.get(name)
 
 
 @CORRECTIONS.register("None")
 def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh every token by 1.
+    """Weigh every trained token by 1.
 
-    With this correction, the ratio of the loss has the behaviour policy in its denominator, so it already accounts for the
-    difference between the policies.
+    With this setting, the ratio in the loss has the behaviour policy in its denominator. The loss itself therefore
+    corrects for the difference between the policies.
     """
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
@@ -70,16 +72,19 @@ def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: fl
 @CORRECTIONS.register("DecoupledPPO")
 @CORRECTIONS.register("TokenTIS")
 def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by its probability ratio proximal / behaviour, at most `cap` (truncated importance sampling).
+    """Weigh each token by the ratio of its probabilities, proximal / behaviour, truncated to `cap`
+    (truncated importance sampling).
 
-    The correction DecoupledPPO uses the same weights; it differs only in requiring proximal log-probs as an argument.
+    The correction DecoupledPPO has the same weights. It differs only in that the caller must pass proximal log-probs.
     """
     return _corrected(_log_ratio(behaviour, proximal, mask).exp().clamp(max=cap), mask.bool())
 
 
 @CORRECTIONS.register("SequenceTIS")
 def sequence_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by the product of the ratios proximal / behaviour of all tokens in its sequence, at most `cap`."""
+    """Weigh each token by the product of the ratios proximal / behaviour of all tokens of its sequence,
+    truncated to `cap`.
+    """
     log_ratio = sequence_sum(_log_ratio(behaviour, proximal, mask), mask)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=cap)
     return _corrected(ratio[:, None].expand(mask.shape), mask.bool())
@@ -87,16 +92,19 @@ def sequence_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, 
 
 @CORRECTIONS.register("IcePop")
 def ice_pop(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by its ratio proximal / behaviour, and leave out tokens whose ratio is outside [floor, cap]."""
+    """Weigh each token by the ratio of its probabilities, proximal / behaviour; leave out tokens whose ratio is
+    outside [floor, cap].
+    """
     ratio = _log_ratio(behaviour, proximal, mask).exp()
     return _corrected(ratio, mask.bool() & (ratio >= floor) & (ratio <= cap))
 
 
 @CORRECTIONS.register("SequenceMask")
 def sequence_mask(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh tokens by 1, and leave out sequences in which the geometric mean of the ratios is outside [floor, cap].
+    """Weigh tokens by 1, and leave out whole sequences whose mean ratio is outside [floor, cap].
 
-    A ratio is that of a token's probabilities, proximal / behaviour.
+    The mean ratio is the geometric mean of the ratios proximal / behaviour of the probabilities of
+    the sequence's tokens.
     """
     log_ratio = _log_ratio(behaviour, proximal, mask)
     mean_ratio = sequence_mean(log_ratio, mask).exp()

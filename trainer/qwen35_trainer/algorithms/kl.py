@@ -8,13 +8,12 @@ K1    d                   unbiased, high variance            ∇logp: 0 in expec
 K2    d²/2                biased, low variance               d·∇logp: in expectation that of KL(policy ‖ reference)
 K3    exp(-d) + d - 1     unbiased, low variance, never < 0  (1 - exp(-d))·∇logp: that of KL(reference ‖ policy)
 
-An estimator with an unbiased value need not have the right gradient. In the reward use K1 or K3. In the loss the
-gradient of K2 is that of KL(policy ‖ reference); the gradient of K3 (customary since GRPO, arXiv:2402.03300 eq. 4) is
-that of KL(reference ‖ policy), which is equal to second order where the policies are close.
-These properties hold for tokens drawn from the policy itself; stale tokens are not reweighted here.
+An estimator with an unbiased value need not have the right gradient. In the reward, use K1 or K3. In the loss, the
+expected gradient of K2 is that of KL(policy ‖ reference), and the expected gradient of K3 (customary since GRPO,
+arXiv:2402.03300 eq. 4) is that of KL(reference ‖ policy). The two divergences are equal to second order where the
+policies are close. These properties hold for tokens drawn from the policy itself; stale tokens are not reweighted here.
 
-Clamps are those of verl: in K3, -d is clamped to ±20 before exp, and the value to at most 10. Beyond a clamp the
-gradient is 0.
+K3 has verl's clamps: -d is clamped to ±20 before exp, and the value to at most 10. Beyond a clamp the gradient is 0.
 """
 
 from collections.abc import Callable
@@ -33,25 +32,31 @@ MAX_K3_NATS = 10.0
 
 
 def kl(name: str) -> EstimatorFunction:
-    """Return the estimator registered as `name`: (log_probs (N, T), ref_log_probs (N, T)) -> (N, T) nats. Raises ValueError if unknown."""
+    """Return the estimator registered as `name`: (log_probs (N, T), ref_log_probs (N, T)) -> (N, T) nats.
+
+    Raises ValueError if the name is unknown.
+    """
     return ESTIMATORS.get(name)
 
 
 @ESTIMATORS.register("K1")
 def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Estimate the KL divergence per token by d = log_probs - ref_log_probs, which is negative on about half of the tokens."""
+    """Estimate the KL divergence of each token by d = log_probs - ref_log_probs. An estimate can be negative."""
     return _difference(log_probs, ref_log_probs)
 
 
 @ESTIMATORS.register("K2")
 def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Estimate the KL divergence per token by d²/2, where d = log_probs - ref_log_probs."""
+    """Estimate the KL divergence of each token by d²/2, where d = log_probs - ref_log_probs."""
     return _difference(log_probs, ref_log_probs).square() / 2
 
 
 @ESTIMATORS.register("K3")
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Estimate the KL divergence per token by exp(-d) - 1 + d, where d = log_probs - ref_log_probs. It is never negative."""
+    """Estimate the KL divergence of each token by exp(-d) - 1 + d, where d = log_probs - ref_log_probs.
+
+    The estimate is never negative, and at most 10 nats.
+    """
     negated = (-_difference(log_probs, ref_log_probs)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     # expm1 keeps the digits that exp(-d) - 1 cancels for nearly equal policies, where the value is about d²/2.
     return (torch.expm1(negated) - negated).clamp(max=MAX_K3_NATS)

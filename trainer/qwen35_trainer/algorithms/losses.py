@@ -1,4 +1,4 @@
-"""Policy losses per token, before weights and aggregation.
+"""Policy losses per token, before the weights of a correction and the aggregation are applied.
 
 With r = exp(log_probs - proximal_log_probs), A the advantage and sg the stop-gradient:
 
@@ -9,10 +9,11 @@ CISPO         -sg(clip(r))·A·log_probs                                 arXiv:2
 GPG           -A·log_probs                                             arXiv:2504.02546
 SAPO          -A·4/τ·sigmoid(τ·(r - 1)), τ by the sign of A            arXiv:2511.20347
 DPPOBinaryTV  -A·r, or 0 where the policies differ too much            arXiv:2602.04879, divergence |π - μ|
-DPPOBinaryKL  the same                                                 arXiv:2602.04879, divergence KL(μ ‖ π) of one token
+DPPOBinaryKL  -A·r, or 0 where the policies differ too much            arXiv:2602.04879, divergence KL(μ ‖ π) per token
 
-clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). π and μ are the probabilities of the token under the current policy and under the
-one in the ratio's denominator. Where these two policies are the same, r = 1 and each of these losses has the gradient -A·∇logp.
+clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). π is the token's probability under the current policy, and μ its
+probability under the policy in the denominator of r. Where both policies are the same, r = 1 and each loss of the table
+has the gradient -A·∇logp.
 """
 
 from collections.abc import Callable
@@ -26,27 +27,29 @@ from qwen35_trainer.algorithms.ratio import MAX_LOG_RATIO, log_ratio
 from qwen35_trainer.algorithms.registry import Registry
 
 MAX_BINARY_TV = 0.15
-"""The maximum divergence of DPPO with total variation, as in the paper."""
+"""Default maximum divergence of DPPO with total variation, as in the paper (arXiv:2602.04879)."""
 MAX_BINARY_KL = 0.05
-"""The maximum divergence of DPPO with KL, in nats, as in the paper."""
+"""Default maximum divergence of DPPO with KL, in nats, as in the paper (arXiv:2602.04879)."""
 MAX_DPPO_RATIO = 20.0
-"""The ratio to which DPPO truncates the weight of a token. It is the fallback in verl's loss for settings without `clip_ratio_c`;
-verl's own actor settings contain 3."""
+"""Maximum ratio with which DPPO weighs a token. verl's loss uses 20 if the settings lack `clip_ratio_c`, but verl's own
+actor settings set it to 3."""
 MIN_PROBABILITY = 1e-8
-"""Lower bound of the probability of all tokens other than the sampled one, as in verl."""
+"""Lower bound of the summed probability of all tokens other than the sampled one. verl has the same bound."""
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of the policy loss of one micro-batch. Sequences are whole, because GSPO has one ratio per sequence."""
+    """Inputs of the policy loss of one micro-batch. A micro-batch has whole sequences, because GSPO has one
+    ratio per sequence.
+    """
 
     log_probs: Tensor
     """(N, T) log-probability of each sampled token under the policy that trains; the only field with gradient."""
     proximal_log_probs: Tensor
     """(N, T) log-probability of each sampled token under the policy in the denominator of the ratio r.
 
-    This is the behaviour policy with the correction None, and the proximal policy with every other correction (objective.py).
-    """
+    With the correction None, this is the behaviour policy. With every other correction, it is the
+    proximal policy (objective.py)."""
     advantages: Tensor
     """(N, T) advantage of each token."""
     mask: Tensor
@@ -56,25 +59,30 @@ class LossInputs:
     clip_high: float
     """A ratio above 1 + clip_high is clipped to 1 + clip_high."""
     dual_clip: float | None
-    """Ratio above which PPOClip gives no gradient to a token with a negative advantage; None: no such bound."""
+    """Ratio above which PPOClip gives no gradient to a token with a negative advantage. None: no such bound."""
     tau_positive: float = 1.0
-    """SAPO's τ for tokens with a positive advantage: the larger, the faster a token's gradient falls as r moves away from 1."""
+    """SAPO's τ for tokens with a positive advantage. The larger τ is, the faster a token's gradient falls as
+    r moves away from 1."""
     tau_negative: float = 1.05
     """SAPO's τ for tokens with a negative advantage."""
     max_divergence: float | None = None
-    """Divergence of a token above which DPPO gives it no gradient away from the old policy; None: the paper's value."""
+    """Divergence above which DPPO gives a token no gradient that would increase the divergence.
+    None: the paper's value."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Losses and metrics of one micro-batch."""
+    """Losses of the tokens of one micro-batch, and sums for metrics."""
 
     per_token: Tensor
     """(N, T) loss of each token, 0 on padding."""
     metrics: dict[str, Tensor]
-    """Scalar sums over the trained tokens, which the caller adds over micro-batches and ranks, and divides by the number of
-    tokens. ratio: sum of the tokens' ratios. clip_fraction_low, _high and _dual: number of tokens whose loss the bound
-    changed."""
+    """Scalar sums over the trained tokens. The caller adds them up over micro-batches and ranks, and divides by
+    the number of tokens.
+
+    ratio: sum of the tokens' ratios.
+    clip_fraction_low, clip_fraction_high, clip_fraction_dual: number of tokens that the lower, upper or
+      dual bound clips."""
 
 
 type LossFunction = Callable[[LossInputs], LossOutput]
@@ -89,9 +97,10 @@ def policy_loss(name: str) -> LossFunction:
 
 @LOSSES.register("PPOClip")
 def ppo_clip(inputs: LossInputs) -> LossOutput:
-    """Compute PPO's clipped surrogate loss.
+    """Compute PPO's clipped surrogate loss (arXiv:1707.06347 eq. 7).
 
-    The dual clip limits the loss of a token with a negative advantage and a large ratio.
+    If `dual_clip` is set, the loss of a token with a negative advantage is at most -advantage
+    · dual_clip (arXiv:1912.09729).
     """
     advantages = zero_padding(inputs.advantages, inputs.mask)
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
@@ -106,10 +115,10 @@ def ppo_clip(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("GSPO")
 def gspo(inputs: LossInputs) -> LossOutput:
-    """Compute the clipped surrogate with one ratio per sequence: the geometric mean of the ratios of its tokens.
+    """Compute the clipped surrogate with one ratio s per sequence: the geometric mean of the ratios of its tokens.
 
-    Each token's ratio has the value s of its sequence and the gradient s·∇logp of the token, so that advantages may differ
-    within a sequence. `dual_clip` is not used, as in the paper.
+    Each token's ratio has the value s and the gradient s·∇logp of that token, so that advantages may differ within a
+    sequence (GSPO-token, arXiv:2507.18071). `dual_clip` is not used, as in the paper.
     """
     log_probs = zero_padding(inputs.log_probs, inputs.mask)
     per_token = zero_padding(log_probs.detach() - inputs.proximal_log_probs, inputs.mask)
@@ -124,8 +133,8 @@ def gspo(inputs: LossInputs) -> LossOutput:
 def cispo(inputs: LossInputs) -> LossOutput:
     """Compute REINFORCE with each token weighted by its clipped ratio (CISPO, arXiv:2506.13585).
 
-    A token whose ratio is clipped keeps its gradient, with a bounded weight. The paper has no lower bound; here clip_low
-    applies too (as in verl): set it near 1 for the form in the paper.
+    A token whose ratio is clipped keeps its gradient, with a bounded weight. The paper has no lower bound. Here,
+    `clip_low` sets one, as in verl; a `clip_low` near 1 gives the paper's form.
     """
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).detach().exp()
     low, high = 1 - inputs.clip_low, 1 + inputs.clip_high
@@ -136,7 +145,10 @@ def cispo(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("GPG")
 def gpg(inputs: LossInputs) -> LossOutput:
-    """Compute the plain policy gradient, without ratio or clip. Off-policy tokens need a correction that weighs them."""
+    """Compute the plain policy gradient, -advantage · log-prob, without ratio or clipping (GPG, arXiv:2504.02546).
+
+    Off-policy tokens need a correction that weighs them, because the loss has no ratio.
+    """
     loss = -zero_padding(inputs.advantages, inputs.mask) * zero_padding(inputs.log_probs, inputs.mask)
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
     never = torch.zeros_like(loss)
@@ -145,11 +157,13 @@ def gpg(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("SAPO")
 def sapo(inputs: LossInputs) -> LossOutput:
-    """Compute the surrogate with a soft gate in place of clipping (Soft Adaptive Policy Optimization, arXiv:2511.20347).
+    """Compute the surrogate with a soft gate in place of clipping (Soft Adaptive
+    Policy Optimization, arXiv:2511.20347).
 
-    The gate 4/τ·sigmoid(τ·(r - 1)) has slope 1 at r = 1, and its slope falls to 0 smoothly on both sides. A larger τ for
-    negative advantages makes it fall faster there, where a step raises the probability of many other tokens. The paper averages
-    within sequences first: use the aggregation SequenceMeanTokenMean for its form.
+    The gate 4/τ·sigmoid(τ·(r - 1)) has slope 1 at the ratio r = 1, and its slope falls smoothly to 0 on both sides.
+    With a larger τ, the slope falls faster. The paper uses a larger τ for negative advantages, where a step raises the
+    probability of many other tokens. The paper averages within sequences first: use the aggregation
+    SequenceMeanTokenMean for its form.
     """
     advantages = zero_padding(inputs.advantages, inputs.mask)
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
@@ -160,7 +174,10 @@ def sapo(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("DPPOBinaryTV")
 def dppo_binary_tv(inputs: LossInputs) -> LossOutput:
-    """Compute DPPO's loss, with the total variation distance of "this token" and "any other token" (arXiv:2602.04879)."""
+    """Compute DPPO's loss with the total variation distance as divergence (arXiv:2602.04879).
+
+    The distance is that of distributions over two events: the sampled token, and any other token.
+    """
     log_current, log_old = _sampled_log_probs(inputs)
     divergence = (log_current.exp() - log_old.exp()).abs()
     return _divergence_masked(divergence, inputs, MAX_BINARY_TV)
@@ -168,7 +185,11 @@ def dppo_binary_tv(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("DPPOBinaryKL")
 def dppo_binary_kl(inputs: LossInputs) -> LossOutput:
-    """Compute DPPO's loss, with KL(μ ‖ π) in nats of "this token" and "any other token" (arXiv:2602.04879)."""
+    """Compute DPPO's loss with KL(old policy ‖ current policy), in nats, as divergence (arXiv:2602.04879).
+
+    The divergence is that of distributions over two events: the sampled token, and any other token. The old policy is
+    the one in the denominator of the ratio.
+    """
     log_current, log_old = _sampled_log_probs(inputs)
     log_ratio_of_old = -log_ratio(log_current, log_old, inputs.mask)
     # 1 - p by expm1, because a probability near 1 would cancel; bounded below so that the logarithm is finite.
@@ -178,7 +199,9 @@ def dppo_binary_kl(inputs: LossInputs) -> LossOutput:
 
 
 def _sampled_log_probs(inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of the sampled tokens under the current and the old policy, (N, T) each, without gradient."""
+    """Return the log-probs of the sampled tokens under the current and under the old policy, (N, T)
+    each, without gradient.
+    """
     current, old = (
         zero_padding(values, inputs.mask).clamp(max=0)
         for values in (inputs.log_probs.detach(), inputs.proximal_log_probs)
@@ -187,13 +210,14 @@ def _sampled_log_probs(inputs: LossInputs) -> tuple[Tensor, Tensor]:
 
 
 def _divergence_masked(divergence: Tensor, inputs: LossInputs, default: float) -> LossOutput:
-    """Compute -A·r, without tokens that have left the trust region and would move further away from it.
+    """Compute -A·r, with 0 for tokens that have left the trust region and would move further away from it.
 
-    divergence: (N, T) divergence of the two policies at each token. default: the maximum divergence if the inputs give none.
+    divergence: (N, T) divergence of the current and the old policy at each token.
+    default: the maximum divergence δ if `inputs.max_divergence` is None.
 
-    The paper's mask M is 0 where A > 0 and r > 1, or A < 0 and r < 1, and the divergence is above its maximum δ; the loss is
-    -M·r·A. Here r is truncated to MAX_DPPO_RATIO, without changing the direction of the gradient: a token with a
-    negative advantage has no other bound.
+    The paper's loss is -M·r·A. Its mask M is 0 where the divergence is above δ and either A > 0 and r > 1, or A < 0 and
+    r < 1. Here r is also truncated to MAX_DPPO_RATIO, without changing the direction of the gradient, because nothing
+    else bounds the loss of a token with a negative advantage.
     """
     advantages = zero_padding(inputs.advantages, inputs.mask)
     log_r = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask)

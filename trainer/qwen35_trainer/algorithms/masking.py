@@ -1,7 +1,7 @@
 """Sums and means over the tokens that train.
 
 Multiplying by a mask of zeros does not remove NaN (0 · NaN = NaN), neither from the value nor from the gradient.
-Selection removes it from both, so padding is always removed by selection (`torch.where`).
+Selection (`torch.where`) removes NaN from both, so padding is always removed by selection.
 """
 
 import torch
@@ -9,24 +9,27 @@ from torch import Tensor
 
 
 def zero_padding(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace `values` (N, T) by 0, without gradient, where `mask` (N, T) is 0.
+    """Return `values` (N, T) with 0, without gradient, where `mask` (N, T) is 0.
 
-    Returns float32, or float64 for float64 values.
+    The result is float32, or float64 for float64 values.
     """
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     return torch.where(mask.bool(), values, torch.zeros_like(values))
 
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum `values` (N, T) over all trained tokens.  Returns a scalar."""
+    """Return the sum of `values` (N, T) over all trained tokens, a scalar."""
     return zero_padding(values, mask).sum()
 
 
 def sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum `values` (N, T) over the trained tokens of each sequence.  Returns (N,)."""
+    """Return the sum of `values` (N, T) over the trained tokens of each sequence, (N,)."""
     return zero_padding(values, mask).sum(dim=-1)
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average `values` (N, T) over the trained tokens of each sequence.  Returns (N,), 0 for a sequence without trained tokens."""
+    """Return the mean of `values` (N, T) over the trained tokens of each sequence, (N,).
+
+    The mean of a sequence without trained tokens is 0.
+    """
     return sequence_sum(values, mask) / mask.bool().sum(dim=-1).clamp(min=1)

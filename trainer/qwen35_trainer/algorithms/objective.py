@@ -3,10 +3,11 @@
     loss = aggregate( weight · policy_loss  +  kl_coefficient · kl  -  entropy_coefficient · entropy )
 
 A token can have different log-probs under three policies. The behaviour policy sampled the token, the proximal policy
-is the centre of the trust region, and the current policy has the gradient. One ratio corrects for the behaviour policy,
-another one bounds the step. The type of the correction decides which log-probs these ratios use:
+is the centre of the trust region, and the current policy has the gradient. The correction's ratio r = proximal /
+behaviour gives the weight of a token. The loss's ratio current / denominator bounds the step. The correction decides
+which log-probs the two ratios use:
 
-correction     proximal log-probs          ratio's denominator    weight of the policy loss      name in verl
+correction     proximal log-probs          loss's denominator     weight of the policy loss      name in verl
 None           not used                    behaviour              1                              bypass
 TokenTIS       current, unless passed      proximal               min(r, cap) per token          decoupled
 SequenceTIS    current, unless passed      proximal               min(Π r, cap) per sequence     decoupled
@@ -14,17 +15,18 @@ IcePop         current, unless passed      proximal               r in [floor, c
 SequenceMask   current, unless passed      proximal               1, or 0 for a whole sequence   decoupled
 DecoupledPPO   required                    proximal               min(r, cap) per token          decoupled
 
-with r = proximal / behaviour. The table follows one rule: the change from the behaviour policy to the current policy is
-corrected exactly once. With correction None, the ratio of the loss corrects the whole change, and the weight is 1. With any
-other correction, the weight corrects the change from behaviour to proximal policy, and the ratio that from proximal to
-current policy. (SequenceMask corrects the first part by dropping sequences. GPG has no ratio, so with correction None its
-loss is not corrected. DPPO bounds the divergence from the policy in the ratio's denominator. Its trust region is around the behaviour
-policy, so the manifest requires correction None for it.)
+The table follows one rule: the change from the behaviour policy to the current policy is corrected exactly once. With
+correction None, the ratio of the loss corrects the whole change, and the weight is 1. With any other correction, the
+weight corrects the change from behaviour to proximal policy, and the ratio of the loss corrects the change from
+proximal to current policy. There are three special cases. SequenceMask corrects the change from behaviour to proximal
+policy by dropping sequences. GPG has no ratio, so with correction None its loss is not corrected. DPPO's trust region
+is around the policy in the denominator of the loss's ratio and should be around the behaviour policy, so the manifest
+requires correction None.
 
 "Current, unless passed": with one optimizer step per batch, the weights at the batch's start are the current ones. The
-proximal log-probs are then those of the same forward pass, detached. The ratio is 1 and nothing is clipped: only the bounds
-of the correction limit the step. With several steps per batch, pass log-probs that were computed with the weights at the
-batch's start, so that clipping has an effect. DecoupledPPO requires them.
+proximal log-probs are then the current ones, detached. The ratio of the loss is 1 and nothing is clipped: only the
+bounds of the correction limit the step. With several steps per batch, pass log-probs that were computed with the
+weights at the batch's start, so that clipping has an effect. DecoupledPPO requires these log-probs.
 
 Under truncated sampling, all log-probs of a token, including those of the reference model, are over the tokens that the
 sampler kept. The ratio of an unchanged policy is therefore 1 (docs/numerics.md).
@@ -32,10 +34,11 @@ sampler kept. The ratio of an unchanged policy is therefore 1 (docs/numerics.md)
 DecoupledPPO is the objective of Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298. The code of AReaL drops
 tokens whose ratio is above the cap; here the ratio is truncated to the cap.
 
-KL and entropy cover all trained tokens, with weight 1 under every correction. GSPO always aggregates all three terms by
-SequenceMeanTokenMean: only under that mean is its gradient that of a sequence's ratio (arXiv:2507.18071). With
-kl_placement Reward the penalty is already in the advantages (`AdvantageInputs.token_penalty`), and kl is only reported
-here. With LossAndReward it is in both, each with its own coefficient.
+The KL and entropy terms cover all trained tokens, with weight 1 under every correction. With GSPO, all three terms are
+always aggregated by SequenceMeanTokenMean, because only then is GSPO's gradient that of the sequence's ratio
+(arXiv:2507.18071). With kl_placement Reward, the KL penalty is already in the advantages
+(`AdvantageInputs.token_penalty`), and here it is only reported. With LossAndReward, the penalty is in the advantages
+and in the loss, with a coefficient for each.
 """
 
 from dataclasses import dataclass, replace
@@ -55,9 +58,10 @@ KL_PLACEMENTS = ("None", "Loss", "Reward", "LossAndReward")
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the policy objective. Functions are given by their names in the registries; the loss can also be `module:function`.
+    """Settings of the policy objective. A function is given by its name in the registry; the loss can
+    also be `module:function`.
 
-    Raises ValueError naming all wrong fields together.
+    The constructor raises ValueError, which names all wrong fields.
     """
 
     loss: str
@@ -66,25 +70,26 @@ class Objective:
     dual_clip: float | None
     """Ratio above 1 at which PPOClip bounds the loss of tokens with a negative advantage; None: no such bound."""
     aggregation: str
-    """Name of the aggregation. GSPO ignores it, and always aggregates by SequenceMeanTokenMean."""
+    """Name of the aggregation. The loss GSPO ignores this field and always aggregates by SequenceMeanTokenMean."""
     kl_placement: str
     """Where the KL penalty is applied: "None", "Loss", "Reward" or "LossAndReward"."""
     kl_coefficient: float
-    """Factor of the KL penalty in the loss. The penalty in the reward has its own, which is not needed here."""
+    """Factor of the KL penalty in the loss. The penalty in the reward has another factor, which the
+    objective does not need."""
     kl_estimator: str
     entropy_coefficient: float
     """Factor of the entropy that is subtracted from the loss: a value above 0 rewards entropy."""
     correction: str
     cap: float
-    """Upper bound of the correction's ratio."""
+    """Upper bound of the correction's ratio, proximal / behaviour probability."""
     floor: float
-    """Lower bound of the correction's ratio, which only IcePop and SequenceMask use."""
+    """Lower bound of the correction's ratio, proximal / behaviour probability. Only IcePop and SequenceMask use it."""
     tau_positive: float = 1.0
     """SAPO's τ for tokens with a positive advantage."""
     tau_negative: float = 1.05
     """SAPO's τ for tokens with a negative advantage."""
     max_divergence: float | None = None
-    """Divergence of a token above which DPPO masks it; None: the paper's value."""
+    """Divergence of a token above which DPPO masks the token. None: the paper's value."""
 
     def __post_init__(self) -> None:
         choices = {
@@ -112,10 +117,10 @@ class Objective:
         return self.kl_placement in ("Loss", "LossAndReward")
 
     def adapted(self, coefficient: float | None) -> Self:
-        """Return the objective with an adapted coefficient of the KL penalty, if the one in the loss adapts.
+        """Return the objective with `coefficient` as the factor of the KL penalty in the loss.
 
-        coefficient: the adapted coefficient of the batch; None: nothing adapts. With LossAndReward, only the coefficient in the
-        reward adapts.
+        If `coefficient` is None (nothing adapts) or `kl_placement` is not "Loss", return the objective unchanged: with
+        LossAndReward, only the factor of the penalty in the reward adapts.
         """
         if coefficient is None or self.kl_placement != "Loss":
             return self
@@ -123,7 +128,10 @@ class Objective:
 
 
 def needs_proximal(correction: str) -> bool:
-    """Whether `policy_objective` needs proximal log-probs as an argument. Raises ValueError for an unknown correction."""
+    """Whether `policy_objective` needs the argument `proximal_log_probs` with this correction.
+
+    Raises ValueError for an unknown correction.
+    """
     CORRECTIONS.get(correction)
     return correction == "DecoupledPPO"
 
@@ -140,16 +148,17 @@ def policy_objective(
     mask: Tensor,
     counts: GlobalCounts,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the share of one micro-batch in the loss of its update, and its metrics.
+    """Compute one micro-batch's part of the loss of its update, and the sums for its metrics.
 
-    All tensors (N, T); only log_probs and entropy carry gradient. proximal_log_probs, entropy and reference_log_probs
-    may be None where the objective does not use them; ValueError names all that are missing.
+    All tensors are (N, T); only log_probs and entropy carry gradient. proximal_log_probs, entropy and
+    reference_log_probs may be None where the objective does not use them. Raises ValueError naming
+    all that are missing.
 
-    Returns the scalar loss, and scalar sums over trained tokens. The caller adds loss and sums over micro-batches and
-    data-parallel ranks, and divides the sums by `tokens`. The sums are tokens, policy_loss (weighted), ratio,
-    clip_fraction_*, correction_weight, kept_tokens, behaviour_kl (K3 estimate of KL(behaviour ‖ current), nats), entropy
-    if `entropy` is passed, and kl if `reference_log_probs` are passed. The sums do not depend on the aggregation:
-    policy_loss / tokens equals the policy's part of the loss only for TokenMean.
+    Returns the scalar loss, and scalar sums over trained tokens. The caller adds up losses and sums over micro-batches
+    and data-parallel ranks, and divides the sums by `tokens`. The sums are tokens, policy_loss (weighted), ratio,
+    clip_fraction_*, correction_weight, kept_tokens, behaviour_kl (K3 estimate of KL(behaviour ‖ current), nats),
+    entropy if `entropy` is passed, and kl if `reference_log_probs` is passed. The sums do not depend on the
+    aggregation: policy_loss / tokens equals the policy term of the loss only for TokenMean.
     """
     _require_inputs(objective, entropy, proximal_log_probs, reference_log_probs)
     # All gradients pass through this line, and aggregation selects the values; in between, padding may hold NaN.
@@ -191,10 +200,10 @@ def policy_objective(
 
 
 def supervised_objective(log_probs: Tensor, mask: Tensor, counts: GlobalCounts) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the share of one micro-batch in the mean negative log-likelihood of the trained tokens (SFT).
+    """Compute one micro-batch's part of the mean negative log-likelihood of the trained tokens of its update (SFT).
 
-    log_probs, mask: (N, T). Returns the scalar loss, to be summed over micro-batches and data-parallel ranks, and two sums
-    over trained tokens: `tokens`, and `nll` in nats.
+    log_probs, mask: (N, T). Returns the scalar loss, which the caller adds up over micro-batches and data-parallel
+    ranks, and two sums over trained tokens: `tokens`, and `nll` in nats.
     """
     nll = -zero_padding(log_probs, mask)
     metrics = {"tokens": token_sum(mask.bool(), mask), "nll": token_sum(nll.detach(), mask)}

@@ -4,15 +4,19 @@ from collections.abc import Callable
 
 
 class Registry[F]:
-    """Functions of one kind by name. A module fills its registry at import; afterwards it is only read."""
+    """Functions of one kind by name. The module that defines the functions registers them at import;
+    later nothing changes.
+    """
 
     def __init__(self, kind: str) -> None:
-        """Create an empty registry. kind: what an entry is called in error messages ("advantage")."""
+        """Create an empty registry. kind: the word for one entry in error messages ("advantage")."""
         self._kind = kind
         self._entries: dict[str, F] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
-        """Return a decorator that registers a function as `name`. Raises ValueError when the name is taken."""
+        """Return a decorator that registers a function as `name`. The decorator raises ValueError if the name
+        is already registered.
+        """
 
         def add(entry: F) -> F:
             if name in self._entries:
@@ -23,7 +27,9 @@ class Registry[F]:
         return add
 
     def get(self, name: str) -> F:
-        """Return the function registered as `name`. Raises ValueError listing the registered names."""
+        """Return the function registered as `name`. Raises ValueError, which lists the registered names, if
+        the name is unknown.
+        """
         try:
             return self._entries[name]
         except KeyError:

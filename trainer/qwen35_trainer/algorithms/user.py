@@ -1,10 +1,11 @@
-"""Finds losses and advantages by name: registered ones, or functions of the user, `module:function`.
+"""Look up losses and advantages: built-in functions by their registered name, functions of a user by `module:function`.
 
-    loss       LossInputs       ─► Tensor (N, T), the loss of each token
-    advantage  AdvantageInputs  ─► Tensor (N, T)
+function of a user    argument           result
+loss                  LossInputs         Tensor (N, T), the loss of each token
+advantage             AdvantageInputs    Tensor (N, T), the advantage of each token
 
-The argument types are those of `losses.py` and `advantages.py`. Results for padding are ignored. The modules are
-imported in the train workers.
+`losses.py` and `advantages.py` define the argument types. Results for padding are ignored. The train workers import the
+user's modules.
 """
 
 import importlib
@@ -19,15 +20,16 @@ from qwen35_trainer.algorithms.masking import zero_padding
 
 
 def is_user_function(name: str) -> bool:
-    """Whether `name` is a function of the user, `module:function`."""
+    """Whether `name` names a function of the user, as `module:function`."""
     return ":" in name
 
 
 def loss_of(name: str) -> LossFunction:
     """Return the loss called `name`: a registered one, or the user's `module:function`.
 
-    Raises ValueError if no loss is registered by this name, and ImportError or AttributeError if the user's function cannot
-    be imported. When the user's function is called, a result of a wrong type or shape raises ValueError.
+    Raises ValueError if no loss is registered by this name, and ImportError or AttributeError if the user's function
+    cannot be imported. The returned function raises ValueError if the result of the user's function has a wrong type or
+    shape, or lacks a gradient.
     """
     if not is_user_function(name):
         return policy_loss(name)
@@ -45,8 +47,9 @@ def loss_of(name: str) -> LossFunction:
 def advantage_of(name: str) -> AdvantageFunction:
     """Return the advantage function called `name`: a registered one, or the user's `module:function`.
 
-    Raises ValueError if no advantage is registered by this name, and ImportError or AttributeError if the user's function
-    cannot be imported. When the user's function is called, a result of a wrong type or shape raises ValueError.
+    Raises ValueError if no advantage is registered by this name, and ImportError or AttributeError if the user's
+    function cannot be imported. The returned function raises ValueError if the result of the user's function has a
+    wrong type or shape.
     """
     if not is_user_function(name):
         return advantage(name)
@@ -65,9 +68,9 @@ def _imported(target: str) -> Callable[..., Any]:
 
 
 def _check_result(target: str, result: object, mask: Tensor) -> Tensor:
-    """Return what a user's function returned, with 0 on padding.
+    """Return the result of a user's function with 0 on padding.
 
-    Raises ValueError if it is not a tensor of the mask's shape.
+    Raises ValueError if the result is not a tensor of the mask's shape.
     """
     if not isinstance(result, Tensor):
         raise ValueError(f"{target} returned {type(result).__name__}. Return a tensor, one number for each token.")  # noqa: TRY004
