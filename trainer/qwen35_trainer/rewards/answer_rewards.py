@@ -1,4 +1,4 @@
-"""Math and ExactMatch: rewards that compare a response, or the part of it that `extract` finds, with the reference answer.
+"""Math and ExactMatch: rewards that compare a response, or what `extract` finds in it, with the reference answer.
 
 Math         the mathematical values are equal (math-verify), in a worker process
 ExactMatch   the texts are equal
@@ -17,7 +17,8 @@ from qwen35_trainer.rewards.reward import Response, RewardError, required_answer
 
 @dataclass(frozen=True)
 class Math:
-    r"""Scores 1 if the last expression of the response equals the answer (1/2, 0.5, \frac{2}{4} …), else 0.
+    r"""Reward that is 1 if the final expression of the response has the value of the reference answer (1/2, 0.5,
+    \frac{2}{4} …), else 0.
 
     The comparison runs in a worker process, because simplifying an expression that a model wrote may never end.
     """
@@ -34,9 +35,10 @@ class Math:
 
 
 def math_grader(extract: str | None) -> Callable[[str, str], float]:
-    """Return the function of the worker process that takes (response, answer) and returns the score, 1 or 0.
+    """Return a function that takes (response, answer) and returns the score, 1 or 0. It runs in a worker process.
 
-    extract: the pattern that finds the expression in the response; None: the whole response is searched.
+    extract: the pattern that finds the expression in the response; None: the whole response is searched. The returned
+    function raises RewardError if the answer is not a mathematical expression.
     """
     import math_verify  # two seconds to import, only in the worker
 
@@ -61,7 +63,8 @@ def math_grader(extract: str | None) -> Callable[[str, str], float]:
 
 
 def _readings(extracted_text: str, *, whole: bool) -> list[str]:
-    """Return the texts that math-verify parses. The response is correct if one of them has the same value as the answer.
+    """Return the texts to parse with math-verify. The response is correct if one of them has the same
+    value as the answer.
 
     whole: whether `extracted_text` is the whole response; otherwise it is the expression that `extract` found.
     """
@@ -77,9 +80,9 @@ def _readings(extracted_text: str, *, whole: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """Scores 1 if response and answer are equal apart from white space around them, else 0.
+    """Reward that is 1 if response and answer are equal apart from white space around them, else 0.
 
-    grade: the function that `exact_match_grader` returned.
+    grade: a function from `exact_match_grader`.
     """
 
     name: str
@@ -94,9 +97,10 @@ class ExactMatch:
 
 
 def exact_match_grader(extract: str | None) -> Callable[[str, str], float]:
-    """Return the function that takes (response, answer) and returns the score, 1 or 0.
+    """Return a function that takes (response, answer) and returns the score, 1 or 0.
 
-    extract: the pattern that finds the text to compare in the response; None: the whole response is compared.
+    extract: the pattern that finds the text to compare in the response; None: the whole response is compared. Raises
+    RewardError for a pattern that RE2 does not accept.
     """
     extracted = extractor(extract)
 
@@ -110,10 +114,10 @@ def exact_match_grader(extract: str | None) -> Callable[[str, str], float]:
 def extractor(pattern: str | None) -> Callable[[str], str | None]:
     """Return a function that extracts the last match of `pattern` from a response.
 
-    The function returns the first group of the match, or the whole match if the pattern has no group, or None if nothing
-    matches. If `pattern` is None it returns the whole response. The last match counts, because a model that reasons first
-    answers at the end. RE2 matches in time that is linear in the length of the response. Raises RewardError for a pattern
-    that RE2 does not accept.
+    The function returns the first group of the match, or the whole match if the pattern has no group, or None if
+    nothing matches. If `pattern` is None, the function returns the whole response. The last match counts, because a
+    model that reasons first answers at the end. RE2 matches in time that is linear in the length of the response.
+    Raises RewardError for a pattern that RE2 does not accept.
     """
     if pattern is None:
         return lambda response: response

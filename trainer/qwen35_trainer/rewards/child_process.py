@@ -1,21 +1,22 @@
-"""A child process that answers calls: the code of parent and child, and their messages. Neither event loop ever blocks.
+"""A child process that answers calls over a socket: the parent's code, the child's code, and the messages between them.
 
     ChildProcess                                    the process (its own session and process group)
     ────────────                                    ───────────────────────────────────────────────
     start(entry) ──────────── spawn ──────────────► entry(file descriptor of its socket) ─► CallServer
     call(request, seconds) ── number, bytes ──────► …
     reply, or an error ◄───── number, bytes ───────
-                       ◄───── 0: it is alive ──────
-    end() ─────────────────── SIGKILL ────────────► the whole process group; reaped; all that it has started (descendants.py)
+                       ◄───── 0: heartbeat ────────
+    end() ─────────────────── SIGKILL ────────────► the whole process group, then all its descendants (descendants.py)
 
 waits on            unblocked by                                         deadline
 call: reply         the process, or its death (the socket closes)        `seconds`; None: the caller watches `heard`
-end: reaped         the kernel                                           `patience`, then REAP_SECONDS
-end: descendants    the kernel                                           seconds, see descendants.py
+end: exit           the kernel                                           `patience`, then REAP_SECONDS
+end: descendants    the kernel                                           _SEARCH_SECONDS of descendants.py
 
-A message is a number, a length, and that many bytes. A reply has the number of its call. The number 0 belongs to no call.
+A message is a number, a length, and that many bytes. A reply has the number of its call. The number 0 belongs to no
+call: the child sends it as a heartbeat. All waits are asynchronous, so neither event loop blocks.
 
-The process is started as a command, not by `multiprocessing`, which would fork a process with threads (Ray), or import
+The child is started as a command, not by `multiprocessing`, which would fork a process with threads (Ray), or import
 the caller's main script, and torch with it, a second time.
 """
 
@@ -42,19 +43,18 @@ logger = logging.getLogger(__name__)
 type Frame = tuple[int, bytes]
 """The number and the content of a message."""
 type RequestPart = bytes | memoryview
-"""Bytes to send. A memoryview has items of one byte, and its memory does not change until the reply is there."""
+"""Bytes to send. A memoryview must have items of one byte, and its memory must not change until the reply arrives."""
 
 HEADER: Final = struct.Struct("<QI")
 ALIVE: Final = HEADER.pack(0, 0)
-"""A message with the number 0, which belongs to no call: it only shows that the process is alive."""
+"""Heartbeat: a message with the number 0, which belongs to no call and shows that the process is alive."""
 MAX_REQUEST_BYTES: Final = 2**32 - 1
 REAP_SECONDS: Final = 10.0
 """Maximum wait for a killed process to end."""
 DEATH_SECONDS: Final = 1.0
-"""Maximum wait until a process that closed its socket ends on its own.
+"""Maximum wait until a process that closed its socket exits on its own.
 
-After this time the process is killed, and its exit code no longer names the cause.
-"""
+After this time the process is killed, and its exit code no longer shows why it closed the socket."""
 _FIRST_POLL_SECONDS: Final = 0.001
 _MAX_POLL_SECONDS: Final = 0.05
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # of prctl(2)
@@ -65,16 +65,16 @@ class FrameTooLongError(ValueError):
 
 
 class FrameReader:
-    """Splits a stream of bytes into messages of at most `max_bytes`."""
+    """Splits a stream of bytes into messages. A message has a header, and a content of at most `max_bytes`."""
 
     def __init__(self, max_bytes: int = MAX_REQUEST_BYTES) -> None:
         self._max = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Add received bytes, and return the messages that are complete now.
+        """Append received bytes to the buffer, and return the messages that they complete.
 
-        Raises FrameTooLongError for a message that is longer than `max_bytes`.
+        Raises FrameTooLongError for a message whose content is longer than `max_bytes`.
         """
         buffer, start, frames = self._buffer, 0, []
         buffer += data
@@ -98,7 +98,7 @@ def packed(number: int, content: bytes) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> Frame:
-    """Read one message from a blocking stream. Raises EOFError if the stream ends before the message does."""
+    """Read one message from a blocking stream. Raises EOFError if the stream ends before the message is complete."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         raise EOFError
@@ -112,7 +112,7 @@ def read_frame(stream: BinaryIO) -> Frame:
 class ChildEnded(Exception):
     """The process ended before it replied.
 
-    how: how it ended (`exit code 3`, `signal SIGKILL`, `not reaped`), or why it was killed.
+    how: how the process ended (`exit code 3`, `signal SIGKILL`, `not reaped`), or why it was killed.
     """
 
     def __init__(self, how: str) -> None:
@@ -121,7 +121,7 @@ class ChildEnded(Exception):
 
 
 class ChildProcess(asyncio.Protocol):
-    """A started process that answers calls. Only the event loop that started the process may use this object."""
+    """A child process that answers calls. Only the event loop that started the process may use this object."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: dict[str, str], max_reply_bytes: int) -> None:
         self._process, self._mark = process, mark
@@ -138,13 +138,14 @@ class ChildProcess(asyncio.Protocol):
 
     @classmethod
     async def start(cls, entry: str, *, max_reply_bytes: int, output: int | None = None) -> Self:
-        """Start a process that calls a function with the descriptor of its socket. Raises OSError if that fails.
+        """Start a Python process that calls `entry` with the descriptor of its socket. Raises OSError
+        if the start fails.
 
-        entry: the function, as `module:function`. max_reply_bytes: maximum size of a reply. output: descriptor to which
-        the process prints; None: it prints where this process prints.
+        entry: a function, as `module:function`. max_reply_bytes: maximum size of a reply. output: descriptor for what
+        the child prints; None: the child prints where this process prints.
 
-        On Linux, the process may end when the thread that started it ends (`signal_when_parent_ends`). Call this on a
-        thread that lives as long as the process is needed.
+        A child that uses `signal_when_parent_ends` ends, on Linux, when the thread that started it ends. Call `start`
+        on a thread that lives as long as the child is needed.
         """
         module, _, function = entry.partition(":")
         ours, theirs = socket.socketpair()
@@ -177,14 +178,14 @@ class ChildProcess(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether calls can be sent. This may still be true in the first moments after the process has died."""
+        """Whether the process can receive calls. It may still be true for a moment after the process has died."""
         return self._ending is None and self._process.poll() is None
 
     def call(self, *request: RequestPart, seconds: float | None = None) -> asyncio.Future[bytes]:
-        """Send a request, and return a future with the reply.
+        """Send a request, and return a future of the reply.
 
-        The future raises TimeoutError if there is no reply after `seconds`; the process may then still work on the
-        call. It raises ChildEnded if the process ends before it replies. seconds: None means no time-out.
+        The future raises TimeoutError if no reply arrives within `seconds`; the process may then still be working on
+        the call. It raises ChildEnded if the process ends before it replies. seconds: None means no time-out.
         """
         self._number += 1
         number, future = self._number, self._loop.create_future()
@@ -198,10 +199,11 @@ class ChildProcess(asyncio.Protocol):
         return future
 
     async def end(self, patience: float = 0.0) -> str:
-        """End the process, and return how it ended. Calls that have no reply yet fail. May be called again.
+        """End the process and everything that it has started, and return how the process ended.
 
-        patience: seconds in which the process may end on its own, because its socket closes. After that its process
-        group is killed, and so are all other processes that it has started.
+        patience: seconds in which the process may exit on its own, because its socket closes. Then its process group is
+        killed, and all its other descendants. Calls without a reply raise ChildEnded. Further calls of `end` ignore
+        their argument, and return the result of the first one.
         """
         return await asyncio.shield(self._end(patience))
 
@@ -254,7 +256,7 @@ class ChildProcess(asyncio.Protocol):
         return how
 
     async def _polled(self, seconds: float) -> int | None:
-        """Wait at most `seconds` until the process has ended. Returns its exit code, or None if it has not ended."""
+        """Wait at most `seconds` until the process has ended. Return its exit code, or None if it has not ended."""
         deadline, pause = time.monotonic() + seconds, _FIRST_POLL_SECONDS
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
             await asyncio.sleep(pause)
@@ -265,7 +267,7 @@ class ChildProcess(asyncio.Protocol):
 async def end_all(processes: Sequence[ChildProcess], patience: float = 0.0) -> None:
     """End several processes at the same time.
 
-    patience: seconds in which each may end on its own before it is killed.
+    patience: seconds in which each process may exit on its own before it is killed.
     """
     await asyncio.gather(*(process.end(patience) for process in processes))
 
@@ -282,10 +284,10 @@ def _how(code: int | None) -> str:
 
 
 class CallServer(asyncio.Protocol):
-    """Answers calls in a process that a `ChildProcess` has started, any number of calls at the same time.
+    """The child's side of the socket: answers the calls of a `ChildProcess`, any number of calls at the same time.
 
-    answer: function that returns the reply to a request; an exception in it ends the connection. ended: a future that is done
-    when the caller's side has closed the connection.
+    answer: function that returns the reply to a request. If it raises an exception, the connection ends.
+    ended: a future that completes when the caller has closed the connection.
     """
 
     def __init__(self, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
@@ -311,11 +313,11 @@ class CallServer(asyncio.Protocol):
             self.ended.set_result(None)
 
     def stop(self) -> None:
-        """Mark the connection as ended, as if the caller's side had closed it."""
+        """Complete `ended`, as if the caller had closed the connection."""
         self.connection_lost(None)
 
     def pause(self) -> None:
-        """Receive no requests until `resume` is called. Requests remain on the caller's side until then."""
+        """Stop receiving requests until `resume` is called. New requests wait on the caller's side."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -324,7 +326,7 @@ class CallServer(asyncio.Protocol):
             self._transport.resume_reading()
 
     def show_alive(self) -> None:
-        """Send the message ALIVE, which belongs to no call and shows the caller that this process is alive."""
+        """Send a heartbeat: the message ALIVE, which belongs to no call."""
         assert self._transport is not None
         self._transport.write(ALIVE)
 
@@ -341,7 +343,7 @@ class CallServer(asyncio.Protocol):
 
 
 def signal_when_parent_ends(number: signal.Signals) -> None:
-    """Have Linux send a signal to this process when the thread that started this process ends, even by SIGKILL.
+    """Make Linux send signal `number` to this process when the thread that started this process ends, even by SIGKILL.
 
     On other systems nothing happens.
     """

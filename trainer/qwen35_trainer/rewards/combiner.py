@@ -1,11 +1,14 @@
-"""The combination of all rewards of a run: their weighted sum, and the effect of a reward that fails.
+"""Combine the scores of a response into its reward: the weighted sum of all scores, unless a reward failed.
 
-Score of each reward ─► combine ─► CombinedScore
-                     │       │
-  the first of a kind is logged   onError: Zero → 0, Skip → no value: the sample does not train, Fail → raise
+    Score of each reward ─► combine ─► CombinedScore
 
-A run ends when every reward fails for all of its first responses (`trial`), because there would be nothing to learn
-from. `Failures` counts the calls of rewards that failed, for the records.
+onError of a failed reward    effect
+Zero                          the reward counts as 0
+Skip                          the response gets no reward, so the sample does not train
+Fail                          RewardFailed ends the run
+
+The first error of each kind is logged. The first responses of a run are its trial: if every reward fails for all of
+them, the run ends, because it has nothing to learn from. `Failures` counts the failed calls for the records.
 """
 
 from __future__ import annotations
@@ -24,27 +27,27 @@ logger = logging.getLogger(__name__)
 _MAX_LOGGED_KINDS: Final = 100
 """Maximum number of kinds of errors that are logged in one run. Errors of further kinds are not logged.
 
-Only a function that creates new types of exceptions while it runs exceeds this number.
-"""
+More kinds occur only if a function creates new types of exceptions while it runs."""
 _MAX_FIRST_CHARACTERS: Final = 500
 
 
 @dataclass
 class Combiner:
-    """Combines the scores of each response of a run into its reward, and logs the first error of each kind.
+    """Combines the scores of each response into its reward, and logs the first error of each kind. A
+    run has one Combiner.
 
-    terms: the weight and the error policy of each reward.
+    terms: the weight and the `onError` policy of each reward.
     """
 
     terms: Sequence[RewardTerm]
     trial: int = 0
     """Number of responses at the start of the run that form the trial. 0: no trial.
 
-    The run ends if every reward fails for every response of the trial.
-    """
+    If every reward fails for every response of the trial, the run ends."""
     _logged: set[tuple[str, str]] = field(init=False, default_factory=set)
     _untried: int = field(init=False)
-    """Number of responses of the trial that are not scored yet; 0 once any reward has succeeded, or without a trial."""
+    """Number of responses of the trial that are still to be scored; 0 once any reward has succeeded,
+    or without a trial."""
     _first_error: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -53,9 +56,12 @@ class Combiner:
     def combined(self, prompt: str, scores: Sequence[Score], *, in_trial: bool = True) -> CombinedScore:
         """Combine the scores of one response into its reward.
 
-        prompt: id of the prompt. scores: one of each reward, in the order of `terms`. in_trial: whether the response can be
-        part of the trial, which consists of the first responses of the run. Raises RewardFailed when a reward with
-        `onError: Fail` could not score, or when no reward could score any response of the trial.
+        prompt: id of the prompt.
+        scores: one score per reward, in the order of `terms`.
+        in_trial: whether the response counts towards the trial, the first responses of the run.
+
+        Raises RewardFailed if a reward with `onError: Fail` failed, or if the last response of the trial was scored and
+        every reward failed for every response of the trial.
         """
         for term, score in zip(self.terms, scores, strict=True):
             if score.error is not None:
@@ -93,7 +99,7 @@ class Combiner:
 
 
 def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -> CombinedScore:
-    """Combine the scores of all rewards for one response into the weighted sum.
+    """Return the weighted sum of the scores of one response, together with its parts and errors.
 
     prompt: id of the prompt. terms, scores: one per reward, in the same order. Raises RewardFailed if a reward with
     `onError: Fail` has failed.
@@ -122,15 +128,15 @@ def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -
 
 @dataclass
 class Failures:
-    """Counts failed calls by reward: time-outs, and errors of any other kind."""
+    """Counts the failed calls of each reward: time-outs, and all other errors."""
 
     errors: Counter[str] = field(default_factory=Counter)
     timeouts: Counter[str] = field(default_factory=Counter)
     first: str = ""
-    """Reward, prompt and reason of the first failure, cut to the length of a log line."""
+    """Reward, prompt and reason of the first failure, cut to _MAX_FIRST_CHARACTERS."""
 
     def add(self, prompt: str, scored: CombinedScore) -> None:
-        """Count the failures of one response. prompt: id of the prompt. scored: the reward of the response."""
+        """Count the failures of one response. prompt: id of the prompt. scored: combined score of the response."""
         for name in scored.errors:
             counts = self.timeouts if name in scored.timeouts else self.errors
             counts[name] += 1

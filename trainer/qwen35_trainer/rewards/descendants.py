@@ -1,13 +1,17 @@
-"""Finds all descendants of a process, even those in other sessions and those whose parents have ended.
+"""Find and kill all descendants of a process, even those in other sessions and those whose parents have ended.
 
-    parent:      QWEN35_STARTED_BY=              a process inherits the variable at its start: reading /proc/N/environ
-    child:       QWEN35_STARTED_BY=4f1c/         finds all descendants of the child, whatever became of those
-    grandchild:  QWEN35_STARTED_BY=4f1c/9a02/    between. The mark of a process is a prefix of the marks of its children.
+    process       mark: its variable in /proc/N/environ    found by the mark 4f1c/
+    parent        none                                     no
+    child         QWEN35_STARTED_BY=4f1c/                  yes
+    grandchild    QWEN35_STARTED_BY=4f1c/9a02/             yes, even if the child has ended
 
-Other means miss some descendants: a process may leave its process group, the tree of parents ends at a parent that has
-ended, and a pod may not use control groups. The search misses a process that was started without its parent's
-variables, that has overwritten them with a title, or that belongs to another user. It finds nothing on systems without
-/proc.
+A process inherits the environment variable of its parent, so the mark of a process is a prefix of the marks of all its
+descendants.
+
+Other ways of searching miss some descendants: a process may leave its process group, the tree of parents breaks at a
+parent that has ended, and a pod may not use control groups. The search by marks misses processes that were started
+without their parent's variables, that have overwritten their variables with a title, or that belong to another user. It
+finds nothing on systems without /proc.
 """
 
 from __future__ import annotations
@@ -24,23 +28,24 @@ _VARIABLE: Final = "QWEN35_STARTED_BY"
 _PROCESSES: Final = Path("/proc")
 _SEARCH_SECONDS: Final = 2.0
 _EMPTY_SEARCHES: Final = 2
-"""Number of searches in a row that must find nothing before the descendants count as ended.
+"""Number of consecutive searches that must find no process before all descendants count as ended.
 
-One is not enough, because a process may start another one and end during a search.
-"""
+One search is not enough, because during the search a process may start another one and end."""
 _PAUSE_SECONDS: Final = 0.005
-"""Pause after each search, in which killed processes end."""
+"""Pause after each search, so that killed processes can end."""
 
 
 def new_mark() -> dict[str, str]:
-    """Return an environment variable for a process about to start, by which `kill_marked` finds its descendants."""
+    """Return an environment variable for a process that is about to start. `kill_marked` finds the
+    process's descendants by it.
+    """
     return {_VARIABLE: f"{os.environ.get(_VARIABLE, '')}{secrets.token_hex(8)}/"}
 
 
 def kill_marked(mark: dict[str, str]) -> None:
     """Kill the processes with a mark and their descendants, until none is left or _SEARCH_SECONDS have passed.
 
-    mark: the variable from `new_mark`. The call blocks meanwhile. Processes that are left after this time hang in the kernel.
+    mark: the variable from `new_mark`. The call blocks until then. Processes that remain hang in the kernel.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
     empty = 0
@@ -56,7 +61,9 @@ def kill_marked(mark: dict[str, str]) -> None:
 
 
 def _marked(mark: dict[str, str]) -> list[int]:
-    """Return the ids of the processes with a mark. A zombie has no variables, so the list does not contain it."""
+    """Return the ids of all processes whose mark is `mark` or begins with it. Zombies are excluded:
+    they have no variables.
+    """
     if not _PROCESSES.is_dir():
         return []
     processes = []

@@ -1,7 +1,8 @@
 """Function: a reward that calls a function of the user, given as `module:function`, sync or async.
 
 The function is called as `function(prompt, response, answer, metadata)` and returns a number. prompt: the text, or the
-list of chat messages. answer: None if the data has none. metadata: a copy of the other fields of the row, as a dict.
+list of chat messages. answer: the reference answer, or None if the row has none. metadata: a copy of the row's other
+fields, as a dict.
 """
 
 import difflib
@@ -38,9 +39,10 @@ class Function:
 
 
 def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
-    """Load the user's function, and return a function of (pickled content of the prompt, response) that calls it.
+    """Load the user's function, and return a function (pickled content of the prompt, response) that calls
+    the user's function.
 
-    target: `module:function`. base: the manifest's folder. Raises RewardError if the function cannot be loaded.
+    target: `module:function`. base: the manifest's folder. Raises RewardError if the user's function cannot be loaded.
     """
     function = load_function(target, base)
 
@@ -60,8 +62,9 @@ def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
 def load_function(target: str, base: str) -> Callable[..., Any]:
     """Import and return the function `module:function`.
 
-    base: the manifest's folder. It becomes the first entry of sys.path, like the folder of a script. Raises RewardError
-    when the module or the function does not exist, an import in the module fails, or the parameters are wrong.
+    target: `module:function`. base: the manifest's folder. It becomes the first entry of sys.path, like the folder
+    of a script. Raises RewardError if the module or the function does not exist, the import fails, or the
+    parameters do not fit.
     """
     if base not in sys.path:
         sys.path.insert(0, base)
@@ -90,7 +93,7 @@ def load_function(target: str, base: str) -> Callable[..., Any]:
 
 
 def _of_module(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of the import machinery."""
+    """Return the traceback without its first frames, which belong to the import machinery."""
     while trace is not None and (
         trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
     ):

@@ -1,4 +1,4 @@
-"""The process in which functions of rewards run: it loads one function, then answers calls of it.
+"""The worker process of a reward function: it loads one function, then answers calls of that function.
 
     IsolatedFunction                    this process
     ────────────────                    ────────────
@@ -9,11 +9,12 @@
 
 waits on             unblocked by                                      deadline
 next call            the caller, or its death (the socket closes)      none: the process is idle then
-a call of `def`      the function; the caller kills a late process     the kernel's timer, in case that the caller hangs
+a call of `def`      the function; the caller kills a late process     2 × timeout_seconds + 1: the kernel's timer
 a call of `async`    the function, or its cancellation                 timeout_seconds
 
-A plain function runs one call at a time, on the main thread; a coroutine function any number. Replies are JSON, so
-that objects of user code are not unpickled by the caller.
+The timer ends the process of a plain function if the caller hangs.
+A plain function runs one call at a time, on the main thread. A coroutine function runs any number of calls at the same
+time. Replies are JSON, so that the caller does not unpickle objects of user code.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ type Reply = Mapping[str, object]
 
 
 def serve(descriptor: int) -> None:
-    """Load the function, and answer calls until the caller closes the socket.
+    """Load the function, answer calls until the caller closes the socket, and exit the process.
 
     descriptor: this process's end of the socket.
     """
@@ -95,7 +96,10 @@ async def _serve_concurrently(function: Callable[..., Any], timeout_seconds: flo
 
 
 def _end_if_forked(process: int) -> None:
-    """End this process if its id is not `process`. The function has then forked it, and a copy must not answer calls."""
+    """Exit if this process is a copy that the user's function has forked, because a copy must not answer calls.
+
+    process: id of the process that loaded the function.
+    """
     if os.getpid() != process:
         os._exit(0)
 
@@ -149,8 +153,9 @@ def _encoded(reply: Reply) -> bytes:
 
 
 def is_asynchronous(function: Callable[..., object]) -> bool:
-    """Return whether `function` is an `async def`, or an object whose `__call__` is one, so that a call returns a
-    coroutine.
+    """Return whether a call of `function` returns a coroutine.
+
+    This is so for an `async def` and for an object whose `__call__` is one.
     """
     call = getattr(function, "__call__", None)  # noqa: B004  # its type matters
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

@@ -2,9 +2,9 @@ r"""The reward of geo3k: a response reasons between <think> and </think>, and th
 
     rewards: [{type: Function, function: "qwen35_trainer.rewards.geo3k:score"}]
 
-It is 0.9 for the answer and 0.1 for the format, as in verl's `reward_score/geo3k.py`. There are two differences. Values are compared by
-math-verify, as in the reward Math, and not by mathruler. The opening <think> may be missing, because Qwen3.5's template writes it
-as the end of the prompt.
+The reward is 0.9 for a right answer plus 0.1 for the format, as in verl's `reward_score/geo3k.py`, with two
+differences. Values are compared by math-verify, as in the reward Math, instead of mathruler. The opening <think> may be
+missing, because Qwen3.5's template writes it as the end of the prompt.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +16,17 @@ from qwen35_trainer.rewards.answer_rewards import math_grader
 from qwen35_trainer.rewards.reward import RewardError
 
 FORMAT_WEIGHT = 0.1
-"""Share of the format in the reward."""
+"""Weight of the format in the reward. The answer has the rest."""
 _FORMAT = re2.compile(r"(?s)(<think>)?.*</think>.*\\boxed\{.*\}.*")
 _BOX = r"\boxed{"
 
 
 def score(prompt: object, response: str, answer: str | None, metadata: Mapping[str, object]) -> float:
-    """Score a response, from 0 to 1. Raises RewardError if the row has no answer, or one that is not an expression."""
+    r"""Return 0.9 for a right answer in the last \boxed{…}, plus 0.1 for the format <think>…</think>…\boxed{…}.
+
+    Raises RewardError if `answer` is None. If the text in the box differs from `answer`, both are compared as
+    mathematical expressions; this raises RewardError if `answer` is not an expression.
+    """
     if answer is None:
         raise RewardError("the row has no answer, which the reward compares with the response", kind="NoAnswer")
     is_formatted = _FORMAT.fullmatch(response) is not None
@@ -39,7 +43,10 @@ def _accuracy(response: str, answer: str) -> float:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the contents of the last \boxed{…} of a text, with their own braces; None if there is none that ends."""
+    r"""Return the contents of the last \boxed{…} of a text, including nested braces.
+
+    Returns None if the text has no \boxed{, or if the braces of the last one do not close.
+    """
     start = text.rfind(_BOX)
     if start < 0:
         return None

@@ -1,22 +1,22 @@
-"""A function whose calls run in worker processes, so that every call can be ended and none delays another.
+"""A function whose calls run in worker processes: a call that hangs is killed, and does not delay other calls.
 
     call(arguments) ─► an idle process? ──────── yes ──► send, wait: timeout_seconds ─► score, or the error
                           │ no                               │ late
                           ▼                                  └─► kill its process group; its place is free
                        wait in order ◄─── a process is idle again, or was added
 
-When a call has waited for GROW_SECONDS, processes are added: up to `cores` + 2 × (number of slow calls), and at most
-`processes` in all. A call is slow once it has run for GROW_SECONDS. A process that has had no call for IDLE_SECONDS is
-ended, except the last process.
+When a call has waited for GROW_SECONDS, processes are added, up to `cores` + 2 × (number of slow calls) and at most
+`processes`. A call is slow once it has run for GROW_SECONDS. A process that has had no call for IDLE_SECONDS is ended,
+unless it is the only one.
 
 waits on             unblocked by                               deadline
 load                 the process, or its death                  LOAD_SECONDS
 call: a process      another call's end, or an added process    the sum of the time-outs of the calls before it
 call: its score      the process, or its death                  timeout_seconds, from the moment it is sent
 
-A coroutine function has one process, which runs all of its calls at the same time and cancels a call that is late. The
-process is killed if the call does not end within BLOCKED_SECONDS after that, because the function blocks the event loop
-or ignores the cancellation.
+A coroutine function has one process, which runs all calls at the same time and cancels a late call. If a cancelled
+call does not end within BLOCKED_SECONDS, the process is killed, because the function blocks the event loop or
+ignores the cancellation.
 """
 
 from __future__ import annotations
@@ -40,31 +40,34 @@ LOAD_SECONDS: Final = 120.0
 GROW_SECONDS: Final = 0.25
 IDLE_SECONDS: Final = 60.0
 BLOCKED_SECONDS: Final = 2.0
-"""Time that a call of a coroutine function has to end after it was cancelled. After that its process is killed."""
+"""Time in which a cancelled call of a coroutine function must end. Then the function's process is killed."""
 MAX_REQUEST_BYTES: Final = 64 * 2**20
 MAX_REPLY_BYTES: Final = 2**20
 _ENDED_BY_TIMER: Final = "signal SIGALRM"
 _TRIES: Final = 2
 """Maximum number of times that a call of a coroutine function is sent.
 
-All calls share one process. A call is sent again if another call made the process end.
+All calls of the function share one process. If another call makes the process die, the call is sent to a new process.
 """
 
 type _Waiter = tuple[asyncio.Future[ChildProcess | None], float]
 """A call that waits for a process: a future, and the time at which the wait began, in seconds of `time.monotonic`.
 
-The result of the future is a process for the call, or None if the call should look for a process again.
-"""
+The future's result is a process for the call, or None if the call should look for a process again."""
 
 
 class IsolatedFunction:
-    """Loads a function in worker processes by `loader(*arguments)`, and calls the function there.
+    """A function in worker processes. Each process loads it by `loader(*arguments)`; `call` runs it in
+    one of the processes.
 
-    loader: `module:function`, which must be importable. Arguments of the loader and of calls are pickled, so they
-    should be plain data. processes: maximum number of worker processes of a plain function; a coroutine function has
-    one. cores: maximum number of worker processes while no call is slow. output: descriptor to which the processes
-    print; None: they print where this process prints. The time-out of a call starts when a process gets the call. Only
-    one event loop may use the object.
+    loader: `module:function`, which must be importable.
+    arguments: arguments of the loader. They are pickled, as are the arguments of calls, so they should be plain data.
+    timeout_seconds: limit of a call, from the moment a process gets the call.
+    processes: maximum number of worker processes of a plain function. A coroutine function has one.
+    cores: maximum number of worker processes while no call is slow.
+    output: descriptor for what the processes print; None: they print where this process prints.
+
+    Only one event loop may use the object.
     """
 
     def __init__(
@@ -98,13 +101,16 @@ class IsolatedFunction:
         return tuple(process.process_id for process in (*self._busy, *(process for process, _ in self._idle)))
 
     async def load(self) -> None:
-        """Start a process and load the function in it. Raises RewardError if that fails."""
+        """Start a process and load the function in it. Raises RewardError if the process cannot start or the
+        function cannot load.
+        """
         await self._add()
 
     async def call(self, *arguments: object) -> float:
-        """Call the function with `arguments`, and return the score that it returns.
+        """Call the function with `arguments`, and return its score.
 
-        Raises RewardTimeoutError if the call takes longer than timeout_seconds, and RewardError if it fails in another way.
+        Raises RewardTimeoutError if the call takes longer than timeout_seconds, and RewardError if it
+        fails in another way.
         """
         request = _request(arguments)
         for _ in range(_TRIES):
@@ -118,7 +124,7 @@ class IsolatedFunction:
         raise RewardError("the process of the function died, and another one that repeated the call", kind="WorkerDied")
 
     async def close(self) -> None:
-        """End the processes. Running and waiting calls fail. May be called again."""
+        """End the processes. Running and waiting calls raise RewardError. May be called again."""
         self._closed = True
         self._wake(len(self._waiters))
         for timer in (self._growth, self._shrinking):
@@ -128,9 +134,11 @@ class IsolatedFunction:
         await asyncio.gather(*self._tasks)
 
     async def _reply(self, process: ChildProcess, request: bytes) -> Mapping[str, object] | None:
-        """Send a call to a process and return the reply. Raises RewardError if the call takes too long or its process dies.
+        """Send a call to a process, and return the reply.
 
-        Returns None if the process of a coroutine function died, because another call in this process may be the cause.
+        Raises RewardTimeoutError if the call takes too long, and RewardError if the function fails or the
+        process dies. If the process of a coroutine function dies, returns None instead: another call in this
+        process may be the cause.
         """
         no_score = f"no score within timeoutSeconds {self._timeout:g}"
         late = f"{no_score}; the call was {'cancelled' if self.asynchronous else 'ended'}"
@@ -167,7 +175,9 @@ class IsolatedFunction:
     # Processes and the calls that wait for one.
 
     async def _take(self) -> ChildProcess:
-        """Wait for a process for one call, and return it. Raises RewardError if a needed process cannot be started."""
+        """Wait for a process that can run a call, and return it. Raises RewardError if a needed
+        process cannot be started.
+        """
         while True:
             if self._closed:
                 raise _closed()
@@ -196,7 +206,7 @@ class IsolatedFunction:
             raise
 
     def _give(self, process: ChildProcess) -> None:
-        """Take a process back after a call, and give it to the next call unless it has ended."""
+        """Return a process after a call. The next waiting call gets it, unless the process has ended."""
         if self.asynchronous:
             self._idle = [entry for entry in self._idle if entry[0].alive]
             return
@@ -220,7 +230,7 @@ class IsolatedFunction:
         self._watch_idle()
 
     def _wake(self, count: int) -> None:
-        """Let the first `count` waiting calls look for a process again."""
+        """Make the first `count` waiting calls look for a process again."""
         while count and self._waiters:
             waiter, _ = self._waiters.popleft()
             if not waiter.done():
@@ -228,9 +238,9 @@ class IsolatedFunction:
                 count -= 1
 
     async def _add(self) -> None:
-        """Start a process that loads the function, and offer it to the calls that wait.
+        """Start a process that loads the function, and offer it to the waiting calls.
 
-        Raises RewardError if that fails.
+        Raises RewardError if the process cannot start or the function cannot load.
         """
         self._starting += 1
         try:
@@ -247,7 +257,10 @@ class IsolatedFunction:
             self._offer(process)
 
     async def _start(self) -> ChildProcess:
-        """Start a process, load the function in it, and return the process. Raises RewardError if that fails."""
+        """Start a process, load the function in it, and return the process.
+
+        Raises RewardError if the process cannot start or the function cannot load.
+        """
         if self._closed:
             raise _closed()
         try:
@@ -267,7 +280,7 @@ class IsolatedFunction:
     async def _loaded(self, process: ChildProcess) -> bool:
         """Load the function in a process, and return whether it is a coroutine function.
 
-        Raises RewardError if that fails.
+        Raises RewardError if the function cannot load.
         """
         try:
             reply = _decoded(await process.call(self._setup, seconds=LOAD_SECONDS))
@@ -288,7 +301,7 @@ class IsolatedFunction:
             self._growth = asyncio.get_running_loop().call_later(GROW_SECONDS, self._grow)
 
     def _grow(self) -> None:
-        """Add processes, up to the limit, if a call has waited for a process for GROW_SECONDS."""
+        """Add processes, up to the limit, if the first waiting call has waited for GROW_SECONDS."""
         self._growth = None
         while self._waiters and self._waiters[0][0].done():
             self._waiters.popleft()
@@ -311,7 +324,7 @@ class IsolatedFunction:
                 logger.warning("no process was added for calls that wait: %s", error)
 
     def _shrink(self) -> None:
-        """End the processes that have had no call for IDLE_SECONDS, but not the last process."""
+        """End processes that have had no call for IDLE_SECONDS, but keep at least one process."""
         self._shrinking = None
         now = time.monotonic()
         while len(self._busy) + len(self._idle) > 1 and self._idle and now - self._idle[0][1] >= IDLE_SECONDS:
@@ -330,10 +343,10 @@ class IsolatedFunction:
 
 
 def most_processes(cores: int, slow: int) -> int:
-    """Return the maximum number of worker processes of a function while calls wait for one.
+    """Return the maximum number of worker processes of a function while calls are waiting for a process.
 
-    slow: number of calls that have run for GROW_SECONDS. The maximum is one process per core, plus two per slow call,
-    because a slow call may only wait and leave its core free for other processes. With two per slow call, the number of
+    cores: maximum while no call is slow. slow: number of calls that have run for GROW_SECONDS. Each slow call adds two
+    processes, because a slow call may only wait and leave its core free. With two per slow call, the number of
     processes can double repeatedly while all calls are slow.
     """
     return cores + 2 * slow
@@ -357,7 +370,7 @@ def _request(arguments: tuple[object, ...]) -> bytes:
 def _decoded(reply: bytes) -> Mapping[str, object]:
     """Decode a reply as a JSON object.
 
-    Raises ValueError for any other bytes, which only user code in the process can send.
+    Raises ValueError if the bytes are anything else, which only user code in the process can cause.
     """
     decoded = json.loads(reply)
     if not isinstance(decoded, dict):

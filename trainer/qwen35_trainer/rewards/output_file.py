@@ -1,11 +1,11 @@
-"""A file of limited size for what other processes print. When it is full, it is renamed to `.1`, and a new file begins.
+"""Log rotation: a file of limited size for what other processes print. A full file is renamed to `.1`.
 
-    processes of functions ─► pipe ─► a thread: write ─► rewards-0.log ── full ──► rewards-0.log.1, in place of the one before
+    processes of functions ─► pipe ─► a thread: write ─► rewards-0.log ── full ──► rewards-0.log.1, which is overwritten
 
-waits on                unblocked by                                             deadline
-the thread: the pipe    output, or its end: all processes that hold it have ended  none: the thread ends with its process
-a process that prints   the thread, unless the disk hangs                        that of the call (isolated.py)
-close: the thread       everything written                                       CLOSE_SECONDS
+waits on                unblocked by                                              deadline
+the thread: the pipe    output, or the end of all processes that can write to it  none: the thread ends with its process
+a process that prints   the thread, unless the disk hangs                         that of the call (isolated.py)
+close: the thread       the thread, when all output is written                    CLOSE_SECONDS
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import BinaryIO, Final
 logger = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 8 * 2**20
-"""Maximum size of an output file. The previous file, whose name ends in `.1`, has at most the same size."""
+"""Maximum size of an output file. The previous file, whose name ends in `.1`, has the same limit."""
 CLOSE_SECONDS: Final = 0.5
 _READ_BYTES: Final = 2**16  # the capacity of a pipe
 
 
 class OutputFile:
-    """Writes what arrives in a pipe to the file `path`.
+    """A pipe, and a thread that writes what arrives in the pipe to the file `path`.
 
-    Output that the disk does not accept is lost, with one warning.
+    Output that cannot be written to the disk is lost; only the first such error is logged.
     """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -41,7 +41,7 @@ class OutputFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the pipe, and wait at most CLOSE_SECONDS until all output of ended processes is in the file."""
+        """Close the pipe. Wait at most CLOSE_SECONDS until all output of ended processes is in the file."""
         os.close(self.descriptor)
         self._thread.join(CLOSE_SECONDS)
 
@@ -58,9 +58,9 @@ class OutputFile:
             self._file.close()
 
     def _write(self, data: bytes) -> None:
-        """Append `data` to the file, which is created if necessary.
+        """Append `data` to the file, and create the file if necessary.
 
-        If the file would become too large, begin a new file.
+        If the file would become too large, rename it and begin a new file.
         """
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The penalty for responses that come close to the length limit."""
+"""Overlong penalty: responses that come close to the length limit lose reward (DAPO's soft overlong punishment)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:  # pydantic, which the processes of rewards do not need
 def overlong_penalty(tokens: int, *, limit: int, buffer: int, weight: float) -> float:
     """Return the number to add to the reward of a response: DAPO's soft overlong punishment (arXiv:2503.14476 eq. 13).
 
-    It is 0 up to `limit - buffer` tokens, and falls linearly from there to -weight at `limit`. tokens: length of the response.
-    limit: maximum length of a response. buffer: number of tokens before the limit in which the penalty grows.
+    The number is 0 up to `limit - buffer` tokens, and falls linearly from there to -weight at `limit`.
+
+    tokens: length of the response.
+    limit: maximum length of a response.
+    buffer: number of tokens before the limit over which the penalty grows.
     """
     return -weight * max(0, tokens - (limit - buffer)) / buffer
 
@@ -24,9 +27,10 @@ def overlong_penalty(tokens: int, *, limit: int, buffer: int, weight: float) -> 
 def with_overlong_penalty(
     scores: Sequence[CombinedScore], lengths: Sequence[int], limit: int, settings: OverlongPenaltySpec | None
 ) -> tuple[CombinedScore, ...]:
-    """Add the penalty to the rewards of a group. Responses without a reward stay without one.
+    """Return the scores of a group with the overlong penalty added to each reward.
 
-    lengths: number of tokens of each response. limit: maximum length of a response. settings: None: there is no penalty.
+    A response without a reward (value None) still has none. lengths: number of tokens of each response. limit: maximum
+    length of a response. settings: None means no penalty.
     """
     if settings is None:
         return tuple(scores)

@@ -18,10 +18,10 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 @dataclass(frozen=True)
 class GymReward:
-    """Scores a response with the reasoning-gym task of its prompt. Most scores are between 0 and 1.
+    """Reward that is the score of the reasoning-gym task that generated the prompt. Most scores are between 0 and 1.
 
-    The task gets the text in the last <answer> … </answer>, or the whole response if there is none. It runs in a worker
-    process, because several tasks evaluate expressions of the model.
+    The task gets the text in the last <answer> … </answer> of the response, or the whole response if it has none. The
+    task runs in a worker process, because several tasks evaluate expressions that the model wrote.
     """
 
     name: str
@@ -36,9 +36,10 @@ class GymReward:
 
 
 def grader(gyms: Sequence[GymFields]) -> Callable[[str, bytes, str], object]:
-    """Return the function of the worker process that scores (id of the prompt, its pickled content, response).
+    """Return a function that scores (id of the prompt, its pickled content, response). It runs in a worker process.
 
-    gyms: the fields of the sources whose tasks are loaded immediately. Other tasks are loaded when they are first used.
+    gyms: the settings of gym sources whose tasks are loaded immediately. Other tasks are loaded when they are first
+    used. The returned function raises RewardError if the prompt does not come from a gym source.
     """
     from qwen35_trainer.data.gym_prompts import create_task
     from qwen35_trainer.manifest.data import GymSpec  # slow to import, only in the process of the function
@@ -61,9 +62,10 @@ def grader(gyms: Sequence[GymFields]) -> Callable[[str, bytes, str], object]:
 
 
 def answer_part(response: str) -> str:
-    """Return the text in the last <answer> … </answer>, or the whole response if there is none.
+    """Return the text in the last <answer> … </answer>, or the whole response if it has none, without
+    surrounding white space.
 
-    The prompts of reasoning-gym require these tags. White space around the text is removed.
+    The prompts of reasoning-gym request these tags.
     """
     tagged = _ANSWER.findall(response)
     return (tagged[-1] if tagged else response).strip()

@@ -1,4 +1,4 @@
-"""The interface of rewards: each scores a response with a number."""
+"""The interface of rewards: a `Reward` turns a `Response` into a number. The other classes hold scores and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:  # they import numpy and pydantic, which the processes of rewa
 
 @dataclass(frozen=True)
 class ResponseTokens:
-    """A response before it is decoded. ids: token ids, (tokens,). truncated: whether it reached the length limit."""
+    """A response before it is decoded.
+
+    ids: token ids, (tokens,).
+    truncated: whether the response reached the length limit.
+    """
 
     ids: NDArray[np.int32]
     truncated: bool
@@ -30,10 +34,12 @@ class ResponseTokens:
 class CombinedScore:
     """The reward of a response, and the scores from which it was computed.
 
-    value: the weighted sum, or None if the sample does not train. parts: the unweighted score by name of the reward; a
-    failed reward has 0 with `onError: Zero`, and is absent with `onError: Skip`. errors: error messages by name of the
-    reward; a response that could not be generated has one error, under "generation". timeouts: the names of the rewards
-    whose call timed out, which are also in `errors`.
+    value: the weighted sum of the scores, or None if the sample does not train.
+    parts: the unweighted score by name of the reward. A failed reward has 0 with `onError: Zero`, and is
+      absent with `onError: Skip`.
+    errors: error messages by name of the reward. A response that could not be generated has one error,
+      under "generation".
+    timeouts: the names of the rewards whose call timed out. They are also keys of `errors`.
     """
 
     value: float | None
@@ -42,7 +48,7 @@ class CombinedScore:
     timeouts: frozenset[str] = frozenset()
 
     def first_error(self, prompt: str) -> str:
-        """Return a text with the first reward that failed, the prompt, and the reason. `errors` must not be empty."""
+        """Return a text that names the first failed reward, the prompt and the reason. `errors` must not be empty."""
         name, error = next(iter(self.errors.items()))
         return f"reward {name}, prompt {prompt}: {error}"
 
@@ -55,8 +61,9 @@ class GroupScorer(Protocol):
     ) -> tuple[CombinedScore, ...]:
         """Return the combined score of each response, in order.
 
-        in_trial: whether the responses can be part of the trial, which consists of the first responses of the run. Raises
-        RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response of the trial.
+        in_trial: whether the responses count towards the trial, which consists of the first responses of the run.
+        Raises RewardFailed if a reward with `onError: Fail` cannot score, or if every reward has failed for every
+        response of the trial.
         """
         ...
 
@@ -65,6 +72,8 @@ class GroupScorer(Protocol):
 class PromptFields:
     """The fields of a prompt that rewards use.
 
+    id: the id of the prompt.
+    answer: the reference answer, or None.
     content: the pickled tuple (text, answer, metadata). Only the worker process of a reward unpickles it.
     """
 
@@ -74,7 +83,7 @@ class PromptFields:
 
     @classmethod
     def of(cls, prompt: Prompt) -> PromptFields:
-        """Return the fields of `prompt`. Raises RewardError for metadata that cannot be pickled."""
+        """Return the fields of `prompt`. Raises RewardError if the metadata cannot be pickled."""
         text = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
         try:
             content = pickle.dumps((text, prompt.answer, dict(prompt.metadata)), protocol=5)
@@ -86,7 +95,11 @@ class PromptFields:
 
 @dataclass(frozen=True)
 class Response:
-    """A decoded response to score. token_count: its number of tokens. truncated: whether it reached the length limit."""
+    """A decoded response to score.
+
+    token_count: number of tokens of the response.
+    truncated: whether the response reached the length limit.
+    """
 
     prompt: PromptFields
     text: str
@@ -96,17 +109,18 @@ class Response:
 
 @dataclass(frozen=True)
 class Score:
-    """The unweighted score of a response by one reward.
+    """The unweighted score of a response by one reward, or the error of the reward.
 
-    value: None after an error. error: text `kind: message`; None: no error.
+    value: the score; None after an error.
+    error: text `kind: message`; None if the reward succeeded.
     """
 
     value: float | None
     error: str | None = None
     timed_out: bool = False
-    """Whether there is an error and it is a time-out."""
+    """Whether the call of the reward timed out."""
     details: str = ""
-    """The traceback of the error; empty if there is none."""
+    """The traceback of the error; empty without an error, or if no traceback was sent."""
 
     @classmethod
     def failed(cls, error: RewardError) -> Score:
@@ -119,14 +133,14 @@ class Score:
 
 
 class Reward(Protocol):
-    """A scorer of responses. `score` raises only RewardError and RewardTimeoutError."""
+    """A reward of the manifest: scores responses. `score` raises only RewardError and RewardTimeoutError."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def concurrent(self) -> bool:
-        """Whether `score` waits for other processes, so that it can be called for several responses at the same time.
+        """Whether `score` waits for other processes, so that several responses can be scored at the same time.
 
         Otherwise `score` computes on the event loop, and is called for one response at a time.
         """
@@ -140,8 +154,8 @@ class Reward(Protocol):
 class RewardError(Exception):
     """A reward could not score a response, or could not be loaded.
 
-    kind: name of the type of the original exception. details: traceback of the original exception, or empty.
-    Characters that logs and terminals cannot print are escaped.
+    kind: a word for the kind of error, such as the type of the exception that caused it. details: traceback of that
+    exception, or empty. Characters that logs and terminals cannot print are escaped.
     """
 
     def __init__(self, message: str, *, kind: str = "RewardError", details: str = "") -> None:
@@ -158,16 +172,16 @@ class RewardTimeoutError(RewardError):
 
 
 class RewardFailed(Exception):  # an outcome that the manifest requests
-    """A reward with `onError: Fail` failed, or every reward failed for all responses of the trial.
+    """Ends the run: a reward with `onError: Fail` failed, or every reward failed for all responses of the trial.
 
-    This error ends the run.
+    The trial consists of the first responses of the run.
     """
 
     failure = FailureReason.REWARD_FAILED
 
 
 class RewardSetupError(ValueError):
-    """Rewards cannot be built. problems: one text per problem."""
+    """The rewards of a run cannot be built. problems: one text per problem."""
 
     failure = FailureReason.REWARD_SETUP_ERROR
 
@@ -181,13 +195,13 @@ class RewardSetupError(ValueError):
 
 
 MAX_SCORE: Final = 1e15
-"""Maximum magnitude of a score. Advantages are computed from squares of rewards in float32, whose maximum is 3e38."""
+"""Maximum magnitude of a score. Advantages square rewards in float32, whose maximum is 3e38."""
 
 
 def as_score(value: object) -> float:
-    """Return `value`, which a scorer returned, as a float.
+    """Return `value`, the result of a reward function, as a float.
 
-    Raises RewardError if it is not a number, if it is NaN, or if its magnitude exceeds MAX_SCORE.
+    Raises RewardError if `value` is not a number, is infinite or NaN, or exceeds MAX_SCORE in magnitude.
     """
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         value = bool(value)  # not a Real for Python, other than its own bool
@@ -214,6 +228,6 @@ def required_answer(response: Response) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text with control characters and unpaired surrogates escaped. Tabs and line ends stay."""
+    """Return `text` with control characters and unpaired surrogates escaped. Tabs and line ends are kept."""
     shown = "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
     return shown.encode(errors="backslashreplace").decode()

@@ -1,6 +1,8 @@
-"""The rewards of a spec as plain data, and the number of processes that score. Importing this file imports no library.
+"""The rewards of a spec as plain data, and the number of processes that score.
 
-cores   scoring processes   processes of a plain function, together
+This file imports no library, so the processes that use it start fast.
+
+cores   scoring processes   maximum of worker processes per plain function, over all scoring processes
 2       1                   8
 16      2                   32
 64      8                   64
@@ -53,7 +55,7 @@ class RewardSettings:
 
 @dataclass(frozen=True)
 class RewardTerm:
-    """The weight of a reward in the sum, and the consequence of its failures."""
+    """The weight of a reward in the sum, and the effect of its failures (`onError`)."""
 
     name: str
     weight: float
@@ -64,7 +66,9 @@ class RewardTerm:
 class RewardsSetup:
     """All rewards of a run.
 
-    gyms: the fields of all gym sources whose prompts will be scored, training and validation.
+    rewards: the settings of each reward.
+    terms: the weight and the `onError` policy of each reward, in the same order.
+    gyms: the settings of all gym sources whose prompts will be scored, training and validation.
     """
 
     rewards: tuple[RewardSettings, ...]
@@ -73,9 +77,9 @@ class RewardsSetup:
 
     @classmethod
     def of(cls, rewards: Sequence[RewardSpec], sources: Iterable[SourceSpec], base: Path) -> RewardsSetup:
-        """Collect the rewards of a spec.
+        """Return the rewards of a spec as plain data.
 
-        base: the manifest's folder. Raises RewardSetupError if two rewards have one name.
+        base: the manifest's folder. Raises RewardSetupError if two rewards have the same name.
         """
         names = _names(rewards)
         if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
@@ -94,14 +98,14 @@ def settings_of(name: str, reward: RewardSpec, base: Path) -> RewardSettings:
 
 
 def needs_answers(rewards: Iterable[RewardSpec]) -> bool:
-    """Return whether a reward compares responses with a reference answer, so that every prompt must have an answer."""
+    """Return whether a reward compares responses with a reference answer, so that every prompt must have one."""
     return any(reward.type in _COMPARES_ANSWERS for reward in rewards)
 
 
 def _names(rewards: Sequence[RewardSpec]) -> list[str]:
-    """Return the names of the rewards in metrics: the given name, or the type of a reward without one.
+    """Return the names of the rewards in metrics: the name in the spec, or the type for a reward without a name.
 
-    If several rewards of a type have no name, their names are the type and a number.
+    If several rewards of one type have no name, a number is appended to the type.
     """
     unnamed = Counter(reward.type for reward in rewards if reward.name is None)
     seen: Counter[str] = Counter()
@@ -115,10 +119,11 @@ def _names(rewards: Sequence[RewardSpec]) -> list[str]:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """The number of processes that score on one machine.
+    """The numbers of processes that score on one machine.
 
-    scoring: number of scoring processes. functions: maximum number of worker processes that each scoring process starts
-    for each plain function. cores: the same maximum while no call is slow.
+    scoring: number of scoring processes.
+    functions: maximum number of worker processes that each scoring process starts for each plain function.
+    cores: maximum number of worker processes as in `functions`, but while no call is slow.
     """
 
     scoring: int = 1
@@ -129,7 +134,8 @@ class ProcessLimits:
     def of(cls, cores: int) -> ProcessLimits:
         """Return the limits for a machine or pod with `cores` cores.
 
-        While no call is slow, a reward's processes use at most half of the cores, but at least one.
+        While no call is slow, all worker processes of a reward together use at most half of the cores, but at least one
+        per scoring process.
         """
         scoring = min(_MAX_SCORING_PROCESSES, max(1, cores // _CORES_PER_SCORING_PROCESS))
         wanted = max(_MIN_FUNCTION_PROCESSES, _FUNCTION_PROCESSES_PER_CORE * cores)
@@ -138,7 +144,7 @@ class ProcessLimits:
 
 
 def usable_cores(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
-    """Return the number of cores that this process may use, given its affinity and the limit of its pod."""
+    """Return the number of cores that this process may use: the minimum of its CPU affinity and its pod's CPU limit."""
     # Only Linux reports the affinity, and has the file: "quota period" in microseconds, or "max period".
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:

@@ -1,9 +1,10 @@
-"""Builds the scorer of a run, and scores responses with all of its rewards, in a scoring process.
+"""Build the rewards of a run in a scoring process, and score responses with them.
 
     RewardsSetup ─► build_scorer ─► Scorer ─► Reward.score of each response ─► Score
-                        └─► processes of functions: loaded at the same time
+                        └─► worker processes of functions: loaded at the same time
 
-Rewards that compute take turns with the event loop of the process (`Turn`); rewards that wait run at the same time.
+Rewards that wait for worker processes score all responses at the same time. Rewards that compute in the scoring process
+score one response after another, and regularly let other coroutines run (`Turn`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TURN_SECONDS: Final = 0.005
 
 
 class Turn:
-    """Measures how long a coroutine has computed since it last let other coroutines run."""
+    """Measures how long a coroutine has computed without letting other coroutines run."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -45,12 +46,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores any number of groups of responses at the same time."""
+    """All rewards of a run. It can score any number of groups at the same time."""
 
     rewards: Sequence[Reward]
 
     async def score(self, responses: Sequence[Response]) -> list[list[Score]]:
-        """Return the scores of each response, one of each reward, in order.
+        """Return a list of scores for each response: one score per reward, in the order of `rewards`.
 
         Rewards that wait for other processes score all responses at the same time.
         """
@@ -58,7 +59,7 @@ class Scorer:
         return [[scores[index] for scores in by_reward] for index in range(len(responses))]
 
     async def close(self) -> None:
-        """End the worker processes of the rewards. Calls that are running fail."""
+        """End the worker processes of the rewards. Running calls fail."""
         await asyncio.gather(*(reward.close() for reward in self.rewards))
 
 
@@ -80,9 +81,10 @@ async def _score(reward: Reward, response: Response) -> Score:
 
 
 def function_errors(rewards: Sequence[RewardSpec], base: Path) -> dict[int, RewardError]:
-    """Load each function in `spec.rewards` in a separate process, and return the errors by index of the reward.
+    """Load each function of `spec.rewards` in a separate process, and return the errors by index of the reward.
 
-    base: the manifest's folder, from which functions may be imported. Blocks: do not call it from an event loop.
+    base: the manifest's folder, from which functions may be imported. The call blocks, so an event
+    loop must not make it.
     """
     functions = {at: reward for at, reward in enumerate(rewards) if reward.type == "Function"}
     return asyncio.run(_function_errors(functions, base)) if functions else {}
@@ -105,10 +107,10 @@ async def _function_errors(rewards: Mapping[int, RewardSpec], base: Path) -> dic
 
 
 async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: int | None = None) -> Scorer:
-    """Build the scorer, after each function has been loaded in a worker process.
+    """Load the functions of all rewards in worker processes, and return the scorer.
 
-    output: descriptor to which functions print; None: they print where this process prints. The process of a Gym reward
-    loads the tasks of all sources before its first call. Raises RewardSetupError with every problem.
+    output: descriptor for what functions print; None: they print where this process prints. A Gym reward loads the
+    tasks of all sources before its first call. Raises RewardSetupError with every problem.
     """
     functions = [_isolated(reward, setup.gyms, limits, output) for reward in setup.rewards]
     # All functions load at the same time.
@@ -132,7 +134,7 @@ async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: in
 def _isolated(
     reward: RewardSettings, gyms: Sequence[Mapping[str, object]], limits: ProcessLimits, output: int | None
 ) -> IsolatedFunction | None:
-    """Return the function of a reward, which is not loaded yet.
+    """Return the function of a reward. The function is not loaded yet.
 
     Returns None for a reward that needs no process, because its calls cannot hang.
     """
@@ -157,7 +159,8 @@ def _reward(
 ) -> Reward:
     """Return the reward that the settings describe.
 
-    isolated: its loaded function; None for a reward without a process.
+    isolated: the loaded function of the reward; None for a reward without a process. Raises RewardError for a Gym
+    reward if no source is a gym.
     """
     if settings.type == "ExactMatch":
         return ExactMatch(settings.name, exact_match_grader(settings.extract))

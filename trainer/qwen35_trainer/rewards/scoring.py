@@ -1,18 +1,21 @@
-"""Scores the responses of groups in other processes: the driver's event loop neither decodes nor computes rewards.
+"""Score the responses of groups in scoring processes, so that the driver's event loop does no decoding or scoring.
 
-    generation ─► score_group ─► the scoring process with less to do ─► combine (combiner.py) ─► CombinedScore of each
-                  prompt, tokens      │ dies
-                                      └─► another one starts, and scores its groups again, once
+    generation ─► score_group ─────► the scoring process with the smallest ─► combine      ─► a CombinedScore
+                  prompt, tokens     number of groups                         (combiner.py)   for each response
 
-waits on           unblocked by                                     deadline
-open               the process: rewards and decoder loaded, or not  START_SECONDS
-score_group        the process, or its death                        that of each call of a reward (isolated.py)
-a silent process   its messages, at least every ALIVE_SECONDS       SILENT_SECONDS, then it is killed
-close              the processes, which end the rewards' processes  CLOSE_SECONDS, then they are killed
+If a scoring process dies, another one starts in its place, and its unfinished groups are scored once more.
 
-Only calls for groups in the window, and for those of one evaluation, can wait here. The driver holds these groups anyway, so no
-other queue grows. Waiting does not count towards timeoutSeconds. A group costs the driver one message each way, whose tokens are
-not copied.
+waits on           unblocked by                                             deadline
+open               the processes, when rewards and decoder are loaded,      START_SECONDS
+                   or when loading failed
+score_group        the process, or its death                                that of each call of a reward (isolated.py)
+a silent process   its heartbeat, every ALIVE_SECONDS                       SILENT_SECONDS, then it is killed
+close              the processes, when they have ended their worker         CLOSE_SECONDS + _REST_SECONDS, then they are
+                   processes                                                killed
+
+The groups that wait here are those in the window and those of one evaluation. The driver holds these groups anyway, so
+no unbounded queue can form. The wait does not count towards timeoutSeconds. The driver sends one request per group and
+receives one reply. It does not copy the tokens for the request.
 """
 
 from __future__ import annotations
@@ -60,33 +63,30 @@ Each score may carry a message and a traceback of 16,000 characters, and a group
 _TRIES: Final = 2
 """Maximum number of scoring processes that try to score a group.
 
-If all of them die, the rewards of the group have failed.
-"""
+If all of them die, every reward counts as failed for the group."""
 _REST_SECONDS: Final = 1.0
-"""Time that a scoring process gets to exit, after the CLOSE_SECONDS in which it ends the processes of its rewards."""
+"""Time in which a scoring process must exit after the CLOSE_SECONDS in which it ends its worker processes."""
 
 
 @dataclass(eq=False)
 class _Place:
-    """One of the scoring processes that should run.
-
-    When its process has died, another process is started in its place.
-    """
+    """A place for one scoring process. When the process has died, another process is started in the same place."""
 
     process: asyncio.Task[ChildProcess]
     number: int
     groups: int = 0
     """Number of groups that the process is scoring."""
     warned_of: asyncio.Task[ChildProcess] | None = None
-    """The last process whose end was logged as a warning. There is one warning, however many groups it was scoring."""
+    """The last process whose end was logged. Only one warning is logged per process, however many
+    groups it was scoring."""
 
     @property
     def over(self) -> bool:
-        """Whether the process could not be started, or has ended."""
+        """Whether the process could not be started or has ended."""
         return self.process.done() and (self.process.exception() is not None or not self.process.result().alive)
 
     def warn(self, process: asyncio.Task[ChildProcess], text: str) -> None:
-        """Log a warning about the end of a process, unless the last warning was about the same process."""
+        """Log a warning about the end of `process`, unless the last warning was about the same process."""
         if self.warned_of is not process:
             self.warned_of = process
             logger.warning("%s", text)
@@ -95,16 +95,18 @@ class _Place:
 class Scoring:
     """Scores the groups of one run. It implements GroupScorer.
 
-    This is an asynchronous context manager. Entering begins to start the scoring processes, `open` waits until they can
-    score, and leaving ends them. Only one event loop may use the object, and its thread must live until the end.
+    This is an asynchronous context manager. Entering it begins to start the scoring processes. `open` waits until they
+    can score. Leaving it ends them. Only one event loop may use the object, and the thread of this loop must live until
+    the object is closed.
     """
 
     def __init__(self, setup: RewardsSetup, limits: ProcessLimits, *, trial: int = 0, logs: Path | None = None) -> None:
-        """Set up the scoring without starting a process.
+        """Store the settings. No process is started yet.
 
-        trial: number of first responses; scoring raises RewardFailed if every reward fails for all of them. logs: the
-        folder for the output of functions, in one file of limited size for each scoring process; None: functions print
-        where this process prints.
+        trial: number of responses that form the trial, the first ones of the run. `score_group` raises RewardFailed if
+          every reward fails for all of them. 0: no trial.
+        logs: the folder for the output of functions, one file of limited size per scoring process. None: functions
+          print where this process prints.
         """
         self._setup, self._limits, self._logs = setup, limits, logs
         self._combiner = Combiner(setup.terms, trial)
@@ -131,15 +133,16 @@ class Scoring:
         return tuple(task.result().process_id for task in started)
 
     async def open(self, decoder: ResponseDecoder) -> None:
-        """Send the decoder to the scoring processes, and wait until all can score.
+        """Send the decoder to the scoring processes, and wait until all of them can score.
 
-        Raises RewardSetupError with every problem of the rewards.
+        Raises RewardSetupError with every problem of the rewards. Also raises ChildEnded if a process dies,
+        TimeoutError after START_SECONDS, and OSError if a process cannot be started.
         """
         self._decoder.set_result(decoder)
         await asyncio.gather(*(asyncio.shield(place.process) for place in self._places))
 
     async def close(self) -> None:
-        """End the scoring processes. Groups that they are scoring fail. May be called again."""
+        """End the scoring processes. Groups that are being scored fail. May be called again."""
         places, self._places = self._places, []
         tasks = [place.process for place in places]
         if self._watch is not None:
@@ -156,9 +159,9 @@ class Scoring:
     ) -> tuple[CombinedScore, ...]:
         """Return the combined score of each response, in order.
 
-        in_trial: whether the responses can be part of the trial, which consists of the first responses of the run. Raises
-        RewardFailed when a reward with `onError: Fail` could not score, or when no reward could score any response of the
-        trial.
+        in_trial: whether the responses count towards the trial, which consists of the first responses of the run.
+        Raises RewardFailed if a reward with `onError: Fail` could not score, or if every reward has failed for every
+        response of the trial. If every scoring process that tried the group died, all rewards count as failed.
         """
         try:
             scores = await self._scores(group_request(prompt, responses))
@@ -168,9 +171,9 @@ class Scoring:
         return tuple(self._combiner.combined(prompt.id, each, in_trial=in_trial) for each in scores)
 
     async def _scores(self, request: tuple[RequestPart, ...]) -> list[list[Score]]:
-        """Have a scoring process score a group, and return the scores of each response.
+        """Send a group to a scoring process, and return the scores of each response.
 
-        Raises RewardError when every process that tried the group died.
+        Raises RewardError if every process that tried the group died.
         """
         how = ""
         for _ in range(_TRIES):
@@ -191,7 +194,11 @@ class Scoring:
         raise RewardError(f"the scoring process died ({how}), and the one after it", kind="WorkerDied")
 
     def _next_place(self) -> _Place:
-        """Return the place with the smallest number of groups. If its process has ended, another one is started."""
+        """Return the place whose process is scoring the smallest number of groups. If that process has
+        ended, start another one.
+
+        Raises RewardError if scoring is closed.
+        """
         if not self._places:
             raise RewardError("scoring is closed", kind="Closed")
         place = min(self._places, key=lambda place: place.groups)
@@ -200,10 +207,11 @@ class Scoring:
         return place
 
     async def _start(self, number: int) -> ChildProcess:
-        """Start a scoring process, and return it when it can score.
+        """Start a scoring process, wait until it can score, and return it.
 
-        number: number of the process's place, which names its log file. Raises RewardSetupError if rewards cannot be built,
-        ChildEnded if the process dies, TimeoutError if it takes too long, and OSError if it cannot be started.
+        number: number of the place, which names the log file. Raises RewardSetupError if rewards cannot be
+        built, ChildEnded if the process dies, TimeoutError if loading takes too long, and OSError if the
+        process cannot be started.
         """
         output = None if self._logs is None else self._logs / f"rewards-{number}.log"
         process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)
@@ -227,7 +235,11 @@ class Scoring:
         await process.call(*decoder_request(decoder), seconds=START_SECONDS)
 
     async def _end_silent(self) -> None:
-        """End each process that is scoring groups and has sent nothing for SILENT_SECONDS: it hangs or is stopped."""
+        """Kill each process that is scoring groups but has sent nothing for SILENT_SECONDS, because it
+        hangs or is stopped.
+
+        The task runs until it is cancelled.
+        """
         suspects: set[ChildProcess] = set()
         while True:
             await asyncio.sleep(ALIVE_SECONDS)

@@ -1,4 +1,4 @@
-"""A scoring process, which decodes and scores the responses of groups, and the messages between it and the driver.
+"""A scoring process, which decodes and scores the responses of groups, and its messages to and from the driver.
 
     driver (scoring.py)         this process                            processes of functions (isolated.py)
     ───────────────────         ────────────                            ────────────────────────────────────
@@ -10,16 +10,16 @@
                                  ├─► ExactMatch
                                  └────────────────────────────────────► Math, Gym, functions of the user
                     ◄ scores of all
-                    ◄ alive, every ALIVE_SECONDS
+                    ◄ heartbeat, every ALIVE_SECONDS
 
 waits on        unblocked by                                   deadline
 next request    the driver, or its death (the socket closes)   none: the process is idle then
-decode          the group before it                            none: it computes. The driver kills a silent process
-score           the rewards                                    isolated.py
+decode          the group before it, when it is decoded        none: the driver kills a silent process
+score           the rewards                                    that of each call of a reward (isolated.py)
 
-The driver pickles the requests; replies are JSON. The process runs no code of users. It imports neither torch nor
+Requests are pickled, and replies are JSON. This process does not run code of users. It imports neither torch nor
 transformers, so it starts in a fraction of a second. When the driver ends, even by SIGKILL, this process ends the
-functions' processes and everything that they have started.
+processes of functions and everything that they have started.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from qwen35_trainer.data.prompt import Prompt
 
 SETUP: Final = b"S"
-"""First byte of the request to build the rewards. The reply is a JSON list of problems, empty if there are none."""
+"""First byte of the request to build the rewards. The reply is a JSON list of problems, which is empty on success."""
 DECODER: Final = b"D"
 """First byte of the request to load the decoder. The reply is empty."""
 GROUP: Final = b"G"
@@ -60,12 +60,11 @@ GROUP: Final = b"G"
 ENTRY: Final = f"{__name__}:serve"
 ALIVE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 5.0
-"""Maximum time in which this process, at its end, ends the processes of functions."""
+"""Maximum time in which this process, before it exits, ends the processes of functions."""
 MAX_UNDECODED_BYTES: Final = 64 * 2**20
-"""Maximum size of the received requests that wait for decoding.
+"""Size of received requests that are not decoded yet, above which no further request is received (backpressure).
 
-Further requests stay in the driver, which holds them anyway.
-"""
+Further requests stay in the driver, which holds their tokens anyway."""
 _MAX_DETAILED_KINDS: Final = 100
 _LENGTH: Final = struct.Struct("<I")
 _TOKEN_BYTES: Final = 4
@@ -84,9 +83,10 @@ def decoder_request(decoder: ResponseDecoder) -> tuple[RequestPart, ...]:
 
 
 def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[RequestPart, ...]:
-    """Return the parts of a request to score a group: a header, then the tokens of each response, which are not copied.
+    """Return the parts of a request to score a group: a header, then the tokens of each response.
 
-    Raises RewardError for metadata that cannot be pickled.
+    The tokens are memoryviews of `responses`, not copies. Raises RewardError if the prompt's
+    metadata cannot be pickled.
     """
     fields = PromptFields.of(prompt)
     sizes = [(len(response.ids), response.truncated) for response in responses]
@@ -98,7 +98,7 @@ def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[
 
 
 class GroupRequest:
-    """A received request to score a group, whose responses are decoded one by one."""
+    """A received request to score a group. Its responses are decoded one by one."""
 
     def __init__(self, content: bytes) -> None:
         start = len(GROUP) + _LENGTH.size
@@ -107,7 +107,7 @@ class GroupRequest:
         prompt, answer, fields, self._sizes = header
         self._prompt = PromptFields(prompt, answer, fields)
         self.size = len(content)
-        """Bytes of the request."""
+        """Size of the request in bytes."""
         self._tokens = memoryview(content)[start + length :].cast("i")
         self._next = self._read = 0
 
@@ -115,7 +115,7 @@ class GroupRequest:
         return len(self._sizes)
 
     def decode_next(self, decode: Decode) -> Response:
-        """Decode the tokens of the next response, and return the response."""
+        """Decode the next response of the group, and return it."""
         size, truncated = self._sizes[self._next]
         ids = self._tokens[self._read : self._read + size].tolist()
         self._next += 1
@@ -124,12 +124,14 @@ class GroupRequest:
 
 
 def scores_message(scores: Sequence[Sequence[Score]]) -> bytes:
-    """Encode the scores of each response as JSON: a number for a score, [error, timed out, details] for a failure."""
+    """Encode the scores of each response as JSON: a number for a score, [error, timed out, details]
+    for a failed reward.
+    """
     return json.dumps([[_plain(score) for score in of_response] for of_response in scores]).encode()
 
 
 def received_scores(reply: bytes) -> list[list[Score]]:
-    """Decode a reply that `scores_message` encoded: the scores of each response."""
+    """Decode a reply of `scores_message`: a list of scores for each response."""
     return [[_score(plain) for plain in of_response] for of_response in json.loads(reply)]
 
 
@@ -145,7 +147,7 @@ def _score(plain: float | list[object]) -> Score:
 
 
 def serve(descriptor: int) -> None:
-    """Answer the driver's requests until the driver closes the socket or ends.
+    """Answer the driver's requests until the driver closes the socket or ends, then exit the process.
 
     descriptor: this process's end of the socket.
     """
@@ -189,7 +191,7 @@ class ScoringProcess:
         self._detailed: set[tuple[int, str]] = set()
 
     def answer(self, request: bytes) -> Awaitable[bytes]:
-        """Return the reply to a request. The first byte of the request is its kind: SETUP, DECODER or GROUP."""
+        """Return the reply to a request. Its first byte is the kind of the request: SETUP, DECODER or GROUP."""
         match request[:1]:
             case kind if kind == SETUP:
                 return self._build(*pickle.loads(request[1:]))  # noqa: S301  # from the driver
@@ -239,9 +241,9 @@ class ScoringProcess:
         return responses
 
     def _received(self, size: int) -> None:
-        """Count `size` bytes as received but not decoded; a negative size: as decoded now.
+        """Add `size` to the number of received bytes that are not decoded yet. size: negative after decoding.
 
-        While more than MAX_UNDECODED_BYTES are not decoded, no further request is received.
+        While the number exceeds MAX_UNDECODED_BYTES, no further request is received.
         """
         self._undecoded += size
         assert self.server is not None
@@ -251,9 +253,9 @@ class ScoringProcess:
             self.server.resume()
 
     def _with_new_details(self, scores: list[Score]) -> list[Score]:
-        """Return the scores without the tracebacks that the driver would not log.
+        """Return the scores, with a traceback only for the first error of each kind and reward.
 
-        The driver logs the first error of each kind for each reward.
+        The driver logs no other tracebacks.
         """
         return [self._with_details_if_new(reward, score) for reward, score in enumerate(scores)]
 
@@ -268,9 +270,9 @@ class ScoringProcess:
 
 
 def _return_free_memory() -> None:
-    """Return freed memory to the system, such as 0.3 GB after a tokenizer of 248 thousand tokens has been read.
+    """Return freed memory to the system, such as 0.3 GB after loading a tokenizer of 248,000 tokens.
 
-    Without glibc nothing happens, because other C libraries lack the function `malloc_trim`.
+    With C libraries other than glibc nothing happens, because they lack `malloc_trim`.
     """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
