@@ -1,1 +1,1 @@
-"""Model families, each with one adapter for its layers. No class of another library is changed."""
+"""Model families. Each has one adapter for its layers, which changes instances and never the classes of a library."""

@@ -1,9 +1,9 @@
 """A linear layer with a low-rank adapter (LoRA, arXiv:2106.09685): y = W·x + scale · B·A·x.
 
-The adapter's matrices are parameters of the layer, next to its weight: modules and their names stay those of transformers,
-and FSDP shards the matrices with their layer. Adding B·A to the weight instead would lose small changes: a bfloat16 weight
-cannot hold a change below half of the spacing of bfloat16 numbers. While all changes are that small, replicas would generate
-with the base model.
+W is frozen; A and B train. They are parameters of the layer, next to its weight, so that the modules and their names
+stay those of transformers, and FSDP shards A and B together with their layer. The adapter is not merged into the
+weight: a bfloat16 weight cannot hold a change below half of the spacing of bfloat16 numbers, so small changes would be
+lost, and replicas would generate with the base model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from qwen35_trainer.weights.adapters import DOWN, UP
 
 
 def target_layers(model: HFModule, targets: Collection[str]) -> dict[str, nn.Linear]:
-    """Return the linear layers of the decoder with these names, by their full names in the model.
+    """Return the linear layers of the decoder that get adapters: full name of the layer in the model → layer.
 
-    targets: the last parts of the names, such as q_proj.
+    targets: last parts of names, such as q_proj. A layer is returned if the last part of its full name is a target.
     """
     of_decoder = set(text_model(model).layers.modules())
     return {
@@ -33,9 +33,9 @@ def target_layers(model: HFModule, targets: Collection[str]) -> dict[str, nn.Lin
 
 
 def attach(layer: nn.Linear, down: Tensor, up: Tensor, scale: float) -> None:
-    """Attach an adapter to `layer`, in place of an existing one.
+    """Attach an adapter to `layer`. An adapter that the layer already has is replaced.
 
-    down: A (rank, in).  up: B (out, rank).  scale: factor of B·A·x.
+    down: A (rank, in). up: B (out, rank). scale: factor of B·A·x.
     """
     for name, matrix in ((DOWN, down), (UP, up)):
         layer.register_parameter(name, nn.Parameter(matrix))
@@ -44,7 +44,7 @@ def attach(layer: nn.Linear, down: Tensor, up: Tensor, scale: float) -> None:
 
 
 def detach(layer: nn.Linear) -> None:
-    """Remove the adapter of `layer`."""
+    """Remove the adapter of `layer`, which must have one."""
     for name in (DOWN, UP, "adapter_scale", "forward"):
         delattr(layer, name)
 

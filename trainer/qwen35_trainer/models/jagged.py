@@ -11,19 +11,19 @@ from typing import Any
 from torch import Tensor
 
 type Nested = Any
-"""A tensor of layout `torch.jagged`. Torch's type lacks the methods that give the positions of the sequences."""
+"""A tensor of layout `torch.jagged`, for which torch's type lacks the methods that return positions of sequences."""
 
 
 def split(batch: Nested) -> list[Tensor]:
-    """Split a nested tensor of layout `torch.jagged` into its sequences, as views; any dimension may be the ragged one.
+    """Split a nested tensor of layout `torch.jagged` into its sequences, as views. Any dimension may be the ragged one.
 
-    batch: (sequences, length*, …) or (sequences, rows, length*, …). The dimension with the star is the ragged one: its size
-    differs between sequences.
+    batch: (sequences, length*, …) or (sequences, rows, length*, …). The dimension with the star is the ragged one: its
+    size differs between sequences.
 
-    `Tensor.unbind` uses the tensor's record of its ragged dimension, and for three dimensions that record is often wrong
-    (pytorch/pytorch#153238): it is 1 instead of 2 for a tensor rebuilt from its values and offsets, and for sequences of
-    equal length. `unbind` then raises. Here the ragged dimension is the one whose size fits the offsets; where two fit,
-    the record decides. Raises ValueError if none fits.
+    `Tensor.unbind` uses the tensor's record of its ragged dimension. For three dimensions this record is often wrong
+    (pytorch/pytorch#153238): it is 1 instead of 2 for a tensor rebuilt from its values and offsets, and for sequences
+    of equal length. `unbind` then raises. Here the ragged dimension is the one whose size fits the offsets. If several
+    fit, the record decides. Raises ValueError if none fits, or if several fit and the recorded one does not.
     """
     values, offsets, lengths = batch.values(), batch.offsets().tolist(), batch.lengths()
     fitting = [dim for dim, size in enumerate(values.shape) if size >= offsets[-1]]

@@ -3,7 +3,7 @@
 from typing import Any
 
 type HFModule = Any
-"""A module of the transformers library: its parts are attributes, which torch's types cannot express."""
+"""A module of the transformers library. Its parts are attributes, which torch's types cannot express."""
 
 type Context = Any
-"""The context of a `torch.autograd.Function`, from forward to backward: torch types neither its attributes nor `apply`."""
+"""The context that a `torch.autograd.Function` passes from forward to backward. Torch does not type its attributes."""

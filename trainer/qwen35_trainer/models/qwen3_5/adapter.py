@@ -1,4 +1,4 @@
-"""Adapts one instance of a Qwen3.5 model to this trainer. Classes of the transformers library are never changed."""
+"""Adapt one instance of a Qwen3.5 model to this trainer. Classes of the transformers library are never changed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ from qwen35_trainer.models.qwen3_5.classes import CLASSES
 from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text_model
 
 NORMS = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
-"""Names of the classes of norms in transformers whose weight is zero-centred."""
+"""Class names in transformers of the norms with a zero-centred weight: they multiply by 1 + weight."""
 GATED_NORMS = ("Qwen3_5RMSNormGated", "Qwen3_5MoeRMSNormGated")
-"""Names of the classes in transformers for the norm of a Gated DeltaNet, whose weight is not zero-centred."""
+"""Class names in transformers of the norm of a Gated DeltaNet, which multiplies by its weight (not zero-centred)."""
 
 ROUTERS = ("Qwen3_5MoeTopKRouter",)
-"""Names of the classes in transformers for the router of a mixture of experts."""
+"""Class names in transformers of the router of a mixture of experts."""
 
 
 def adapt(model: HFModule, context_group: ProcessGroup | None = None, *, float32_logits: bool = False) -> HFModule:
-    """Give a model and its layers a forward that reads a `ModelInput` and returns `TokenScores` (`forward.py`).
+    """Replace the `forward` of a model and of its layers, on these instances, and return the model.
 
-    context_group: processes that share each sequence (`context_parallel.py`); None or a group of one: each process
-    has its own sequences.  float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
-    Parameters, their names and the modules are unchanged. Adapting again replaces the group and the precision of logits.
-    Raises ValueError naming every problem: another family, an unsupported version of transformers, heads that the group
-    cannot share.
+    The model then takes a `ModelInput` and returns `TokenScores` (`forward.score`). Modules, parameters and their names
+    stay the same. Adapting a model again replaces `context_group` and `float32_logits`.
+
+    context_group: processes that share each sequence (`context_parallel.py`). With None or a group of one, each process
+      has its own sequences.
+    float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
+
+    Raises ValueError naming every problem: another model family, an unsupported version of transformers, attention
+    dropout, or heads that the group cannot share evenly.
     """
     if context_group is not None and context_group.size() == 1:
         context_group = None
@@ -63,9 +67,10 @@ def _rms_norm(norm: HFModule, x: Tensor) -> Tensor:
 
 
 def _gated_rms_norm(norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
-    """Compute the norm of `x` (…, V), times the weight, times silu(gate), in float32, rounded once.
+    """Compute the RMS norm of `x` (…, V), times the weight, times silu(gate), in float32, rounded once at the end.
 
-    transformers rounds to the type of `x` before it multiplies by the weight; vLLM and flash-linear-attention do not.
+    V: channels of a value. transformers also rounds to the type of `x` before it multiplies by the weight; vLLM and
+    flash-linear-attention do not.
     """
     normed = F.rms_norm(x.float(), x.shape[-1:], norm.weight.float(), norm.variance_epsilon)
     return (normed * F.silu(gate.float())).type_as(x)

@@ -1,4 +1,4 @@
-"""Builds a Qwen3.5 model from random weights or from a folder, adapted to this trainer."""
+"""Build a Qwen3.5 model with random weights or from a Hugging Face folder, adapted to this trainer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ VISION_TOKENS = {
     "image_token_id": 5,
     "video_token_id": 6,
 }
-"""Ids of the vision tokens in the character tokenizer, by their names in a configuration."""
+"""Ids of the vision tokens in the character tokenizer, by the fields of a configuration that name them."""
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Everything that determines the model that `build` builds."""
+    """The settings that determine the model which `build` returns."""
 
     model: ModelSpec
     seed: int
@@ -40,14 +40,14 @@ class ModelSettings:
     base: Path
     """The folder to which `source.path` is relative."""
     precision: torch.dtype = torch.float32
-    """Type of the parameters, except those that are always float32 (`precision.py`)."""
+    """Type of the parameters, except of those that are always float32 (`precision.py`)."""
 
 
 def build(settings: ModelSettings) -> HFModule:
-    """Build on the CPU the model that `spec.model` names, and adapt it to this trainer.
+    """Build the model of `spec.model` on the CPU, and adapt it to this trainer.
 
-    The model is a vision-language model if it has a vision tower, and otherwise a text model. Raises CheckpointUnusable
-    naming all problems of a folder.
+    The result is a vision-language model if the configuration has a vision tower, and otherwise a text model. Raises
+    CheckpointUnusable naming all problems of a folder.
     """
     model, precision = settings.model, settings.precision
     if model.source.random is not None:
@@ -64,9 +64,10 @@ def build(settings: ModelSettings) -> HFModule:
 
 
 def base_weights(settings: ModelSettings) -> Mapping[str, Tensor]:
-    """Return the weights of the model that `build` builds from the same settings, by their names in the module.
+    """Return the weights of the model that `build` builds from the same settings: name in the module → tensor.
 
-    Each weight of a folder is read when it is looked up, so that the whole model need not be in memory.
+    A weight of a folder is read each time it is looked up, so that the whole model need not be in memory. Random
+    weights are all computed immediately.
     """
     path = settings.model.source.path
     if path is not None:
@@ -77,7 +78,7 @@ def base_weights(settings: ModelSettings) -> Mapping[str, Tensor]:
 class _FolderWeights(Mapping[str, Tensor]):
     """The weights of a folder, converted to the types of a model that is stored in `precision`.
 
-    A weight is read from the files each time that it is looked up.
+    A weight is read from the files each time it is looked up.
     """
 
     def __init__(self, files: CheckpointFiles, precision: torch.dtype) -> None:
@@ -94,10 +95,11 @@ class _FolderWeights(Mapping[str, Tensor]):
 
 
 def configuration(model: ModelSpec, *, vocabulary: int, max_length: int, base: Path) -> HFConfig:
-    """Return the configuration of the model that `spec.model` names, without building the model.
+    """Return the configuration of the model of `spec.model`, without building the model.
 
-    vocabulary: number of tokens of the tokenizer. max_length: prompt and response together, in tokens. base: the folder to
-    which `source.path` is relative.
+    vocabulary: number of tokens of the tokenizer.
+    max_length: maximum length of a prompt and its response together, in tokens.
+    base: the folder to which `source.path` is relative.
     """
     if model.source.random is not None:
         return _random_configuration(model.source.random, vocabulary, max_length)
@@ -106,9 +108,9 @@ def configuration(model: ModelSpec, *, vocabulary: int, max_length: int, base: P
 
 
 def _from_files(files: CheckpointFiles, precision: torch.dtype) -> HFModule:
-    """Build a model and load the values of its parameters from the files, without drawing random values first.
+    """Build a model and load its parameters from the files, without drawing random values first.
 
-    Its buffers are not in the files; they are computed, as in every model.
+    Buffers are not in the files; they are computed.
     """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 

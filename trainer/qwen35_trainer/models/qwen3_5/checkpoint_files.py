@@ -1,12 +1,12 @@
-"""Hugging Face checkpoint folders of this family: the content of their files, checked before any tensor is read.
+"""Hugging Face checkpoint folders of this family: a folder's files are checked before any tensor is read.
 
     config.json ─► class ─► names and shapes of the model ───────┐
     *.safetensors headers ─► names, shapes and dtypes on disk ───┴─► they agree: CheckpointFiles; otherwise one error
                                                                      that lists every difference
 
-The files may store experts packed (one tensor for all experts, as in transformers' modules) or one by one, and a text model
-alone or as part of a vision-language model. In all cases `CheckpointFiles` uses the names and shapes of the PyTorch
-module that is built.
+The files may store experts packed (one tensor for all experts, as in transformers' modules) or one by one. They may
+store a text model alone or as part of a vision-language model. In all cases, `CheckpointFiles` has the names and shapes
+of the PyTorch module that is built.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ from qwen35_trainer.models.qwen3_5 import classes
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Types in which weights may be stored, by safetensors' names.
+"""Types in which weights may be stored: name in safetensors → type of torch.
 
-All others, which quantised checkpoints have, are refused.
-"""
+All other types, such as those of quantised checkpoints, are refused."""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _MAX_PRINTED_PROBLEMS = 20
 
 
 class CheckpointUnusable(ValueError):
-    """A checkpoint folder that cannot be loaded.
+    """A checkpoint folder cannot be loaded.
 
-    problems: one text per problem, each naming the file or tensor, the value and the fix. str() prints the first
-    twenty and the count.
+    problems: one text per problem, which names the file or tensor, the value and the fix. str() prints the first twenty
+    problems and the count of all.
     """
 
     failure = FailureReason.MODEL_UNUSABLE
@@ -60,7 +59,7 @@ class CheckpointUnusable(ValueError):
 
 @dataclass(frozen=True)
 class FileTensor:
-    """One tensor in one file, under its name in the file."""
+    """One tensor in one file. `name` is its name in the file."""
 
     file: Path
     name: str
@@ -70,15 +69,15 @@ class FileTensor:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the model, and the location of its values."""
+    """One tensor of the model, and where the files hold its values."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     pieces: tuple[tuple[FileTensor, ...], ...]
-    """The tensors in files that hold the values. Experts that are stored one by one have a tuple for each expert, with its
-    tensors in the order of rows; every other tensor of the model has one tuple with one tensor."""
+    """The tensors in files that hold the values. If `stacked`, `pieces` has one tuple per expert, which lists the
+    expert's tensors in the order of their rows. Otherwise it has one tuple with one tensor."""
     stacked: bool
-    """Whether this tensor holds experts that are stored one by one, so that `pieces` has a tuple for each expert."""
+    """Whether this tensor consists of experts that are stored one by one."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,16 @@ class CheckpointFiles:
     config: classes.HFConfig
     """Configuration object of transformers; `classes.without_weights(config)` is the model that fits `tensors`."""
     tensors: Mapping[str, StoredTensor]
-    """One tensor for each parameter of the module, by the parameter's name.
-
-    A tied output layer is left out.
-    """
+    """Name of a parameter in the module → stored tensor. A tied output layer is left out."""
     passed: Mapping[str, StoredTensor]
-    """Tensors that the module lacks, but a rollout engine may use: heads for multi-token prediction (`mtp.*`)."""
+    """Tensors that the module lacks but a rollout engine may use: heads for multi-token prediction (`mtp.*`)."""
 
     @classmethod
     def open(cls, folder: Path) -> CheckpointFiles:
-        """Read the headers of a folder's files. Raises CheckpointUnusable naming all problems together."""
+        """Read the headers of a folder's files and check them, without reading the values of tensors.
+
+        Raises CheckpointUnusable naming all problems.
+        """
         config_file = folder / "config.json"
         if not config_file.is_file():
             raise CheckpointUnusable(folder, ["no config.json: name the folder of a Hugging Face checkpoint."])
@@ -120,9 +119,11 @@ class CheckpointFiles:
         return cls(folder, config, MappingProxyType(tensors), MappingProxyType(passed))
 
     def read(self, name: str, *slices: slice) -> Tensor:
-        """Read one tensor, or a part of it, in the dtype of the file. Only that part is read.
+        """Read one tensor, or a part of it, in the dtype of the file.
 
         slices: one for each leading dimension, with a step of 1. If they select nothing, the result is an empty tensor.
+        Only the selected part is read from disk; of experts that are stored one by one, each selected expert is read as
+        a whole. Raises KeyError for an unknown name.
         """
         stored = self.tensors.get(name) or self.passed[name]
         ranges = [range(size)[s] for size, s in zip(stored.shape, slices, strict=False)]
@@ -145,7 +146,10 @@ class CheckpointFiles:
 
 
 def check_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise CheckpointUnusable naming every tensor, or shard of a tensor, that holds NaN or infinity."""
+    """Raise CheckpointUnusable, naming every tensor of `weights` that holds NaN or infinity, if there is one.
+
+    weights: (name, tensor or shard of a tensor).
+    """
     problems = []
     for name, tensor in weights:
         if wrong := tensor.numel() - int(tensor.isfinite().sum()):
@@ -168,9 +172,9 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _pieces(folder: Path, problems: list[str]) -> dict[str, FileTensor]:
-    """Read the headers of all files, and return the tensors by their names in the files.
+    """Read the headers of all files, and return name in the files → tensor.
 
-    Adds what is wrong to `problems`.
+    Appends a text for each problem to `problems`.
     """
     promised: dict[str, str] | None = None
     if (folder / INDEX).is_file():
@@ -216,10 +220,10 @@ def _read_header(file: Path, pieces: dict[str, FileTensor], problems: list[str])
 def _as_modules(
     pieces: Mapping[str, FileTensor], *, text_only: bool, problems: list[str]
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Return the stored tensors by their names in the PyTorch module, and separately the tensors that the module lacks (`mtp.*`).
+    """Return two mappings from names in the PyTorch module: its stored tensors, and tensors that it lacks (`mtp.*`).
 
-    pieces: the tensors by their names in the files. text_only: whether the module is the text model alone. Adds experts that
-    are incomplete to `problems`.
+    pieces: name in the files → tensor. text_only: whether the module is a text model without a vision tower. Appends a
+    text for incomplete experts to `problems`.
     """
     tensors: dict[str, StoredTensor] = {}
     passed: dict[str, StoredTensor] = {}
@@ -247,9 +251,10 @@ def _as_modules(
 def _stack(
     prefix: str, kinds: Mapping[str, Mapping[int, FileTensor]], tensors: dict[str, StoredTensor], problems: list[str]
 ) -> None:
-    """Join experts that are stored one by one to the two tensors of the PyTorch module, and add these to `tensors`.
+    """Join experts that are stored one by one into two tensors of the PyTorch module, and add the two to `tensors`.
 
-    The two tensors are `gate_up_proj`, with the rows of gate above those of up, and `down_proj`.
+    The tensors are `gate_up_proj`, with the rows of gate above those of up, and `down_proj`. Appends a text for missing
+    experts and for different shapes to `problems`.
     """
     count = 1 + max(max(indices) for indices in kinds.values())
     for name, wanted in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
@@ -270,10 +275,11 @@ def _stack(
 def _differences(
     expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor], *, tied: bool
 ) -> list[str]:
-    """Return a text for each tensor that only the PyTorch module has, that only the files have, or whose shapes differ.
+    """Return a text for the tensors that only the PyTorch module has, those that only the files have, and
+    each different shape.
 
-    expected: the shapes of the module's parameters. stored: the tensors in the files, which may include a tied output layer
-    although the module does not list one.
+    expected: shapes of the module's parameters. stored: tensors in the files. tied: whether the files may also store
+    the output layer, which a module with tied embeddings does not list.
     """
     problems = []
     if missing := [name for name in expected if name not in stored]:

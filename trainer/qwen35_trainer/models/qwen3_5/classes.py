@@ -1,4 +1,4 @@
-"""The classes of the transformers library for configurations of this family."""
+"""The transformers classes of this family: which class a config.json names, and models built from configurations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CLASSES = {
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-"""`model_type` in config.json → name of the class of that model in transformers."""
+"""`model_type` in config.json → name of the model's class in transformers."""
 
 
 def family_problem(config: Mapping[str, Any]) -> str | None:
-    """Return why the contents of a config.json are not of this family, or None if they are."""
+    """Return why the contents of a config.json do not belong to this family, or None if they do."""
     kind = config.get("model_type")
     if kind in CLASSES:
         return None
@@ -34,9 +34,9 @@ def family_problem(config: Mapping[str, Any]) -> str | None:
 
 
 def read_config(folder: Path) -> HFConfig:
-    """Read the configuration object of a folder.
+    """Read a folder's config.json into a configuration object of transformers.
 
-    If the `architectures` of a vision-language folder name the class of the text model alone, the result is the
+    If the `architectures` of a vision-language folder name the class of the text model alone, return the
     configuration of the text model.
     """
     from transformers import AutoConfig
@@ -53,8 +53,8 @@ def read_config(folder: Path) -> HFConfig:
 def construct(config: HFConfig) -> HFModule:
     """Build the model of a configuration with random weights in float32, whatever types the configuration names.
 
-    transformers would use the types in the configuration, which may differ between the text model and the vision tower:
-    published configurations name bfloat16 for the text, and no type for the tower.
+    transformers would use the types in the configuration. They may differ between the text model and the vision tower:
+    published configurations name bfloat16 for the text model, and no type for the tower.
     """
     import transformers
 
@@ -65,6 +65,6 @@ def construct(config: HFConfig) -> HFModule:
 
 
 def without_weights(config: HFConfig) -> HFModule:
-    """Build the model of a configuration on the meta device, with names and shapes but no values."""
+    """Build the model of a configuration on the meta device: names and shapes without values."""
     with torch.device("meta"):
         return construct(config)

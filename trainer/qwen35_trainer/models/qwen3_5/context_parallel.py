@@ -1,6 +1,7 @@
 """Context parallelism over heads (DeepSpeed-Ulysses, arXiv:2309.14509): the S processes of a group share each sequence.
 
-Outside the mixers each process holds a slice of the tokens. Inside a mixer it holds all tokens of a share of the heads.
+Outside the mixers (full attention, Gated DeltaNet), each process holds all H heads for l of the L tokens of a row, l =
+L / S. Inside a mixer, it holds all L tokens for h of the heads, h = H / S.
 
              tokens 0…l-1   l…2l-1                heads 0…h-1   h…2h-1
     rank 0   ██████████               to_heads    ████████████                    mixers compute whole
@@ -8,13 +9,15 @@ Outside the mixers each process holds a slice of the tokens. Inside a mixer it h
                                       ◄────────
                                       to_tokens
 
-Every process of the group gets the same `ModelInput`, rows and targets, and returns all scores. The backward pass sends
-the gradient of a score only to the process that computed it, so each process holds a *share* of the gradient of every
-parameter, and the gradient is the sum over the group, as over data-parallel processes. FSDP2 averages over all processes
-of its mesh; an engine that multiplies its loss by their number gets the sum.
+Every process of the group gets the same `ModelInput`, rows and targets, and returns all scores. In the backward pass,
+only the process that computed a score propagates the gradient of that score. Each process therefore has a part of the
+gradient of every parameter, and the sum over the group is the gradient, as with data-parallel processes. FSDP2 averages
+over all processes of its mesh; an engine that multiplies its loss by the number of these processes gets the sum.
 
 Tokens are padded to a multiple of S. In a packed row the padding is a separate sequence in `boundaries`, because kernels
 read the last boundary as the end of the row.
+
+Shapes below: n rows, C channels per head, and S, L, l, H as above.
 """
 
 from __future__ import annotations
@@ -33,10 +36,12 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
 
 def head_problems(config: HFModule, ranks: int) -> list[str]:
-    """Return the reasons why `ranks` processes cannot share the heads of a text model, each with a fix; empty if they can.
+    """Return why `ranks` processes cannot share the heads of a text model evenly, with the fix. The list
+    is empty if they can.
 
-    Full attention may have fewer key/value heads than processes, because key and value heads are repeated. Linear attention
-    may not have fewer heads, because each process has its part of the channels of the convolution and the projection.
+    Full attention may have fewer key/value heads than processes, because key and value heads are repeated
+    (`replicate`). Linear attention needs numbers of heads that are divisible by `ranks`, because each process computes
+    its own channels of the convolution.
     """
     names = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
     heads = {name: getattr(config, name) for name in names}
@@ -48,7 +53,7 @@ def head_problems(config: HFModule, ranks: int) -> list[str]:
 
 
 def padded(inputs: ModelInput, group: ProcessGroup) -> ModelInput:
-    """Pad `inputs` to the right, to a length that is a multiple of the group's size."""
+    """Return `inputs` padded on the right, so that the number of tokens of a row is a multiple of the group's size."""
     missing = -inputs.tokens.shape[1] % group.size()
     if not missing:
         return inputs
@@ -64,34 +69,45 @@ def padded(inputs: ModelInput, group: ProcessGroup) -> ModelInput:
 
 
 def local_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the slice of (n, L, …) with the tokens of this process."""
+    """Return this process's slice of the tokens of `x`: (n, L, …) → (n, L / size of the group, …)."""
     return x.chunk(group.size(), dim=1)[group.rank()]
 
 
 def to_heads(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Exchange (n, l, H, …) of this process's tokens for (n, L, H / S, …) of all tokens."""
+    """Exchange all heads of this process's tokens for this process's heads of all tokens (all-to-all).
+
+    x: (n, l, H, …), n rows of l tokens with H heads. Returns (n, l · S, H / S, …), S the size of the group.
+    """
     return _exchange(x.unflatten(2, (group.size(), -1)).movedim(2, 0), group).movedim(0, 1).flatten(1, 2)
 
 
 def to_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Exchange (n, L, H / S, …) of all tokens for (n, l, H, …) of this process's tokens."""
+    """Exchange this process's heads of all tokens for all heads of this process's tokens (all-to-all). The
+    inverse of `to_heads`.
+
+    x: (n, L, h, …), n rows of L tokens with h heads. Returns (n, L / S, h · S, …), S the size of the group.
+    """
     return _exchange(x.unflatten(1, (group.size(), -1)).movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
 
 
 def replicate(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Repeat key or value heads (n, l, G, C) until their number is divisible by the size of the group.
+    """Repeat the G key or value heads of `x` (n, l, G, C) up to lcm(G, S) heads, S the size of the group.
 
-    Grouped-query attention still works: H is divisible by S and by G, so it is divisible by the new number of heads too,
-    which is their least common multiple.
+    n: rows, l: tokens, C: channels per head. Grouped-query attention still works: the number of query heads is
+    divisible by G and by S, hence by their least common multiple.
     """
     return x.repeat_interleave(group.size() // math.gcd(x.shape[2], group.size()), dim=2)
 
 
 def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> tuple[Tensor, Tensor]:
-    """Select the scored rows whose tokens this process holds.
+    """Select the scored positions whose tokens this process holds.
 
-    rows: (R,) flat positions in the (n, whole) tokens of all processes.  share: l, the length of a process's slice.
-    Returns two (selected,) int64: indices into `rows`, and flat positions in this process's (n, l) tokens.
+    rows: (R,) int64 indices into the flattened (n, whole) tokens of n rows.
+    whole: number of tokens of a row, with padding to a multiple of the group's size.
+    share: number of those tokens that one process holds.
+
+    Returns two int64 tensors of equal length: the indices of the selected entries in `rows`, and their indices into the
+    flattened (n, share) tokens of this process.
     """
     line, column = rows // whole, rows % whole
     selected = (column // share == group.rank()).nonzero().squeeze(1)
@@ -99,17 +115,19 @@ def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> 
 
 
 def gather_rows(values: Tensor, indices: Tensor, count: int, group: ProcessGroup) -> Tensor:
-    """Combine values that are spread over the group: each process passes its `values` and their `indices`.
+    """Return, on every process, `count` values of which each process has some.
 
-    Returns all (count,) values on every process. The backward pass gives each process the gradient of its own values.
+    values: the values of this process. indices: their positions in the result. The backward pass does not communicate:
+    it gives each process the gradient of its own values.
     """
     return group_sum(values.new_zeros(count).index_copy(0, indices, values), group)
 
 
 def group_sum(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Return, on every process, the sum of `values` over the processes of the group.
+    """Return, on every process, the sum of `values` over the processes of the group (all-reduce).
 
-    The backward pass gives each process the gradient of its own `values`.
+    The backward pass does not communicate: it passes each process its gradient of the sum unchanged, so no
+    gradient is counted twice.
     """
     return _Sum.apply(values, group)  # type: ignore[no-untyped-call]
 
@@ -119,7 +137,9 @@ def _exchange(blocks: Tensor, group: ProcessGroup) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """Sends block s of (S, …) to process s. The backward pass exchanges gradients in the same way."""
+    """Sends block s of `blocks` (S, …) to process s of the group's S processes. The backward
+    pass sends gradients back.
+    """
 
     @staticmethod
     def forward(ctx: Context, blocks: Tensor, group: ProcessGroup) -> Tensor:
@@ -135,7 +155,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """A sum over processes in which each addend is computed and differentiated on one process only."""
+    """Sum over processes, each of which computes and differentiates only its own addend."""
 
     @staticmethod
     def forward(ctx: Context, values: Tensor, group: ProcessGroup) -> Tensor:

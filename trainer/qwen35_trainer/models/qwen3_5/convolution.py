@@ -3,8 +3,8 @@
     y_t = silu(Σ_b f_b · x_{t-b}),  b = 0 … W - 1        x_{t-b} is 0 before the sequence
 
 flash-linear-attention, causal_conv1d and vLLM compute the same. Here the convolution is a sum of W shifted products: on
-a CPU, their gradient costs a fraction of the gradient of the general convolution. The float32 sums are not kept for the
-backward pass, which computes them again.
+a CPU, the gradient of this sum costs a fraction of the gradient of the general convolution. The float32 sums are not
+kept; the backward pass computes them again.
 
 Shapes: B sequences, T positions, C channels, W width; `filters` (C, W), whose last column is for the position itself.
 """
@@ -19,14 +19,18 @@ from qwen35_trainer.models.qwen3_5 import Context
 
 
 def convolve(x: Tensor, filters: Tensor) -> Tensor:
-    """Convolve right-padded sequences (B, T, C) from an empty state.  Returns (B, T, C) in the type of `x`."""
+    """Convolve right-padded sequences, starting from an empty state, and apply silu.
+
+    x: (B, T, C), B sequences of T positions with C channels. filters: (C, width). Returns (B, T, C) in the type of `x`.
+    """
     return _Convolution.apply(x, filters)  # type: ignore[no-untyped-call]
 
 
 def step(window: Tensor, filters: Tensor) -> Tensor:
-    """Compute the short convolution for the newest position of each sequence.
+    """Compute the short convolution and silu for the newest position of each sequence.
 
-    window: (B, W, C) inputs, the newest last.  Returns (B, C) in the type of `window`.
+    window: (B, W, C), the last W inputs of B sequences with C channels, the newest last. filters: (C, W). Returns (B,
+    C) in the type of `window`.
     """
     return F.silu((window.float() * filters.float().T).sum(1)).type_as(window)
 
@@ -59,9 +63,9 @@ def _sums(x: Tensor, filters: Tensor) -> Tensor:
 
 
 def _taps(x: Tensor, filters: Tensor) -> list[tuple[int, Tensor]]:
-    """List the columns of `filters` that reach into `x`.
+    """Return the columns of `filters` that reach into `x`, the newest position first.
 
-    Each entry has the number of positions that the column reaches back, and the (C,) float32 values of the column.
+    Each entry has the number of positions that the column reaches back, and the column's (C,) float32 values.
     """
     width = min(filters.shape[1], x.shape[1])
     return [(back, filters[:, -1 - back].float()) for back in range(width)]

@@ -1,16 +1,17 @@
 """Token-by-token decoding of many sequences of different lengths, with explicit state.
 
-The state is the KV cache of full attention, and the memory and last inputs of each Gated DeltaNet.
+The state of a sequence is the KV cache of each full-attention layer, and the memory and last inputs of
+each Gated DeltaNet.
 
-A decoder owns a table of *slots*. A sequence occupies one slot from its prompt to its end; occupied slots are always
-the first `n`, so that every step works on views and gathers nothing.
+A decoder owns a table of *slots*. A sequence occupies one slot from its prompt to its end. Occupied slots are always
+the first `n`, so that a step works on views of the table and copies no state.
 
         slot   0    1    2   …   n-1 │ n  …
               seq  seq  seq      seq │ free          prefill: fills slots n…   step: advances 0…n-1   move: closes a hole
 
-A prompt may contain pictures. After a picture, the positions of the rotary embedding continue at its longer side
-(`positions.py`), so they are fewer than the tokens. Each slot therefore has an *offset*: the rotary position of its next token,
-less its number of tokens. The offset of a text is 0.
+A prompt may contain pictures. After a picture, rotary positions continue at the longer side of the picture
+(`positions.py`), so there are fewer positions than tokens. Each slot therefore has an *offset*: the rotary position of
+its next token minus its number of tokens. The offset of a text is 0.
 
 Weights are read from the live model at every call. When they are replaced between two steps, the KV cache and the recurrent
 states that the old weights computed stay in each slot and are not recomputed: the next token is computed from them with the
@@ -36,13 +37,15 @@ if TYPE_CHECKING:
     from qwen35_trainer.data.picture_arrays import PictureArrays
 
 type Rotary = tuple[Tensor, Tensor]
-"""Cosine and sine of the rotary embedding: (rows or 1, T, channels) of prompts, and (n, channels) of single tokens."""
+"""Cosine and sine of the rotary embedding: (rows or 1, T, channels) for prompts of T tokens, (n,
+channels) for single tokens."""
 
 
 class Decoder:
     """Decodes up to `slots` sequences of at most `max_length` tokens each with a Qwen3.5 model.
 
-    The vision tower is used for prompts with pictures only; the model must then be adapted. float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
+    model: only if prompts have pictures, the model must be adapted, because `prefill` then runs its vision tower.
+    float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
     """
 
     def __init__(self, model: HFModule, slots: int, max_length: int, *, float32_logits: bool = False) -> None:
@@ -67,7 +70,7 @@ class Decoder:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors of all slots, whose values have no meaning while no slot is occupied."""
+        """All tensors of the decoding state. Their values have no meaning while no slot is occupied."""
         states = [
             table
             for each in self._layers
@@ -83,11 +86,14 @@ class Decoder:
         pictures: Sequence[PictureArrays | None] = (),
         generated: Sequence[int] = (),
     ) -> Tensor:
-        """Process prompts, and store the decoding state of prompt i in each of `slots[i]`.
+        """Process prompts, store the decoding state of prompt i in every slot of `slots[i]`, and
+        return next-token logits.
 
-        pictures: the pictures of each prompt; empty: all prompts are text. generated: the number of tokens at the end of
-        each prompt that the model generated, and that stand for no picture; used only with pictures. Returns next-token
-        logits (prompts, V). Raises ValueError if the placeholders of a prompt do not match its pictures.
+        pictures: the pictures of each prompt; empty: all prompts are text.
+        generated: for each prompt, the number of tokens at its end that the model generated. Generated tokens are never
+          placeholders of pictures. Used only with pictures.
+
+        Returns (prompts, vocabulary). Raises ValueError if the placeholders of a prompt do not match its pictures.
         """
         device = self.lengths.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -107,7 +113,10 @@ class Decoder:
 
     @torch.inference_mode()
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Compute the log-probs (T - 1,) float32 of all tokens but the first one of each sequence. No slot changes."""
+        """Compute the log-probs of all tokens but the first of each sequence. No slot changes.
+
+        Returns a (T - 1,) float32 tensor for each sequence of T tokens.
+        """
         device = self.lengths.device
         lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
         tokens = pad_sequence([torch.tensor(sequence, device=device) for sequence in sequences], batch_first=True)
@@ -126,10 +135,10 @@ class Decoder:
     def _scene(
         self, sequences: Sequence[Tensor], pictures: Sequence[PictureArrays | None], generated: Sequence[int]
     ) -> tuple[Tensor, Rotary, Tensor]:
-        """Embed prompts of which some have pictures, as for `prefill`.
+        """Embed prompts some of which have pictures. The arguments are those of `prefill`.
 
-        Returns the first layer's input (rows, T, D), its rotary embedding, and the rotary position (rows,) of the token that
-        follows each prompt.
+        Returns the first layer's input (rows, T, D), its rotary embedding, and the rotary position (rows,) of the token
+        that follows each prompt. T: tokens, D: hidden channels.
         """
         device = self.lengths.device
         written = [torch.arange(len(ids)) >= len(ids) - count for ids, count in zip(sequences, generated, strict=True)]
@@ -141,9 +150,11 @@ class Decoder:
         return hidden, self._text.rotary_emb(hidden, places.movedim(-1, 0)), following
 
     def _prompt_states(self, hidden: Tensor, rotary: Rotary, lengths: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        """Return the last layer's output (rows, T, D) for the first layer's input `hidden`, whose rows have `lengths` tokens.
+        """Run all layers on prompts: the first layer's input `hidden` (rows, T, D) → the last layer's
+        output (rows, T, D).
 
-        Rows are padded on the right. The decoding state of row `source[i]` is stored in slot `target[i]`.
+        Rows of T tokens are padded on the right; `lengths` has the number of tokens of each row. The decoding state of
+        row `source[i]` is stored in slot `target[i]`.
         """
         for layer, state in zip(self._text.layers, self._layers, strict=True):
             mixer_input = layer.input_layernorm(hidden)
@@ -157,7 +168,10 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to each of the first n slots.  tokens: (n,) int64.  Returns next-token logits (n, V)."""
+        """Append one token to the sequence in each of the first n slots, and return next-token logits (n, vocabulary).
+
+        tokens: (n,) int64.
+        """
         n = tokens.shape[0]
         positions = self.lengths[:n]
         longest = int(positions.max()) + 1
@@ -177,9 +191,9 @@ class Decoder:
 
     @torch.inference_mode()
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy the decoding state of slot `source[i]` to slot `target[i]`.
+        """Copy the decoding state of slot `source[i]` to slot `target[i]`, for every i.
 
-        source, target: (moves,) int64. No slot may be in both.
+        source, target: (moves,) int64. A slot must not be in both.
         """
         self.lengths[target], self._offsets[target] = self.lengths[source], self._offsets[source]
         for state in self._layers:

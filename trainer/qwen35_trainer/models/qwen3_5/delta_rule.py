@@ -2,12 +2,13 @@
 
     S_t = exp(g_t) · S_{t-1} + β_t · k_t ⊗ (v_t - (exp(g_t) · S_{t-1})ᵀ k_t)          o_t = S_tᵀ q_t
 
-(Gated DeltaNet, arXiv:2412.06464, eq. 10.)  `step` computes that line; `chunked` computes the same for a whole
-sequence in matrix products (arXiv:2406.06484, section 3.2, with decay).  Both run in float32 and agree with each other
-and with the Hugging Face reference, which pads every sequence to 64 positions; here a chunk is never longer than the
-sequence, so that short sequences are cheap on a CPU.
+(Gated DeltaNet, arXiv:2412.06464, eq. 10.) `step` computes one position t; `chunked` computes all positions of a
+sequence in matrix products (arXiv:2406.06484, section 3.2, with decay). Both run in float32, and agree with each other
+and with the Hugging Face reference. The reference pads every sequence to 64 positions; here a chunk is never longer
+than the sequence, so that short sequences are cheap on a CPU.
 
-Shapes: B sequences, T positions, H value heads, G key heads that H / G value heads share, K key channels, V value channels.
+Shapes: B sequences, T positions, H value heads, G key heads (H / G value heads share a key head), K channels of a key,
+V channels of a value.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK_POSITIONS = 64
-"""Maximum length of a chunk.
+"""Maximum number of positions of a chunk.
 
-In longer chunks, the quadratic part within a chunk would cost more than the scan over chunks.
-"""
+In longer chunks, the quadratic cost within a chunk would exceed the cost of the scan over chunks."""
 
 
 def normalise(x: Tensor) -> Tensor:
@@ -29,10 +29,10 @@ def normalise(x: Tensor) -> Tensor:
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Compute the gated delta rule for one position of each sequence.
+    """Compute the gated delta rule for one position of each of B sequences, and advance `state` in place.
 
-    query, key (B, G, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32. `state` is advanced in
-    place. Returns the output (B, H, V).
+    query, key: (B, G, K), G key heads of K channels. value: (B, H, V), H value heads of V channels; H / G value heads
+    share a key head. log_decay, beta: (B, H). state: (B, H, K, V). All are float32. Returns the output (B, H, V).
     """
     query, key = (_per_value_head(x, value) for x in (normalise(query) * query.shape[-1] ** -0.5, normalise(key)))
     state.mul_(log_decay.exp()[..., None, None])
@@ -44,11 +44,12 @@ def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Ten
 def chunked(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gated delta rule for whole sequences, in chunks of positions.
+    """Compute the gated delta rule for B whole sequences of T positions, in chunks of positions.
 
-    query, key (B, T, G, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V). A position with beta 0
-    and log_decay 0 does not change the state: padding is skipped in this way. Returns the outputs (B, T, H, V) and the
-    state after the last position (B, H, K, V), float32.
+    query, key: (B, T, G, K), G key heads of K channels. value: (B, T, H, V), H value heads of V channels; H / G value
+    heads share a key head. log_decay (≤ 0), beta: (B, T, H). state: (B, H, K, V) before the first position; None:
+    zeros. A position with beta 0 and log_decay 0 does not change the state: set both to 0 on padding. Returns the
+    outputs (B, T, H, V) and the state after the last position (B, H, K, V), float32.
     """
     length, chunk = query.shape[1], min(CHUNK_POSITIONS, query.shape[1])
     query, key = (_per_value_head(x, value) for x in (query, key))
@@ -88,6 +89,6 @@ def chunked(
 
 
 def _per_value_head(x: Tensor, value: Tensor) -> Tensor:
-    """Repeat queries or keys (…, G, K) for each head of `value` (…, H, V).  Returns (…, H, K)."""
+    """Repeat the G heads of queries or keys (…, G, K) to match the H heads of `value` (…, H, V). Returns (…, H, K)."""
     repeats = value.shape[-2] // x.shape[-2]
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=-2)

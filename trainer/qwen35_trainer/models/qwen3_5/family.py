@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwen35_trainer.models.qwen3_5 import HFModule
 
 TRANSFORMERS = ("5.3.0", "5.20")
-"""Supported versions of the transformers library: at least the first one, and below the second one."""
+"""Supported versions of the transformers library: the first one and later, below the second one."""
 
 
 def text_model(model: HFModule) -> HFModule:

@@ -4,7 +4,7 @@
                                  └── mixer (linear or full attention), then MLP or experts; each layer's `__call__`
 
 Layers, and the Gated DeltaNets in them, are called as modules and not as functions, because FSDP2 and activation
-checkpointing hook the call of a module.
+checkpointing hook into the call of a module.
 """
 
 from __future__ import annotations
@@ -36,13 +36,18 @@ def score(
     context_group: ProcessGroup | None = None,
     float32_logits: bool = False,
 ) -> TokenScores:
-    """Compute the scores of the tokens that follow `rows`. This is what a call of an adapted model does.
+    """Compute the scores of the tokens in `targets`. This is the `forward` of an adapted model.
 
-    rows: (R,) int64 flat positions, row-major over `inputs.tokens`, whose next token is scored. targets: (R,) int64.
-    lengths: (n,) int64: number of tokens of each sequence, for the losses of routers; None: without these losses.
+    rows: (R,) int64 indices into the flattened `inputs.tokens`. Target i is scored as the token that follows `rows[i]`.
+    targets: (R,) int64 token ids.
+    temperature: divisor of the logits.
+    with_entropy: whether to compute entropies.
+    lengths: (n,) int64 number of tokens of each of the n sequences, for the losses of routers; None: the
+      losses are not computed.
     kept: the tokens over which each row's softmax is taken; None: the whole vocabulary.
-    context_group: processes that share each sequence; all get the same arguments and all scores
-    (`context_parallel.py`). float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
+    context_group: processes that share each sequence (`context_parallel.py`). All of them must get the same arguments;
+      all of them return all scores.
+    float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
     """
     length = inputs.tokens.shape[1]
     hidden, router_losses = hidden_states(model, inputs, context_group, lengths)
@@ -73,17 +78,23 @@ def score(
 
 
 def logits(model: HFModule, inputs: ModelInput) -> Tensor:
-    """Compute the logits (n, L, V) of every position in the model's precision, without sharding or context parallelism."""
+    """Compute the logits (n, L, vocabulary) of all positions in the model's precision, for n rows of L tokens.
+
+    This works only without sharding and without context parallelism.
+    """
     return model.lm_head(text_model(model).norm(hidden_states(model, inputs, None)[0]))
 
 
 def hidden_states(
     model: HFModule, inputs: ModelInput, context_group: ProcessGroup | None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the hidden states (n, l, D) of this process's tokens before the final norm, and its share of the routers' losses.
+    """Compute the hidden states before the final norm for the tokens of this process, and this process's part
+    of routers' losses.
 
-    lengths: (n,) number of tokens of each sequence, for the routers' losses, which are None without it. context_group:
-    processes that share each sequence; None: this process holds all tokens.
+    context_group: processes that share each sequence; None: this process holds all tokens.
+    lengths: (sequences,) number of tokens of each sequence, for the routers' losses; None: the losses are not computed.
+
+    Returns hidden states (n, l, D) of n rows, l tokens of this process and D channels, and the losses (2,) or None.
     """
     if context_group is not None:
         inputs = context_parallel.padded(inputs, context_group)
@@ -98,10 +109,11 @@ def hidden_states(
 
 
 def decode_layer(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor | None]:
-    """Compute one layer: mixer, then MLP or experts, each after a norm and added to its input.
+    """Compute one layer: a mixer, then an MLP or experts. Each has a norm before it, and its input is
+    added to its output.
 
-    hidden: (n, l, D). Returns (n, l, D), and the losses of the layer's router. The losses are None if the layer has no
-    router or `layout.membership` is None.
+    hidden: (n, l, D), n rows, l tokens of this process, D channels. Returns (n, l, D), and the losses of the layer's
+    router. The losses are None if the layer has no router or `layout.membership` is None.
     """
     normed = layer.input_layernorm(hidden)
     if hasattr(layer, "linear_attn"):

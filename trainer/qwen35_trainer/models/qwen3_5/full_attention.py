@@ -1,8 +1,8 @@
 """One full-attention layer of Hugging Face's Qwen3.5, computed from the parameters of the module.
 
 The arithmetic is that of `forward` in transformers (per-head normalisation, rotation of a quarter of each head, output
-gate), without a mask of all tokens against all tokens: padding is to the right of every sequence, and a packed row is
-split or passed to a kernel that takes its boundaries.
+gate), without a mask of all tokens against all tokens. Padding is to the right of every sequence, where causal
+attention does not see it. A packed row is split, or passed to a kernel that takes the boundaries of its sequences.
 
 Shapes: n rows, l tokens that this process holds, D hidden, H heads, G key/value heads, C channels per head.
 """
@@ -20,7 +20,7 @@ from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
 def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
     """Compute a layer of full attention for every sequence of `layout`.
 
-    hidden: (n, l, D), normalised.  Returns (n, l, D).
+    hidden: (n, l, D), normalised: n rows, l tokens of this process, D channels. Returns (n, l, D).
     """
     query, key, value, gate = project(layer, hidden, layout.cos.unsqueeze(-2), layout.sin.unsqueeze(-2))
     if layout.context_group is not None:
@@ -36,7 +36,11 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
 
 
 def project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Project (…, D) to the rotated query (…, H, C) and key (…, G, C), value (…, G, C) and output gate (…, H·C)."""
+    """Project hidden states (…, D) to rotated queries and keys, values, and the output gate.
+
+    Returns query (…, H, C), key (…, G, C), value (…, G, C) and gate (…, H·C), for H query heads and G key/value heads
+    of C channels. cos, sin: of the rotary embedding, with an axis of size 1 for the heads.
+    """
     query, gate = layer.q_proj(hidden).unflatten(-1, (-1, 2 * layer.head_dim)).chunk(2, dim=-1)
     query = layer.q_norm(query)
     key = layer.k_norm(layer.k_proj(hidden).unflatten(-1, (-1, layer.head_dim)))
@@ -46,14 +50,18 @@ def project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute causal attention of b right-padded sequences. Arguments and result are (b, l, heads, C)."""
+    """Compute causal attention of b right-padded sequences of l tokens. Arguments and result are (b,
+    l, heads, channels).
+    """
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to the first channels of each head, as many as `cos` has; Qwen3.5 rotates a quarter of
-    them.
+    """Apply the rotary embedding to the first channels of each head, and leave the other channels unchanged.
+
+    x: (…, C), C channels of a head. cos, sin: (…, R), where R ≤ C is the number of channels to rotate; in
+    Qwen3.5, R = C / 4.
     """
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = turned.chunk(2, dim=-1)

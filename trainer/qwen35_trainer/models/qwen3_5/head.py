@@ -1,21 +1,21 @@
 """Log-probabilities of chosen tokens, and entropies, without the logits of all rows in memory.
 
-With a vocabulary of 248 thousand tokens the float32 logits of 4,096 rows are 4 GB, and a plain softmax with its gradient
-holds them several times. Here the logits of one *chunk* of rows at a time are computed, reduced to two numbers per row and
-dropped; the backward pass computes them again. This costs a fourth matrix product in addition to three, except for the last
-chunk: its logits are kept, which does not raise peak memory, because the backward pass begins with them. A micro-batch of one
-chunk therefore has no extra cost.
+With a vocabulary of 248,000 tokens, the float32 logits of 4,096 rows are 4 GB, and a plain softmax with its gradient
+holds several copies of them. Here the logits of one *chunk* of rows at a time are computed, reduced to two numbers per
+row and dropped. The backward pass computes the logits again, which costs a fourth matrix product in addition to three.
+Only the last chunk's logits are kept. This does not raise peak memory, because the backward pass begins with the last
+chunk. A micro-batch of one chunk therefore has no extra cost.
 
-Logits are in the weight's precision, or in float32 (`float32_logits`): rounded to bfloat16, a logit of 10 nats has an error
-of up to 1/32, and so do log-probs. Gradients of the logits are rounded to the weight's precision, like all gradients; their
-sums are not.
+Logits are in the weight's precision, or in float32 (`float32_logits`): rounded to bfloat16, a logit of 10 nats has an
+error of up to 1/32, and so do log-probs. Gradients of logits are rounded to the weight's precision, like all gradients.
+The sum of the weight's gradient over chunks is in float32.
 
     hidden ─product─► logits of a chunk ─pass─► two numbers per row ─ … ─► gradient of the logits ─two products─► gradients
                             └─ under truncated sampling, the logits of tokens that could not be drawn are removed in place
 
-The products are computed by the vendor's library: at these shapes (hundreds of rows, thousands of channels, the whole
-vocabulary) it reaches the hardware's limit. The passes over their result are in Triton on a GPU (`head_kernels.py`), and
-torch's operations elsewhere (`head_passes.py`).
+The matrix products are computed by the vendor's library, which reaches the hardware's limit at these shapes (hundreds
+of rows, thousands of channels, the whole vocabulary). The passes over the logits are Triton kernels on a GPU
+(`head_kernels.py`), and torch's operations elsewhere (`head_passes.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from qwen35_trainer.models.qwen3_5 import Context, head_passes, products
 from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 
 CHUNK_LOGITS = 2**27
-"""Maximum number of logits in memory at a time (512 MiB in float32): those of 541 rows of published models. Matrix
-products of this number of rows are efficient, and adding the gradient of each chunk to that of the weight costs little."""
+"""Maximum number of logits in memory at a time (512 MiB in float32): those of 540 rows with the vocabulary of
+published models. Matrix products of this size are efficient, and there are few chunks whose gradients must be added to
+that of the weight."""
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -39,13 +40,13 @@ HAS_TRITON = find_spec("triton") is not None
 class TokenScores(NamedTuple):
     """Scores of R tokens.
 
-    This is a tuple, because FSDP2 has to find the tensors in the result of a forward pass, and looks into tuples.
+    This is a tuple, because FSDP2 looks for tensors in the result of a forward pass, and finds them inside tuples.
     """
 
     log_probs: Tensor
     """(R,) float32: log-probability of each token, in nats."""
     entropy: Tensor | None
-    """(R,) float32, in nats: entropy of the distribution from which the token was drawn. None: not computed."""
+    """(R,) float32: entropy of the distribution of each token, in nats. None: not computed."""
     router_losses: Tensor | None = None
     """(2,) float32: load-balancing loss and z-loss of the routers (`router.losses`), summed over layers.
 
@@ -66,14 +67,17 @@ def token_scores(
 ) -> TokenScores:
     """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature).
 
-    hidden: (R, D).  weight: (V, D), whole: under FSDP call this where the weight is unsharded.  targets: (R,) int64.
-    chunk: number of rows per chunk; None: as many as `CHUNK_LOGITS` allows. Operands and results of the
-    products are in the weight's precision, except logits with `float32_logits`; everything after them is in float32.
-    The weight's gradient is summed over chunks in float32 and rounded once. The backward pass overwrites the kept
-    chunk, so it can run only once.
+    hidden: (R, D), R rows of D channels.
+    weight: (V, D), all rows of the output layer. Under FSDP, call this function where the weight is unsharded.
+    targets: (R,) int64.
+    chunk: number of rows per chunk; None: as many as `CHUNK_LOGITS` allows.
+    float32_logits: whether logits are float32. All other operands and results of matrix products have the
+      weight's precision.
+    kept: the tokens over which each row's softmax is taken, including the row's target; None: the whole vocabulary.
+      Log-probs, entropies and gradients are those of the distribution over these tokens.
 
-    kept: the tokens over which each row's softmax is taken, its target among them; None: the whole vocabulary. Log-probs, entropies
-    and gradients are those of the distribution over these tokens. It takes memory for the candidates only.
+    After the product, everything is computed in float32. The weight's gradient is summed over chunks in float32 and
+    rounded once. The backward pass overwrites the logits of the last chunk, so it can run only once.
     """
     if temperature <= 0:
         raise ValueError(f"temperature {temperature}: it must be above 0")
@@ -148,7 +152,9 @@ class _Scores(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, part: slice, float32_logits: bool, kept: KeptLogits | None) -> Tensor:
-    """Compute the logits of the rows in `part`, and remove those of the tokens that `kept` excludes."""
+    """Return the logits of the rows in `part`. Those of tokens that `kept` excludes are
+    overwritten by REMOVED_LOGIT.
+    """
     rows = hidden[part]
     logits = products.rows_times(rows, weight) if float32_logits else rows @ weight.T
     if kept is not None:
@@ -157,7 +163,7 @@ def _logits(hidden: Tensor, weight: Tensor, part: slice, float32_logits: bool, k
 
 
 class _Passes(Protocol):
-    """The passes over a chunk's logits; `head_passes.py` documents each."""
+    """The passes over a chunk's logits. `head_passes.py` documents them."""
 
     def prepare(self, product: Tensor, temperature: float) -> Tensor: ...
 
@@ -178,7 +184,7 @@ class _Passes(Protocol):
 
 
 def _passes(x: Tensor) -> _Passes:
-    """Choose Triton's passes on a GPU, and torch's elsewhere."""
+    """Return Triton's passes for a tensor on a GPU, and torch's elsewhere."""
     if x.device.type == "cuda" and HAS_TRITON:
         from qwen35_trainer.models.qwen3_5 import head_kernels
 

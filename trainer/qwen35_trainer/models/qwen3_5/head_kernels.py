@@ -1,12 +1,13 @@
-"""The passes of `head_passes.py` in Triton. Each reads the product (a chunk's logits) once, in its precision, without a copy.
+"""The passes of `head_passes.py` as Triton kernels, which read each logit once, in its precision, without a copy.
 
-    reduce     a program for each row: one sweep over the vocabulary with a running maximum (online softmax,
-               https://arxiv.org/abs/1805.02867), and for the entropy the running mean of how far logits lie below it
-    gradient   a program for each block of a row: overwrites the logits by their gradient
+    reduce     One program per row sweeps once over the vocabulary (online softmax, https://arxiv.org/abs/1805.02867).
+               It keeps the maximum logit so far, and the sum of exp(logit - maximum). For the entropy, it also keeps
+               the sum of exp(logit - maximum) · (logit - maximum), and at the end divides this sum by the first sum.
+    gradient   One program per block of a row overwrites the logits with the gradient with respect to them.
 
-For each 16-bit logit this moves 6 bytes where torch's operations move 30, and with entropies 80; the products are computed
-by the vendor's library. Tested with Triton's interpreter, and compiled for NVIDIA's architectures; nothing in this file has
-run on hardware.
+For each 16-bit logit, the kernels move 6 bytes to and from memory: `reduce` reads it, `gradient` reads and writes it.
+Torch's operations move 30 bytes without entropies, and 80 bytes with entropies. The kernels were tested in Triton's
+interpreter and compiled for NVIDIA's architectures; they have not run on a GPU.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-"""Number of tokens of the vocabulary that a Triton program processes together."""
+"""Number of tokens of the vocabulary that a Triton program processes in one step."""
 WARPS_PER_PROGRAM = 8
 LOWEST_LOGIT = tl.constexpr(-1e30)
-"""A number below every logit. It is finite, so that the difference of two such numbers is 0 and not NaN."""
+"""A number below every logit. It is finite, so that subtracting it from itself gives 0 and not NaN."""
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """Return the product unchanged: the kernels divide by the temperature when they read it."""
+    """Return the logits unchanged: the kernels divide by the temperature when they read a logit."""
     return product
 
 
 def reduce(
     prepared: Tensor, targets: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the results of `head_passes.reduce` with Triton kernels, from the product (R, V)."""
+    """Compute the results of `head_passes.reduce` with a Triton kernel.
+
+    prepared: logits (R, V), not yet divided by the temperature.
+    """
     rows, vocabulary = prepared.shape
     log_probs, logsumexp, entropy = torch.empty(3, rows, dtype=torch.float32, device=prepared.device)
     with torch.cuda.device_of(prepared):
@@ -59,7 +63,10 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Compute `head_passes.gradient` with Triton kernels. The result overwrites the product (R, V) and has its precision."""
+    """Compute the result of `head_passes.gradient` with a Triton kernel.
+
+    prepared: logits (R, V), not yet divided by the temperature. The result overwrites them and has their precision.
+    """
     rows, vocabulary = prepared.shape
     with torch.cuda.device_of(prepared):
         _gradient[(rows, triton.cdiv(vocabulary, BLOCK))](
@@ -80,7 +87,7 @@ def gradient(
 
 @triton.jit
 def _scaled(logits, at, vocabulary, inverse_temperature):
-    """Load logits of a row divided by the temperature, in float32."""
+    """Load logits of a row, and return them divided by the temperature, in float32."""
     return tl.load(logits + at, mask=at < vocabulary, other=LOWEST_LOGIT).to(tl.float32) * inverse_temperature
 
 

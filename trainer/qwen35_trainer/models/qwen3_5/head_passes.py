@@ -1,9 +1,9 @@
-"""The passes of the head over a chunk's product of hidden states and weight, in torch's operations.
+"""The passes of the head over a chunk's product (hidden states · weightᵀ, the logits), in torch's operations.
 
 `head_kernels.py` has the same passes in Triton.
 
-    product ─► prepare ─► reduce: log-probs, entropies       forward
-                   └────► gradient: that of the product      backward
+    product ─► prepare ─► reduce: log-probs, entropies               forward
+                   └────► gradient with respect to the product       backward
 
 With logits z = product/τ, p = softmax(z) and entropy H: ∂log p_t/∂z = 1_t - p, ∂H/∂z = -p (log p + H).
 """
@@ -15,9 +15,9 @@ from torch import Tensor
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """Convert logits (R, V), not yet divided by the temperature, to log-probabilities in float32.
+    """Return the log-probabilities (R, V) of logits that are not yet divided by the temperature, in float32.
 
-    May overwrite the logits.
+    product: (R, V) logits. They may be overwritten.
     """
     logits = product if temperature == 1 else product.float().div_(temperature)
     return logits.log_softmax(-1, dtype=torch.float32)
@@ -29,9 +29,10 @@ def reduce(
     temperature: float,  # not used: `prepare` has divided by it
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the log-probs of the targets, the logsumexp of each row of `prepared`, which `gradient` needs, and the entropies.
+    """Return the log-probs of the targets, the logsumexp of each row of `prepared`, and the
+    entropies, (R,) float32 each.
 
-    All are (R,) float32. The entropies are None without `with_entropy`.
+    prepared: (R, V) from `prepare`. `gradient` needs the logsumexp. The entropies are None without `with_entropy`.
     """
     log_probs = prepared.gather(1, targets.unsqueeze(1)).squeeze(1)
     entropy = -torch.linalg.vecdot(prepared.exp(), prepared) if with_entropy else None
@@ -47,10 +48,11 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Compute the gradient of the loss with respect to the logits, (R, V). May overwrite `prepared`.
+    """Return the gradient of the loss with respect to the logits, (R, V). May overwrite `prepared`.
 
-    by_log_prob, by_entropy: (R,) gradients of the loss with respect to log-probs and entropies; by_entropy is None if
-    entropies were not computed. logsumexp, entropy: as `reduce` returned them.
+    logsumexp, entropy: results of `reduce`.
+    by_log_prob, by_entropy: (R,) gradients of the loss with respect to log-probs and entropies. by_entropy is None if
+      entropies were not computed.
     """
     probability, upstream = prepared.exp(), by_log_prob.unsqueeze(1)
     if entropy is not None and by_entropy is not None:

@@ -1,11 +1,11 @@
-"""Writes a trained model as a Hugging Face folder: the source folder, with new values for the trained tensors.
+"""Write a trained model as a Hugging Face folder: a copy of the source folder, with new values for the trained tensors.
 
     source:  model-00001-of-00003.safetensors ─► tensor by tensor: trained? new value : unchanged ───► the same file
              config, tokenizer, templates, index ────────────────────────────────────────────────────► copied
 
-Names, the layout of experts, dtypes and the division into files are those of the source. Heads for multi-token
-prediction and all other tensors that were not trained pass through. A few files are written at a time, each with one block
-of a tensor's rows in memory.
+Names, the layout of experts, dtypes and the division into files are those of the source. Tensors that were not trained,
+such as heads for multi-token prediction, are copied. A few files are written at the same time. For each of them, only
+one block of a tensor's rows is in memory.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import DTYPES, INDEX, SINGLE
 from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
 
 type PartReader = Callable[..., Tensor]
-"""Reads a part of a tensor: `read(slice(0, 4), slice(2, 3))`, with one slice for each leading dimension. Threads may call it
-together."""
+"""A function that reads a part of a tensor: `read(slice(0, 4), slice(2, 3))`, with one slice for each leading
+dimension. It must be thread-safe."""
 type TrainedValues = Callable[[str], PartReader | None]
-"""Returns the reader of a parameter by its name in the module, or None if it was not trained. Threads may call it together."""
+"""A function from the name of a parameter in the module to its reader, or to None if the parameter was not trained. It
+must be thread-safe."""
 
 CHECKSUMS = "SHA256SUMS"
-"""Name of the file with checksums, in the format of `sha256sum --check`; it is written last."""
+"""Name of the file with checksums, in the format of `sha256sum --check`. It is written last."""
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
 _EMBEDDING_SUFFIX = "embed_tokens.weight"
 _VALUES_PER_BLOCK = 2**19
-"""Number of values that are converted at a time: they fit into a processor's cache."""
+"""Number of values that are converted at a time. They fit into a processor's cache."""
 _COPY_BLOCK_BYTES = 16 * 2**20
 """Number of bytes of an unchanged tensor that are copied at a time."""
 _WRITER_THREADS = 4
-"""Number of files that are written at a time, each by a thread that uses one core."""
+"""Number of files that are written at the same time, each by a thread that uses one core."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,15 @@ class _Place:
     parameter: str
     expert: int | None = None
     start: int = 0
-    """Row of the parameter, or of the expert's part of it, at which the stored tensor begins."""
+    """Row at which the stored tensor begins, in the parameter or, if `expert` is set, in the expert's
+    part of the parameter."""
 
 
 def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path) -> None:
     """Write a checkpoint in the format of Hugging Face into `output`, an empty folder. Raises OSError if writing fails.
 
-    files: the source checkpoint, whose names, shapes and shards the output gets. values: the tensors that trained. A crash
-    leaves the folder incomplete: write to a temporary name, then rename.
+    files: the source checkpoint, whose names, shapes and files the output has too. values: the trained parameters. A
+    crash leaves the folder incomplete, so write to a temporary name, then rename.
     """
     copy_the_rest(files.folder, output)
     places = _places(files)
@@ -74,7 +76,9 @@ def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path
 
 
 def copy_the_rest(source: Path, output: Path) -> None:
-    """Copy all files except weights: configuration, tokenizer, processor, templates, licence."""
+    """Copy all files of `source` except weights to `output`: configuration, tokenizer,
+    processor, templates, licence.
+    """
     for path in sorted(source.iterdir()):
         if (
             path.is_file()
@@ -88,7 +92,7 @@ def copy_the_rest(source: Path, output: Path) -> None:
 
 
 def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None) -> None:
-    """Write tensors to one safetensors file. Raises OSError if that fails, for example because the disk is full."""
+    """Write tensors to one safetensors file. Raises OSError if writing fails, for example because the disk is full."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         save_file(tensors, file, metadata=metadata)
@@ -97,9 +101,11 @@ def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None
 
 
 def seal(folder: Path) -> None:
-    """Complete a written folder: write the checksums of all files, set their modes by the umask, and flush all to disk.
+    """Complete a written folder: set the modes of its files by the umask, write checksums of all files,
+    and flush all to disk.
 
-    Modes are set because safetensors creates files that only their owner may read. Raises OSError if one of these steps fails.
+    Modes are set because safetensors creates files that only their owner may read. Raises OSError if one
+    of these steps fails.
     """
     mask = os.umask(0)
     os.umask(mask)
@@ -129,7 +135,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _places(files: CheckpointFiles) -> dict[str, _Place]:
-    """Return name of a tensor in the files → the part of a parameter of the module that the tensor holds."""
+    """Return name of a tensor in the files → the part of a parameter that this tensor holds."""
     places: dict[str, _Place] = {}
     for parameter, stored in files.tensors.items():
         for expert, pieces in enumerate(stored.pieces):
@@ -143,9 +149,9 @@ def _places(files: CheckpointFiles) -> dict[str, _Place]:
 
 
 def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], values: TrainedValues) -> None:
-    """Write the file `target` with the header of `source`, and each tensor at the offset that it has in `source`.
+    """Write the file `target` with the header of `source`, and with each tensor at the offset that it has in `source`.
 
-    Tensors that trained have their new values, all others those in `source`. The format is described at
+    Tensors that trained get their new values; all others are copied from `source`. The format is described at
     https://github.com/huggingface/safetensors, section Format.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -172,10 +178,10 @@ def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], value
 
 
 def _blocks(shape: Sequence[int], place: _Place) -> Iterator[tuple[slice, ...]]:
-    """Yield the slices of a parameter that, one after another, make up a stored tensor.
+    """Yield slices of a parameter that, concatenated, are a stored tensor.
 
-    Each is a range of rows with about `_VALUES_PER_BLOCK` values. shape: the shape of the stored tensor. place: the part of
-    the parameter that the stored tensor holds.
+    Each has a range of rows with about `_VALUES_PER_BLOCK` values. shape: the shape of the stored tensor. place: the
+    part of the parameter that the stored tensor holds.
     """
     if not shape:
         yield ()

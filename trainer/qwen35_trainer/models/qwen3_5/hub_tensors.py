@@ -1,17 +1,20 @@
-"""Weights under the names and shapes of a Hugging Face checkpoint of this family, for other programs to load.
+"""Weights under the names and shapes of a Hugging Face checkpoint of this family, for a rollout engine to load.
 
-    module ─► whole tensors, one after another ─► exported ─► a rollout engine of another program
+    module ─► whole tensors, one after another ─► exported ─► vLLM
 
-The vLLM engine loads with `exported`. `qwen35 export` writes with `hub_folder.py`.
-Only the names of experts differ between the PyTorch module and checkpoints:
+`qwen35 export` does not use this file: it writes with `hub_folder.py`. Only experts have different names in the PyTorch
+module and in checkpoints. For E experts with I inner channels and D hidden channels:
 
-    packed       layers.0.mlp.experts.gate_up_proj  (E, 2·I, D), gate above up       the module; vLLM
-                 layers.0.mlp.experts.down_proj     (E, D, I)
-    per expert   layers.0.mlp.experts.7.gate_proj.weight (I, D), up_proj (I, D), down_proj (D, I)    the library; vLLM
+    layout       name                                       shape                        used by
+    packed       layers.0.mlp.experts.gate_up_proj          (E, 2·I, D), gate above up   the module, vLLM
+                 layers.0.mlp.experts.down_proj             (E, D, I)                    the module, vLLM
+    per expert   layers.0.mlp.experts.7.gate_proj.weight    (I, D)                       checkpoints, vLLM
+                 layers.0.mlp.experts.7.up_proj.weight      (I, D)                       checkpoints, vLLM
+                 layers.0.mlp.experts.7.down_proj.weight    (D, I)                       checkpoints, vLLM
 
-vLLM 0.32 reads both; some of its older versions refuse packed tensors in weight updates. All other tensors, those of the
-vision tower included (`model.visual.*`), have the names of the module. All functions stream: if the tensors of a layer
-are adjacent, the experts of one layer at most are in memory.
+vLLM 0.32 reads both layouts; some older versions refuse packed tensors in weight updates. All other tensors, including
+those of the vision tower (`model.visual.*`), have the names of the module. All functions stream: if the tensors of a
+layer are adjacent, at most the experts of one layer are in memory.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ HEAD = "lm_head.weight"
 def exported(
     weights: Iterable[NamedTensor], *, tied: bool, layout: ExpertLayout = "packed", heads: Iterable[NamedTensor] = ()
 ) -> Iterator[NamedTensor]:
-    """Yield the weights of a model under the names by which its rollout engine loads them.
+    """Yield the weights of a model under the names by which a rollout engine loads them.
 
-    weights: unsharded tensors by their names in the module.  tied: `config.tie_word_embeddings`; the output layer is then
-    left out, since loaders take it from the input embedding and would read it twice.  heads: the tensors for
-    multi-token prediction (`mtp_heads`). They are passed through unchanged: the module in transformers lacks them, so they do
-    not train.
+    weights: unsharded tensors by their names in the module.
+    tied: `config.tie_word_embeddings`. If true, the output layer is left out, because loaders use the
+      input embedding for it.
+    layout: names and shapes of experts.
+    heads: the tensors for multi-token prediction (`mtp_heads`). They are passed through unchanged: the module in
+      transformers lacks them, so they do not train.
     """
     exported_weights = ((name, tensor) for name, tensor in weights if not (tied and name == HEAD))
     yield from to_packed(exported_weights) if layout == "packed" else to_per_expert(exported_weights)
@@ -47,16 +52,18 @@ def exported(
 
 
 def mtp_heads(files: CheckpointFiles) -> dict[str, Tensor]:
-    """Read the heads for multi-token prediction (`mtp.*`) of a checkpoint; empty if it has none.
+    """Read the heads for multi-token prediction (`mtp.*`) of a checkpoint. The result is empty if it has none.
 
-    vLLM drafts tokens with them. They do not change while the model learns, so drafts are accepted more rarely; that costs
-    speed but never changes the sampled distribution.
+    vLLM drafts tokens with these heads. They do not change while the model learns, so drafts are accepted more rarely;
+    this costs speed but never changes the sampled distribution.
     """
     return {name: files.read(name) for name in files.passed}
 
 
 def to_per_expert(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """Yield the weights with each packed expert tensor split into views of single experts. The inverse of `to_packed`."""
+    """Yield the weights, with each packed expert tensor split into views of single experts. The
+    inverse of `to_packed`.
+    """
     for name, tensor in weights:
         if name.endswith(GATE_UP):
             prefix = name.removesuffix(GATE_UP)
@@ -73,10 +80,10 @@ def to_per_expert(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
 
 
 def to_packed(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """Yield the weights with the tensors of single experts joined to packed ones, layer by layer.
+    """Yield the weights, with the tensors of single experts joined to packed ones, layer by layer.
 
     A layer is complete at the first expert of another layer, or at the end of the stream. Raises ValueError naming the
-    tensors that are still missing.
+    tensors that are then missing.
     """
     prefix, experts = "", dict[tuple[str, int], Tensor]()
     for name, tensor in weights:

@@ -16,24 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ModelInput:
-    """The tokens of n sequences on the device of the model, padded to the right (n rows of L) or packed into one row.
+    """The tokens of n sequences, on the device of the model: padded on the right (n rows of L tokens) or
+    packed into one row.
 
-    Padding needs no mask: every mixer is causal, so tokens to the right of a sequence do not affect it, and rows that are
-    not scored have no gradient.
+    Padding needs no mask. Every mixer is causal, so tokens to the right of a sequence do not affect it, and tokens that
+    are not scored have no gradient.
     """
 
     tokens: Tensor
-    """(n, L) int64 token ids, or (1, T) packed."""
+    """(n, L) int64 token ids if padded, or (1, T) if packed."""
     positions: Tensor
-    """(n, L, 4) or (1, T, 4) int64: text position, then the three positions of mRoPE. For text all four are equal."""
+    """(n, L, 4) or (1, T, 4) int64: the text position, then the three positions of mRoPE (time, height, width). For
+    text, all four are equal."""
     boundaries: Tensor | None
-    """(n + 1,) int32 cumulative lengths of a packed row, from 0 to T; None: padded."""
+    """(n + 1,) int32 cumulative lengths of the sequences in a packed row, from 0 to T; None: the rows are padded."""
     pictures: Pictures | None = None
     """Images and videos of the sequences; None: text only."""
 
     @classmethod
     def of_text(cls, sequences: Sequence[Tensor], *, packed: bool, device: torch.device | str) -> ModelInput:
-        """Create the input of sequences of token ids, each (length,) int64 of at least one token."""
+        """Return the input for sequences of token ids, each (length,) int64.
+
+        packed: whether the sequences are packed into one row; otherwise they are padded. Raises ValueError without
+        sequences, or if one is empty.
+        """
         if not sequences or any(len(sequence) == 0 for sequence in sequences):
             raise ValueError(
                 f"lengths {[len(s) for s in sequences]}: a model reads at least one sequence of at least one token"

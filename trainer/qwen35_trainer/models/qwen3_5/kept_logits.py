@@ -1,4 +1,4 @@
-"""The logits that count in a softmax over a part of the vocabulary, and the removal of all others."""
+"""Softmax over a part of the vocabulary: which logits of each row count, and the removal of all other logits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch import Tensor
 from qwen35_trainer.data.candidates import Candidates
 
 REMOVED_LOGIT = -1e30
-"""The value of a removed logit. The token's probability is then 0. Unlike -inf, the value times 0 is not NaN, so entropies and
-gradients need no special case."""
+"""The value that replaces a removed logit. The probability of the token is then 0. Unlike -inf, the value times 0 is
+not NaN, so entropies and gradients need no special case."""
 
 
 @dataclass(frozen=True, eq=False)
 class KeptLogits:
-    """The logits that count in the softmax of each of R rows: those of the row's candidates, or all logits if it has
-    none.
+    """The logits that count in the softmax of each of R rows: those of the row's candidates.
+
+    All logits count in a row without candidates.
     """
 
     candidates: Candidates
-    """The candidates of each row, on the host, so that a chunk of rows can be selected without waiting for the device."""
+    """The candidates of each row, on the host, so that selecting a chunk of rows does not wait for the device."""
     device: torch.device
     """The device of the logits."""
 
@@ -29,13 +30,13 @@ class KeptLogits:
         return len(self.candidates)
 
     def take(self, rows: Tensor) -> KeptLogits:
-        """Return the kept logits of n of the R rows. rows: (n,) int64, their indices."""
+        """Return the kept logits of some of the R rows. rows: (n,) int64 indices of these rows."""
         return KeptLogits(self.candidates.take(rows.cpu().numpy()), self.device)
 
     def remove_others(self, logits: Tensor, part: slice) -> None:
-        """Overwrite the logits that do not count by REMOVED_LOGIT.
+        """Overwrite, in `logits`, the values that do not count with REMOVED_LOGIT.
 
-        part: a range of the R rows. logits: (rows of `part`, V), in any precision that holds 1e30.
+        part: a range of the R rows. logits: (rows of `part`, vocabulary), in any precision that can hold 1e30.
         """
         of_part = self.candidates[part]
         counts = torch.from_numpy(of_part.counts.copy()).to(self.device)

@@ -1,10 +1,12 @@
-"""Kernels for accelerators that take the boundaries of the sequences in a packed row. Imported when first used.
+"""Kernels for accelerators that take the boundaries of the sequences in a packed row, imported when first used.
 
-    convolution, gated delta rule   flash-linear-attention (`fla`), any accelerator that it supports, 16-bit
-    full attention                  torch.nn.attention.varlen (FlashAttention within torch), NVIDIA, 16-bit
+    operation          kernel                                                     devices, all 16-bit only
+    convolution        flash-linear-attention (`fla`)                             those that `fla` supports
+    gated delta rule   flash-linear-attention (`fla`)                             those that `fla` supports
+    full attention     torch.nn.attention.varlen (FlashAttention within torch)    NVIDIA
 
-All are optional: without them a packed row is split (`sequence_layout.py`). Nothing in this file has run on hardware; the
-numeric check after loading (`packing.py`) detects wrong results.
+All kernels are optional: without them, a packed row is split (`sequence_layout.py`). Nothing in this file has run on an
+accelerator. The numeric check after loading (`packing.py`) detects wrong results.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ HALF_PRECISIONS = (torch.bfloat16, torch.float16)
 MIN_FLASH_LINEAR_ATTENTION_VERSION = Version("0.5.1")
 """The first version that computes correct gradients for equal numbers of key and value heads.
 
-It also accepts fewer key heads.
-"""
+It also accepts fewer key heads than value heads."""
 
 
 @cache
 def _has_flash_linear_attention() -> bool:
-    """Whether a usable version of fla-core, the distribution with flash-linear-attention's kernels, is installed."""
+    """Whether a usable version of fla-core is installed, the distribution that
+    contains flash-linear-attention's kernels.
+    """
     try:
         installed = version("fla-core")
     except PackageNotFoundError:
@@ -49,13 +52,17 @@ def has_delta_rule(x: Tensor) -> bool:
     """Whether `delta_rule` and `convolution` accept tensors like `x`.
 
     The result is False on a CPU, because every call of `fla` fails there, even if Triton is installed and `fla` can be
-    imported. It is also False for float32, which `fla` rejects.
+    imported. The result is also False for float32, which `fla` rejects.
     """
     return x.device.type != "cpu" and x.dtype in HALF_PRECISIONS and _has_flash_linear_attention()
 
 
 def convolution(x: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor:
-    """Compute `convolution.convolve` of (n, L, C) right-padded sequences or of a packed row (1, T, C).  filters: (C, W)."""
+    """Compute the short convolution and silu (`convolution.convolve`) with flash-linear-attention.
+
+    x: (n, L, C) right-padded sequences, or (1, T, C) a packed row with `boundaries`; C channels. filters: (C, width).
+    The result has the shape of `x`.
+    """
     fla = import_module("fla.modules.convolution")
     cu_seqlens = None if boundaries is None else boundaries.long()
     output: Tensor = fla.causal_conv1d(x.contiguous(), filters.contiguous(), activation="silu", cu_seqlens=cu_seqlens)[
@@ -67,9 +74,11 @@ def convolution(x: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor
 def delta_rule(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, boundaries: Tensor | None
 ) -> Tensor:
-    """Compute `delta_rule.chunked` of (n, L, …) right-padded sequences or of a packed row (1, T, …).  Returns (n, L, H, V).
+    """Compute the outputs of the gated delta rule (`delta_rule.chunked`) with flash-linear-attention.
 
-    Key heads may be fewer than value heads.
+    query, key: (n, L, G, K). value: (n, L, H, V). log_decay, beta: (n, L, H). G key heads of K channels, H ≥ G
+    value heads of V channels; n right-padded sequences of L tokens, or one packed row with `boundaries`.
+    Returns (n, L, H, V).
     """
     fla = import_module("fla.ops.gated_delta_rule")
     output: Tensor = fla.chunk_gated_delta_rule(
@@ -89,7 +98,11 @@ def has_varlen_attention(x: Tensor) -> bool:
 
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int) -> Tensor:
-    """Compute causal attention within each sequence of a packed row, (1, T, heads, C)."""
+    """Compute causal attention within each sequence of a packed row of T tokens.
+
+    query, key, value, and the result: (1, T, heads, channels). boundaries: (sequences + 1,) int32 cumulative lengths.
+    longest: maximum length.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     output = varlen_attn(

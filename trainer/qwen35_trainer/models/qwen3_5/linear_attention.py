@@ -1,8 +1,9 @@
 """One Gated DeltaNet layer of Hugging Face's Qwen3.5, computed from the parameters of the module.
 
-The arithmetic is that of `forward` in transformers, with three differences: sequences of a packed row do not affect each
-other, the state is explicit, so that sequences of different lengths can share a batch (see `decoder.py`), and the cost of
-a short sequence is that of its length instead of 64 positions (see `delta_rule.py`).
+The arithmetic is that of `forward` in transformers, with three differences:
+- The sequences of a packed row do not affect each other.
+- The state is explicit, so that sequences of different lengths can share a batch (`decoder.py`).
+- A sequence of fewer than 64 positions costs no more than its length (`delta_rule.py`).
 
 Shapes: B sequences, T positions, D hidden, C convolution channels, W convolution width, H value heads, G key heads,
 K dimension of a key, V dimension of a value.
@@ -24,16 +25,21 @@ from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
 
 @dataclass(frozen=True)
 class LinearState:
-    """State of a layer: last inputs to the convolution (B, W - 1, C) and memory (B, H, K, V) in float32."""
+    """Decoding state of one layer for B sequences.
+
+    inputs: (B, W - 1, C), the last inputs of the convolution of width W with C channels.
+    memory: (B, H, K, V) float32, the memory of the delta rule: H value heads, K channels of a key, V
+      channels of a value.
+    """
 
     inputs: Tensor
     memory: Tensor
 
 
 def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-    """Compute a linear-attention layer for every sequence of `layout` from an empty state.
+    """Compute a Gated DeltaNet layer for every sequence of `layout`, starting from an empty state.
 
-    hidden: (n, l, D), normalised.  Returns (n, l, D).
+    hidden: (n, l, D), normalised: n rows, l tokens of this process, D channels. Returns (n, l, D).
     """
     mixed, gate, log_decay, beta = _project(layer, hidden)
     filters = layer.conv1d.weight.squeeze(1)
@@ -52,9 +58,9 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
 
 
 def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute convolution and delta rule of right-padded sequences.  Returns (B, T, H, V).
+    """Compute convolution and delta rule of right-padded sequences. Returns (B, T, H, V).
 
-    Both are causal, so padding does not affect the outputs of real tokens.
+    Both operations are causal, so padding does not affect the outputs of real tokens.
     """
     query, key, value = _heads(layer, convolution.convolve(mixed, filters))
     return delta_rule.chunked(query, key, value, log_decay, beta)[0]
@@ -63,11 +69,11 @@ def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, b
 def _own_channels(
     layer: HFModule, mixed: Tensor, filters: Tensor, context_group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """Exchange channels so that this process has its share of the query, key and value heads for all tokens.
+    """Exchange tokens for channels, so that this process has all tokens of its part of the query, key and value heads.
 
-    In the result, the channels of the queries come first, then those of the keys, then those of the values.
-
-    mixed: (n, l, C) → (n, L, C / S).  filters: (C, W) → (C / S, W): a depthwise convolution needs no other channels.
+    mixed: (n, l, C) → (n, L, C / S). filters: (C, W) → (C / S, W), because a depthwise convolution needs only its
+    own channels. S: size of the group. In the results, the channels of queries come first, then those of keys,
+    then those of values.
     """
     ranks, sizes = context_group.size(), (layer.key_dim, layer.key_dim, layer.value_dim)
     by_rank = torch.cat([part.unflatten(-1, (ranks, -1)) for part in mixed.split(sizes, dim=-1)], dim=-1)
@@ -76,10 +82,10 @@ def _own_channels(
 
 
 def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, LinearState]:
-    """Compute a linear-attention layer for all positions of right-padded sequences, which begin with an empty state.
+    """Compute a Gated DeltaNet layer for all positions of right-padded sequences, starting from an empty state.
 
-    hidden: (B, T, D).  lengths: (B,) number of real tokens of each sequence.  Returns the outputs (B, T, D), and the state
-    after the last real token of each sequence.
+    hidden: (B, T, D), B sequences of T positions with D channels. lengths: (B,) number of real tokens of each sequence.
+    Returns the outputs (B, T, D), and the state after the last real token of each sequence.
     """
     mixed, gate, log_decay, beta = _project(layer, hidden)
     filters = layer.conv1d.weight.squeeze(1)
@@ -94,9 +100,9 @@ def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, 
 
 
 def step(layer: HFModule, hidden: Tensor, state: LinearState) -> Tensor:
-    """Compute a linear-attention layer for one position of each sequence.
+    """Compute a Gated DeltaNet layer for one position of each of B sequences, and advance `state` in place.
 
-    hidden: (B, D).  `state` is advanced in place.  Returns (B, D).
+    hidden: (B, D), D channels. Returns (B, D).
     """
     mixed, gate, log_decay, beta = _project(layer, hidden)
     window = torch.cat((state.inputs, mixed.unsqueeze(1)), dim=1)
@@ -107,16 +113,20 @@ def step(layer: HFModule, hidden: Tensor, state: LinearState) -> Tensor:
 
 
 def _project(layer: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Project to convolution input (..., C), output gate (..., H·V), and log decay and write strength (..., H) in float32."""
+    """Project hidden states (..., D) to four tensors: convolution input, output gate, log decay and write strength.
+
+    Shapes: (..., C), (..., H·V), (..., H) float32 and (..., H) float32.
+    """
     beta = layer.in_proj_b(hidden).float().sigmoid()
     log_decay = -layer.A_log.float().exp() * F.softplus(layer.in_proj_a(hidden).float() + layer.dt_bias)
     return layer.in_proj_qkv(hidden), layer.in_proj_z(hidden), log_decay, beta
 
 
 def _heads(layer: HFModule, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (..., C) into query and key (..., G, K) and value (..., H, V). H / G value heads share each of the G key heads.
+    """Split (..., C) into query and key (..., G, K), and value (..., H, V). H / G value heads share one
+    of the G key heads.
 
-    With context parallelism over S processes, C, G and H are the share of one process, in the same proportions.
+    With context parallelism over S processes, C, G and H are those of one process: the totals divided by S.
     """
     key_dim = layer.key_dim * mixed.shape[-1] // (2 * layer.key_dim + layer.value_dim)
     query, key, value = mixed.split((key_dim, key_dim, mixed.shape[-1] - 2 * key_dim), dim=-1)

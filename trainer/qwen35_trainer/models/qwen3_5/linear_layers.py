@@ -1,4 +1,4 @@
-"""Finds the names of the linear layers in the decoder layers of this family, from a configuration and without torch."""
+"""Names of the decoder's linear layers, which LoRA may target. They are found from a configuration, without torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 FULL_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 GATED_DELTA_NET = frozenset({"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"})
 FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj"})
-"""Names of the linear layers in the MLP of a dense layer and in a shared expert. Routed experts are not linear layers."""
+"""Names of the linear layers in the MLP of a dense layer and in a shared expert. Routed
+experts are not linear layers."""
 SHARED_EXPERT_GATE = frozenset({"shared_expert_gate"})
 
 
 def linear_layers(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the last parts of the names of linear layers, which `spec.train.lora.targets` may list.
+    """Return the names that `spec.train.lora.targets` may list: the last parts of the names of the
+    decoder's linear layers.
 
-    config: the contents of a config.json, of a text or a vision-language model (Qwen3_5TextConfig, Qwen3_5MoeTextConfig).
+    config: the contents of the config.json of a text or a vision-language model.
     """
     text = config.get("text_config", config)
     kinds = text.get("layer_types") or _pattern(

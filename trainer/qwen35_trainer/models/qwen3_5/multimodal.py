@@ -1,4 +1,4 @@
-"""Builds the input of a vision-language model from sequences with pictures."""
+"""Build the input of a vision-language model from sequences with pictures."""
 
 from __future__ import annotations
 
@@ -30,11 +30,16 @@ def multimodal_input(
     packed: bool,
     device: torch.device | str,
 ) -> ModelInput:
-    """Build the input of sequences of token ids, each (length,) int64, and the pictures of each (None: no picture).
+    """Return the model input of sequences of token ids and their pictures.
 
-    config: the configuration of a vision-language model. written: for each sequence (length,) bool, true for tokens
-    that the model generated; placeholders among these do not stand for pictures. Raises ValueError naming
-    the sequences whose placeholders do not match their pictures.
+    sequences: (length,) int64 each.
+    pictures: the pictures of each sequence; None: the sequence has no picture.
+    config: the configuration of a vision-language model.
+    written: for each sequence (length,) bool, true for tokens that the model generated. Generated placeholders do not
+      stand for pictures.
+    packed: whether the sequences are packed into one row; otherwise they are padded.
+
+    Raises ValueError naming all sequences whose placeholders do not match their pictures.
     """
     text = ModelInput.of_text(sequences, packed=packed, device=device)
     types, places, problems = [], [], []
@@ -65,8 +70,8 @@ def kinds_and_positions(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the kind (length,) and the positions (length, 4) of each token of a sequence with pictures.
 
-    sequence: (length,) token ids. config, written: as for `multimodal_input`. Raises ValueError if the placeholders do not
-    match the pictures.
+    Kinds are those of `token_types`; positions are text, time, height and width. sequence: (length,) token ids.
+    written: true for tokens that the model generated. Raises ValueError if the placeholders do not match the pictures.
     """
     kinds = token_types(sequence, image_token=config.image_token_id, video_token=config.video_token_id, written=written)
     return kinds, positions(kinds, arrays.grids, arrays.video_grids, config.vision_config.spatial_merge_size)

@@ -1,4 +1,4 @@
-"""Replaces small operations of transformers by Ascend kernels of `torch_npu`, on the instances of one model.
+"""Replace small operations of transformers with Ascend kernels of `torch_npu`, on the instances of one model.
 
     RMS norm, (1 + weight) in float32      npu_rms_norm
     gated RMS norm                         npu_rms_norm, then silu of the gate in float32
@@ -6,12 +6,13 @@
     experts                                npu_moe_token_permute ─► grouped matmul ─► npu_swiglu ─► grouped matmul
                                            ─► npu_moe_token_unpermute with the routing weights
 
-Every replacement checks the device of its input and calls the original for other devices, so that a model adapted on the
-host or on the meta device is right on any device. The weight of Qwen3.5's norm, unlike Qwen3's, is zero-centred: a kernel
-needs the weight plus one.
+Every replacement checks the device of its input and calls the original operation on other devices, so that a model
+adapted on the host or on the meta device works on any device. The weight of Qwen3.5's norm, unlike Qwen3's, is
+zero-centred: a kernel needs the weight plus one.
 
-Nothing in this file has run on hardware. It is tested against transformers with a stand-in for `torch_npu` that implements
-the documented arithmetic of these operators (torch_npu 2.10). "Hardware" marks what only hardware can test.
+Nothing in this file has run on an NPU. It is tested against transformers with a stand-in for `torch_npu` that
+implements the documented arithmetic of these operators (torch_npu 2.10). The word "Hardware" marks what only an
+NPU can test.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from qwen35_trainer.models.qwen3_5 import Context, HFModule
 from qwen35_trainer.models.qwen3_5.full_attention import rotate as rotate_anywhere
 
 type Operators = Any
-"""The module `torch_npu`, or one with its operators."""
+"""The module `torch_npu`, or a stand-in with the same operators."""
 
 
 def adapt(model: HFModule) -> bool:
     """Give the norms, attention layers and experts of `model` Ascend kernels, if `torch_npu` is installed.
 
-    Returns whether it is installed. May be called again.
+    Returns whether `torch_npu` is installed. May be called again.
     """
     if find_spec("torch_npu") is None:
         return False
@@ -46,9 +47,10 @@ def adapt(model: HFModule) -> bool:
 
 
 def install(model: HFModule, operators: Operators, *, device: str) -> None:
-    """Replace norms, attention layers and experts by `operators`, for inputs whose device has the type `device`.
+    """Make norms, attention layers and experts compute with `operators` if their input is on a device of type `device`.
 
-    Attention layers get an attribute `rotate(x, cos, sin)`, by which `full_attention` applies the rotary embedding.
+    Each attention layer gets an attribute `rotate(x, cos, sin)`, with which `full_attention` applies
+    the rotary embedding.
     """
     for module in model.modules():
         if replacement := _REPLACEMENTS.get(_CLASS.sub("", type(module).__name__)):
@@ -80,7 +82,7 @@ def _rotation(device: str, operators: Operators) -> Callable[[Tensor, Tensor, Te
 
 
 def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
-    """Compute the RMS norm of x (…, D) with a zero-centred weight, in float32 like transformers."""
+    """Compute the RMS norm of x (…, D) with a zero-centred weight, in float32, as transformers does."""
     # The operator requires gamma in the dtype of its input.
     return operators.npu_rms_norm(x.float(), 1.0 + norm.weight.float(), epsilon=norm.eps)[0].type_as(x)
 
@@ -88,27 +90,28 @@ def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
 def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
     """Compute silu(gate) · weight · (RMS norm of x), for x and gate (…, D) and a weight that is not zero-centred.
 
-    Unlike transformers, this does not round to the dtype of x before it multiplies by the weight, so that the result is at
-    least as close to the exact value.
+    Unlike transformers, this does not round to the dtype of x before the multiplication by the weight, so the result is
+    at least as close to the exact value.
     """
     normed = operators.npu_rms_norm(x.float(), norm.weight.float(), epsilon=norm.variance_epsilon)[0]
     return (normed * F.silu(gate.float())).type_as(x)
 
 
 def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to all channels of x (n, L, H, R).
+    """Apply the rotary embedding to all R channels of x (n, L, H, R), n rows of L tokens with H heads.
 
-    cos, sin: (n, L, 1, R). Returns (n, L, H, R). R is 64 in the published models. Torch-npu's operator requires an even
-    R, and at most 1,000 heads and sequences; neither limit was tried on hardware.
+    cos, sin: (n, L, 1, R). Returns (n, L, H, R). R is 64 in the published models. The operator of torch_npu requires an
+    even R, and at most 1,000 heads and sequences; neither limit was tried on an NPU.
     """
     return operators.npu_rotary_mul(x.contiguous(), cos.to(x.dtype), sin.to(x.dtype))
 
 
 def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Compute the routed experts of tokens x (T, D), with grouped products.
+    """Compute the routed experts of tokens x (T, D), with grouped matrix products.
 
-    chosen: (T, k) int64 experts of each token. weights: (T, k). Returns (T, D). Two things are still to be checked on
-    hardware: experts without a token, and the gradients of the permutation, which torch_npu computes.
+    chosen: (T, k) int64, the k experts of each token. weights: (T, k), their routing weights. Returns (T, D).
+    Two things are still to be checked on an NPU: experts without a token, and the gradients of the permutation,
+    which torch_npu computes.
     """
     sorted_tokens, places = operators.npu_moe_token_permute(x, chosen.to(torch.int32))
     flat = chosen.flatten()
@@ -124,11 +127,11 @@ def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, w
 
 
 class GroupedMatmul(torch.autograd.Function):
-    """Product of the rows of x (M, K), sorted by group, with the matrix of their group.
+    """Grouped matrix product: rows of x (M, K) are sorted by group, and each is multiplied by the matrix of its group.
 
-    weight: (E, K, N), counts: (E,), result: (M, N). The operator defines no gradient. The gradients of x and weight
-    are grouped products too: grad · weightᵀ along the same rows, and xᵀ · grad with the groups along the inner
-    dimension.
+    weight: (E, K, N), the matrices of E groups. counts: (E,), the number of rows of each group. Result: (M, N). The
+    operator of torch_npu defines no gradient. The gradients of x and weight are grouped products too: grad · weightᵀ
+    along the same rows, and xᵀ · grad with the groups along the inner dimension.
     """
 
     @staticmethod
@@ -151,10 +154,10 @@ class GroupedMatmul(torch.autograd.Function):
 
 
 def _grouped(operators: Operators, x: Tensor, weight: Tensor, counts: Tensor, *, along: str) -> Tensor:
-    """Multiply groups of rows by the matrix of their group with Ascend's grouped product, into one output tensor.
+    """Multiply each group of rows by the matrix of the group, with Ascend's grouped product, into one output tensor.
 
-    counts: the size of each group (group_list_type 1), not running totals. along: "rows" if groups are ranges of rows of
-    `x`; otherwise they are ranges of the inner dimension of the product.
+    counts: the size of each group (group_list_type 1), not cumulative. along: "rows" if groups are ranges of rows of
+    `x`; "inner" if they are ranges of the inner dimension of the product.
     """
     group_type, split_item = (0, 2) if along == "rows" else (2, 3)
     return operators.npu_grouped_matmul(
@@ -175,4 +178,4 @@ _REPLACEMENTS: dict[str, Callable[..., Tensor]] = {
 }
 """Class of transformers, without the prefix of the family → function that replaces its `forward`."""
 _CLASS = re.compile(r"^(FSDP)?Qwen3_5(Moe)?")
-"""Pattern of the prefix of a class name. A sharded module has a new class of FSDP2, whose name begins with FSDP."""
+"""Pattern of the prefix of a class name. FSDP2 gives a sharded module a new class, whose name begins with FSDP."""

@@ -1,18 +1,18 @@
-"""Checks that this model, with the installed kernels, keeps the sequences of a packed row independent.
+"""Check that this model, with the installed kernels, keeps the sequences of a packed row independent.
 
 A Gated DeltaNet layer carries a state from left to right through a row, and its convolution reads a few earlier tokens.
 If a kernel does not get the boundaries of sequences, or ignores them, one sequence changes the next without an error:
-positions are right, and the loss looks normal. In a training with pictures, the vision tower must also keep the pictures of a
-row apart, whose patches it reads as one row.
+positions are right, and the loss looks normal. The vision tower reads the patches of all pictures of a row as one row,
+so in a training with pictures it must keep the pictures apart in the same way.
 
-    row       a a a B B B … B c D … D e e e …      scored: B and D
-    changed   x x x B B B … B y D … D z z z …      the neighbours are different tokens: B and D must not change
-    separate  B | D | …                            B and D must be equal to those of padded sequences
-    pictures  B, D and e show one each; that of e changes with its tokens
+    first pass    a a a B B B … B c D … D e e e …   a packed row, in which the sequences B and D are scored
+    second pass   x x x B B B … B y D … D z z z …   B and D have other neighbours: their scores must not change
+    third pass    a | B | c | D | e                 separate padded sequences: the scores must be nearly equal
+    pictures      B, D and e have one picture each; the second pass changes the picture of e, too
 
-The comparison with the second row is the precise test: both rows have the same shapes and run the same kernels, so that
-rounding is the same too, and every difference is a leak. Separate sequences use other kernels, which round differently, and
-16-bit precision amplifies that from layer to layer, so the comparison with them only detects results that are clearly wrong.
+The second pass is the precise test: both rows have the same shapes and run the same kernels, so that rounding is the
+same, and every difference is a leak. The third pass runs other kernels, which round differently, and 16-bit precision
+amplifies the difference from layer to layer. It only detects results that are clearly wrong.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 SEQUENCE_LENGTHS = (3, 70, 1, 17, 9)
-"""Lengths of the five test sequences a, B, c, D and e, in tokens. Most tokens are near a boundary, where a leak is largest. B is
-longer than the 64 positions of a kernel's chunk, and c is shorter than the convolution."""
+"""Lengths of the five test sequences a, B, c, D and e, in tokens. Most tokens are near a boundary, where a leak is
+largest. B is longer than the 64 positions of a kernel's chunk, and c is shorter than the width of the convolution."""
 PLACEHOLDERS = range(2, 4)
-"""Positions of the placeholders of a picture in each of the sequences B, D and e, which are long enough for them."""
+"""Positions of a picture's placeholders in the sequences B, D and e. The sequences a and c
+are too short for a picture."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,21 @@ class PackingDifference:
     """Norm of the difference of all parameters' gradients, divided by the norm of the gradient."""
 
     def within(self, allowed: PackingDifference) -> bool:
-        """Whether both differences are at most those of `allowed`. The result is False if a difference is NaN."""
+        """Whether both differences are at most those in `allowed`. The result is False if a difference is NaN."""
         return self.log_prob <= allowed.log_prob and self.gradient <= allowed.gradient
 
 
 NEIGHBOUR_TOLERANCE = PackingDifference(1e-3, 2e-2)
-"""Maximum difference between two packed rows in which the scored sequences have different neighbours. Without a leak, both
-differences were 0; with a leak in the convolution or the state alone they were at least 3e-3, mostly 0.1 to 1. The bound of the
-gradient allows for kernels that add in no fixed order."""
+"""Maximum difference between two packed rows in which the scored sequences have different neighbours. Without a leak,
+both differences were 0. With a leak in only the convolution or only the state, they were at least 3e-3, mostly 0.1 to
+1. The bound of the gradient allows for kernels that add in no fixed order."""
 SEPARATE_TOLERANCES = {
     torch.float32: PackingDifference(1e-3, 1e-2),
     torch.bfloat16: PackingDifference(0.5, float("inf")),
 }
-"""Maximum difference between packed and separate sequences, by the precision of the layers. Without a leak, 1e-5 was measured in
-float32. In bfloat16 with large random weights, log-probs differed by up to 0.5, and gradients by so much that no bound is set."""
+"""Maximum difference between packed and separate sequences, by the precision of the layers. In float32, the difference
+without a leak was 1e-5. In bfloat16 with large random weights, log-probs differed by up to 0.5, and gradients by so
+much that no bound is set."""
 
 
 class PackingInexact(RuntimeError):
@@ -72,16 +74,19 @@ class PackingInexact(RuntimeError):
 
 
 def check_packing(model: HFModule, *, pictures: bool = False) -> None:
-    """Check that packing changes neither log-probs nor gradients by more than rounding. Raises PackingInexact if it does.
+    """Raise PackingInexact if packing changes log-probs or gradients by more than rounding.
 
-    A hundred random tokens are scored and differentiated in a packed row, in a packed row with different neighbours, and as
-    separate padded sequences. The second pass must agree with the first within NEIGHBOUR_TOLERANCE (the precise test), and
-    the third within SEPARATE_TOLERANCES, which depend on the precision of the layers. pictures: whether some of the sequences
-    show a picture each; the model must have a vision tower then.
+    A hundred random tokens are scored and differentiated in three passes: in a packed row, in a packed row with
+    different neighbours, and as separate padded sequences. The second pass must agree with the first within
+    NEIGHBOUR_TOLERANCE (the precise test). The third pass must agree with the first within SEPARATE_TOLERANCES, which
+    depend on the precision of the layers.
 
-    Call this once after loading, on all ranks and before any gradient: it leaves gradients at None. The model must be
-    adapted, and may be sharded. With a context group it must be sharded over that group too, because gradients are compared
-    after their reduction; before that, each process has only the gradient of its own tokens.
+    Call this function once after loading, on all ranks and before any gradient is computed: it sets all
+    gradients to None. The model must be adapted, and may be sharded. With a context group, it must be sharded
+    over that group too, because gradients are compared after their reduction; before it, each process has only
+    the gradient of its own tokens.
+
+    pictures: whether some of the sequences have a picture each; the model must then have a vision tower.
     """
     vocabulary = text_config(model).vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -120,7 +125,7 @@ class _Pass:
     log_probs: Tensor
     """(tokens,) log-probs of all sequences."""
     gradients: list[Tensor]
-    """This rank's part of the gradient of each parameter, from the log-probs of the sequences B and D."""
+    """The part of each parameter's gradient that this rank holds, from the log-probs of the sequences B and D."""
     precision: torch.dtype
     """Precision of the layers."""
 
@@ -134,7 +139,8 @@ def _of_neighbours() -> Tensor:
 
 
 def _pictures(model: HFModule, seeds: tuple[int, int, int]) -> list[PictureArrays | None]:
-    """Return the picture of each sequence, two features of random patches; None: the sequence is too short for one.
+    """Return the picture of each sequence, two features of random patches; None for sequences that
+    are too short for one.
 
     seeds: seeds of the pictures of the sequences B, D and e.
     """

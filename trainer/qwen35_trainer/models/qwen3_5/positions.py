@@ -1,4 +1,4 @@
-"""Positions of the tokens of a sequence: in the text, and in time, height and width (multimodal RoPE).
+"""Positions of the tokens of a sequence: in the text, and in time, height and width (multimodal RoPE, mRoPE).
 
     token      a  b  ▢  ▢  ▢  ▢  c  d          ▢▢▢▢: one image of 2 × 2 features
     text       0  1  2  3  4  5  6  7
@@ -22,17 +22,18 @@ PICTURE_KINDS = {IMAGE: "image", VIDEO: "video"}
 
 
 def text_positions(length: int) -> Integers:
-    """Return positions (length, 4) of a text: all four columns count the tokens."""
+    """Return the positions (length, 4) of a text: all four columns count the tokens from 0."""
     return np.repeat(np.arange(length)[:, None], 4, axis=1)
 
 
 def token_types(
     tokens: Integers, *, image_token: int, video_token: int, written: NDArray[np.bool_] | None = None
 ) -> Integers:
-    """Return the kind of each token of prompt and response, (length,): 0 text, 1 placeholder of an image, 2 of a video.
+    """Return the kind of each token of a prompt and its response, (length,): 0 text, 1 placeholder of an
+    image, 2 of a video.
 
-    tokens: (length,).  written: (length,) true for tokens that the model generated. A generated placeholder is text, because
-    no picture belongs to it; None: no token was generated.
+    tokens: (length,) token ids. written: (length,) true for tokens that the model generated; None: no token was
+    generated. A generated placeholder counts as text, because no picture belongs to it.
     """
     types = np.where(tokens == image_token, IMAGE, np.where(tokens == video_token, VIDEO, TEXT))
     if written is not None:
@@ -41,15 +42,17 @@ def token_types(
 
 
 def positions(types: Integers, grids: Integers, video_grids: Integers, merge: int) -> Integers:
-    """Compute the position of each token, (length, 4): text, time, height, width.
+    """Compute the mRoPE position of each token, (length, 4): text, time, height, width.
 
-    types: (length,) from `token_types`.  grids: (images, 3), video_grids: (videos, 3): frames, rows, columns
-    in patches, in the order of their placeholders.  merge: patches per side that become one feature.
+    types: (length,) from `token_types`, without padding.
+    grids, video_grids: (images, 3) and (videos, 3): frames, rows and columns in patches, in the order of
+      the placeholders.
+    merge: number of patches per side that become one feature.
 
-    The rule is that of transformers' `get_rope_index` for this family: the features of a picture are on a grid that starts
-    at the next free position; a video is one picture per frame, since timestamps in the text separate its frames. Unlike
-    in transformers, adjacent pictures need no token between them. `types` has no padding. Raises ValueError where the
-    placeholders do not match the pictures.
+    The rule is that of transformers' `get_rope_index` for this family: the features of a picture are on a grid that
+    starts at the next free position. A video is one picture per frame, because timestamps in the text separate its
+    frames. Unlike in transformers, adjacent pictures need no token between them. Raises ValueError if the placeholders
+    do not match the pictures.
     """
     frames = np.repeat(video_grids, video_grids[:, 0], axis=0)
     frames[:, 0] = 1

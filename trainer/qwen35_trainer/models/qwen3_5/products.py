@@ -1,7 +1,8 @@
-"""Matrix products of 16-bit operands with float32 sums: a product of two 16-bit numbers is exact in float32.
+"""Matrix products of 16-bit operands with float32 sums. The product of two 16-bit numbers is exact in float32.
 
+device      computation
 CUDA        torch's product, with a float32 result
-elsewhere   float32 copies of the operands; the larger one is copied a block at a time
+others      float32 copies of the operands; `rows_times` copies the weight a block at a time
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ BLOCK_ELEMENTS = 2**24
 
 
 def rows_times(rows: Tensor, weight: Tensor) -> Tensor:
-    """Multiply rows (R, D) · weight (V, D)ᵀ, both of one type.  Returns (R, V) float32."""
+    """Return rows · weightᵀ in float32: (R, D) · (V, D)ᵀ → (R, V). Both operands have the same type."""
     if weight.dtype == torch.float32:
         return rows @ weight.T
     if weight.device.type == "cuda":
@@ -28,7 +29,10 @@ def rows_times(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add leftᵀ · right to `total` (V, D), which is float32.  left: (R, V), right: (R, D), both of one type."""
+    """Add leftᵀ · right to `total` in place: (R, V)ᵀ · (R, D) is added to (V, D).
+
+    total: float32. left, right: both of one type.
+    """
     if right.dtype != torch.float32 and total.device.type == "cuda":
         torch.addmm(total, left.T, right, out_dtype=torch.float32, out=total)
     else:

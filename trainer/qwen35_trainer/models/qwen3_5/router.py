@@ -1,14 +1,17 @@
-"""The router of a mixture of experts, in float32, and two losses on it. Routing is that of transformers: softmax, then the top k.
+"""The router of a mixture of experts, in float32, and its two losses.
 
-    load balancing   of a sequence of T tokens: E · Σ_e f_e · P_e, with f_e the share of expert e in its k · T choices,
-                     and P_e its mean probability; 1 if all experts are used equally
-                     (Switch Transformer, arXiv:2101.03961, eq. 4-6; per sequence as in DeepSeek-V2, arXiv:2405.04434, eq. 23,
-                     and Megatron's seq_aux_loss, equal to its aux_loss for micro-batches of one sequence)
-    z                of a token: the square of log Σ_e exp(logit_e), which keeps logits small (ST-MoE, arXiv:2202.08906, eq. 5)
+Routing is that of transformers: softmax, then the top k. The losses are:
 
-transformers' `load_balancing_loss_func` counts the choices of a whole batch, which are known only after its last
-micro-batch. Here losses are per sequence: a sequence is never divided among micro-batches, so that every layout has the
-same loss.
+    load balancing   per sequence of T tokens: E · Σ_e f_e · P_e, which is 1 if all experts are used equally.
+                     f_e: fraction of the sequence's k · T choices that fall on expert e. P_e: mean probability of
+                     e. Switch Transformer, arXiv:2101.03961, eq. 4-6; per sequence as in DeepSeek-V2,
+                     arXiv:2405.04434, eq. 23, and in Megatron's seq_aux_loss, which equals its aux_loss for
+                     micro-batches of one sequence.
+    z                per token: (log Σ_e exp(logit_e))², which keeps logits small. ST-MoE, arXiv:2202.08906, eq. 5.
+
+transformers' `load_balancing_loss_func` counts the choices of a whole batch, which are known only after the batch's
+last micro-batch. Here losses are per sequence. A sequence is never divided among micro-batches, so every division into
+micro-batches has the same loss.
 
 Shapes: n sequences, t tokens that this process holds of these sequences, E experts, k of them for each token.
 """
@@ -31,11 +34,11 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 class Membership:
     """The sequence to which each token belongs.
 
-    The losses of routers need it, because they average over real tokens only.
+    The losses of routers need it, because they average over the real tokens of each sequence.
     """
 
     sequences: Tensor
-    """(t,) int64: index of each token's sequence; n for padding."""
+    """(t,) int64: index of the sequence of each of this process's t tokens; n, the number of sequences, for padding."""
     lengths: Tensor
     """(n,) int64: number of real tokens of each whole sequence, including tokens that other processes hold."""
     context_group: ProcessGroup | None
@@ -43,7 +46,10 @@ class Membership:
 
     @classmethod
     def of(cls, inputs: ModelInput, lengths: Tensor, context_group: ProcessGroup | None) -> Membership:
-        """Assign the tokens of `inputs`, padded for `context_group`, to sequences with `lengths` real tokens."""
+        """Return the membership of the tokens of `inputs` that this process holds.
+
+        inputs: already padded for `context_group`. lengths: (n,) number of real tokens of each sequence.
+        """
         places, count = torch.arange(inputs.tokens.shape[1], device=lengths.device), len(lengths)
         if inputs.boundaries is None:
             rows = torch.arange(count, device=lengths.device).unsqueeze(1)
@@ -55,9 +61,9 @@ class Membership:
 
 
 def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose k experts for each token of `hidden` (…, D), as transformers does.
+    """Choose k of E experts for each of the t tokens of `hidden` (…, D), as transformers does.
 
-    Returns router logits (t, E) and weights (t, k), float32, and the experts (t, k) int64.
+    Returns router logits (t, E) float32, weights (t, k) float32 that add up to 1, and the chosen experts (t, k) int64.
     """
     logits = F.linear(hidden.reshape(-1, hidden.shape[-1]).float(), gate.weight.float())
     weights, chosen = logits.softmax(-1).topk(gate.top_k, dim=-1)
@@ -65,9 +71,9 @@ def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple[Tensor, Tensor | None]:
-    """Compute a mixture-of-experts block for `hidden` (n, l, D).
+    """Compute a mixture-of-experts block for `hidden` (n, l, D), n rows, l tokens, D channels.
 
-    Returns (n, l, D), and the losses (2,) of the block's router, which are None without `membership`.
+    Returns (n, l, D), and the losses (2,) of the block's router, which are None if `membership` is None.
     """
     flat = hidden.flatten(0, 1)
     logits, weights, chosen = block.gate(flat)
@@ -79,8 +85,8 @@ def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple
 def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:
     """Compute the routing losses, (2,) float32: load balancing and z, each summed over tokens.
 
-    The load-balancing loss of a sequence is multiplied by its number of tokens. Under context parallelism each rank returns
-    the contribution of its own tokens; the sum over the ranks is the loss of the whole sequences.
+    The load-balancing loss of a sequence counts once for each of its tokens. Under context parallelism, each rank
+    returns the contribution of its own tokens; the sum over the ranks is the loss of the whole sequences.
     """
     sequences, lengths = membership.sequences, membership.lengths
     experts, top_k = logits.shape[-1], chosen.shape[-1]

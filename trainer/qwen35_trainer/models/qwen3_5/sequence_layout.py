@@ -1,8 +1,11 @@
-"""The positions and boundaries of the sequences of one forward pass, in the forms that mixers need; all layers share them.
+"""The positions and boundaries of the sequences of one forward pass, in the forms that mixers need.
 
-A packed row is split for mixers without a kernel that takes boundaries. Sequences of similar length share a right-padded
-batch, called a *bucket*: its shortest sequence is longer than half of its longest one. Padding therefore at most doubles the
-work of a mixer, and a mixer is called at most once for each power of two among the lengths.
+All layers share them.
+
+A packed row is split for mixers without a kernel that takes boundaries. Sequences of similar length share a
+right-padded batch, called a *bucket*. The shortest sequence of a bucket is longer than half of its longest one.
+Padding therefore at most doubles the work of a mixer, and a mixer is called at most once for each power of two
+among the lengths.
 
     row      a a a b b b b c c c c c c c c c          boundaries 0 3 7 16
     buckets  c c c c c c c c c     b b b b
@@ -23,28 +26,32 @@ from qwen35_trainer.models.qwen3_5.router import Membership
 
 @dataclass(frozen=True, eq=False)
 class SequenceLayout:
-    """The positions and boundaries of the sequences of one forward pass, in the forms that the layers read."""
+    """The positions and boundaries of the sequences of one forward pass: n rows, l tokens per row that
+    this process holds.
+    """
 
     cos: Tensor
     """(n, l, rotary channels): cosines of the rotary embedding of this process's tokens."""
     sin: Tensor
     """(n, l, rotary channels): sines of the rotary embedding of this process's tokens."""
     boundaries: Tensor | None = None
-    """(sequences + 1,) int32: cumulative lengths of the sequences in a packed row; None: rows are right-padded sequences."""
+    """(sequences + 1,) int32: cumulative lengths of the sequences in a packed row; None: each row is
+    one right-padded sequence."""
     longest: int = 0
     """Number of tokens of the longest sequence in a packed row."""
     split: Split | None = None
-    """The sequences of a packed row, cut apart; None if rows are padded, or if every mixer has a kernel that takes boundaries."""
+    """Buckets of the sequences of a packed row. None if rows are padded, or if every mixer has a kernel
+    that takes boundaries."""
     context_group: ProcessGroup | None = None
     """Processes that each hold a slice of the tokens; None: this process holds all tokens."""
     membership: Membership | None = None
     """The sequence of each token, for the losses of routers; None: these losses are not computed."""
 
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Apply `mix` to each sequence separately: no sequence affects the result of another one.
+        """Apply `mix` so that no sequence affects the result of another one.
 
         mix: a function of right-padded sequences (b, l, …). tensors: (n, L, …), or (1, T, …) for a packed row. The
-        result has the same form.
+        result has the same first two dimensions.
         """
         if self.boundaries is None:
             return mix(*tensors)
@@ -54,11 +61,11 @@ class SequenceLayout:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The sequences of a packed row of T tokens, cut apart into batches of right-padded sequences."""
+    """The sequences of a packed row of T tokens, divided into buckets: batches of right-padded sequences."""
 
     buckets: tuple[Tensor, ...]
-    """One tensor (b, l) int64 per bucket of b sequences: each token's position in the row; arbitrary after a sequence's
-    end."""
+    """(b, l) int64 for each bucket of b sequences, the longest of l tokens: the position of each token in the row.
+    Entries after a sequence's end are arbitrary."""
     back: Tensor
     """(T,) int64: the position of each token of the row in the concatenation of the flattened buckets."""
 
@@ -85,9 +92,10 @@ class Split:
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:
-    """Divide sequences of similar length into buckets, and return the indices of each bucket's sequences, longest first.
+    """Divide sequences into buckets of similar length, and return the indices of each bucket's
+    sequences, longest first.
 
-    The shortest sequence of a bucket is longer than half of the longest sequence of the bucket.
+    The shortest sequence of a bucket is longer than half of the bucket's longest sequence.
     """
     runs: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

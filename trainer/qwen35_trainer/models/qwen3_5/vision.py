@@ -1,19 +1,19 @@
-"""Computes the input of the first layer: token embeddings, and at placeholders the features of images and videos.
+"""Compute the input of the first layer: token embeddings, and at placeholders the features of images and videos.
 
-    tokens ─► embedding ───────────────────────────┐
-    patches of all images, then of all videos ─► tower ─► features ─► at the placeholders ─► (n, L, D)
-    no picture in the micro-batch: one blank ─► tower ─► features ─► not used, gradient 0
+    tokens ─► embedding ─────────────────────────────────────────┐
+    patches (pixel_values): images, then videos ─► tower ─► features ─► at the placeholders ─► (n, L, D)
+    no picture in the micro-batch: one blank picture ─► tower ─► features ─► not used, gradient 0
 
-The tower runs exactly once per forward pass, for any number of pictures. Under FSDP every use of a sharded module is a
-collective of all ranks. If a rank without pictures skipped the tower, the other ranks would wait for this rank. One run
-for images and another for videos would have the same problem if ranks had different kinds of pictures.
+The tower runs exactly once per forward pass, for any number of pictures. Under FSDP, every use of a sharded module is a
+collective of all ranks. If a rank without pictures skipped the tower, the other ranks would wait for this rank.
+Separate runs for images and for videos would have the same problem if ranks had different kinds of pictures.
 
 The `forward` of the tower is replaced on the instance. Versions of transformers differ in how they compute position
-embeddings; 5.5, for example, does it on the device of the *parameter*, which FSDP's offload policy parks on the host, away
-from the patches. Here everything is computed on the device of the patches, with the modules of the tower and without its
-buffers, so that a tower built on the meta device needs none.
+embeddings. Version 5.5, for example, computes them on the device of the *parameter*, which is the host under FSDP's
+offload policy, while the patches are on the GPU. Here everything is computed on the device of the patches. The
+replacement does not use the tower's buffers, so a tower that was built on the meta device needs none.
 
-This family has no deepstack features: the tower's output is added at the embedding only.
+This family has no deepstack features: the tower's output enters at the embedding only.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ from qwen35_trainer.models.qwen3_5.pictures import IMAGE, TEXT, VIDEO, Pictures
 
 
 def adapt(model: HFModule) -> None:
-    """Replace the forward of the vision tower of `model` by the one in this file. A text model is unchanged.
+    """Replace the `forward` of the vision tower of `model` on the instance. A text model is unchanged.
+    May be called again.
 
-    May be called again. tower(patches (P, C), grids (pictures, 3)) returns the features (P / merge², D), picture by
-    picture.
+    The tower then takes patches (P, C) and grids (pictures, 3), and returns features (P / merge², D), one picture after
+    another: P patches of C values, D channels, and merge² patches per feature.
     """
     if (tower := getattr(model.model, "visual", None)) is not None:
         tower.forward = MethodType(_tower, tower)
 
 
 def embed(model: HFModule, inputs: ModelInput) -> Tensor:
-    """Compute the input (n, L, D) of the first decoder layer of an adapted model, text or vision-language.
+    """Compute the input of the first decoder layer of an adapted text or vision-language model.
 
-    Without pictures the tower still runs, on a blank picture, so that the ranks of a process group run the same
-    collectives. Loss and gradients are then exactly those of the text alone; the gradients of the tower are 0, not
-    None. Raises ValueError where the numbers of placeholders and features differ.
+    Returns (n, L, D), n rows of L tokens with D channels. The features of pictures replace the embeddings of
+    placeholders. A vision-language model without pictures runs the tower on a blank picture, so that all ranks of a
+    process group run the same collectives. Loss and gradients are then exactly those of the text alone; the gradients
+    of the tower are 0, not None. Raises ValueError if a text model gets pictures, or if the numbers of placeholders
+    and features differ.
     """
     tower = getattr(model.model, "visual", None)
     if tower is None:
@@ -73,7 +76,8 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
 
 
 class _WithoutEffect(torch.autograd.Function):
-    """Returns `embedded` unchanged, and gives `features` a gradient of zeros, so that they take part in the backward pass.
+    """Returns `embedded` unchanged, and gives `features` a gradient of zeros, so that the tower takes part
+    in the backward pass.
 
     Adding 0 · features instead would not be safe: if a feature overflows, 0 · ∞ is NaN.
     """
@@ -90,14 +94,14 @@ class _WithoutEffect(torch.autograd.Function):
 
 
 def _blank(config: HFConfig, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Create the smallest picture: patches of one feature."""
+    """Return the smallest picture: the patches of one feature, all 0, and its grid (1, 3)."""
     side = config.spatial_merge_size
     values = config.in_channels * config.temporal_patch_size * config.patch_size**2
     return like.new_zeros(side * side, values), torch.tensor([[1, side, side]])
 
 
 def _features(pictures: Pictures, merge: int) -> tuple[int, int]:
-    """Return the number of features of all images, and of all videos."""
+    """Return the number of features of all images, and that of all videos."""
     images, videos = (int(grids.prod(1).sum()) // merge**2 for grids in (pictures.grids, pictures.video_grids))
     return images, videos
 
@@ -154,10 +158,12 @@ def _extents(grid: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _interpolation(places: Tensor, extents: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Stretch the grid of side × side learned position embeddings over each picture: bilinearly, with aligned corners.
+    """Interpolate the grid of side × side learned position embeddings to the size of each picture
+    (bilinear, corners aligned).
 
-    places: (P, 2) row and column of each patch.  extents: (P, 2) rows and columns of its picture.  Returns, for each patch,
-    the indices of its four neighbours in the flat grid (P, 4), and their weights (P, 4) float32, which add up to 1.
+    places: (P, 2) row and column of each patch. extents: (P, 2) rows and columns of its picture. Returns,
+    for each patch, the indices of its four neighbours in the flat grid (P, 4), and their weights (P, 4)
+    float32, which add up to 1.
     """
     exact = places.float() * (side - 1) / (extents - 1).clamp(min=1)
     low = exact.long()
@@ -170,9 +176,10 @@ def _interpolation(places: Tensor, extents: Tensor, side: int) -> tuple[Tensor, 
 
 
 def _rotary(places: Tensor, config: HFConfig) -> tuple[Tensor, Tensor]:
-    """Compute cosine and sine (P, head channels) float32 (RoFormer, arXiv:2104.09864, eq. 34, once per axis).
+    """Compute the cosine and sine of the tower's rotary embedding, (P, head channels) float32 each.
 
-    A quarter of the channels rotates with the row, a quarter with the column, and the other half repeats them.
+    Of the channels of a head, the first quarter rotates with the patch's row, the second quarter with its column, and
+    the other half repeats them (RoFormer, arXiv:2104.09864, eq. 34, once per axis).
     """
     half = config.hidden_size // config.num_heads // 2
     # In versions before rope_parameters the base is a constant of the module.
