@@ -1,1 +1,1 @@
-"""Training engines: one contract (`train_engine`), and one package per engine."""
+"""Training engines. All implement one protocol (`train_engine`); each has a package (`fsdp`, `megatron`)."""

@@ -1,11 +1,12 @@
 """The division of a batch: which rank computes which samples, and the micro-batches of each rank.
 
-    batch ─► update 0: samples ─► share 0, share 1, …         share i of the batch: the samples in share i of all its updates
-         ─► update 1: samples ─► share 0, share 1, …          every rank plans all shares, from the lengths of all samples,
-                                     └─► micro-batches        and has the tokens of its own share
+    batch ─► update 0: samples ─► share 0, share 1, … ─► micro-batches of each share
+         ─► update 1: samples ─► share 0, share 1, … ─► micro-batches of each share
 
-The driver sends each share to the ranks that compute it, and these ranks cut it into micro-batches. Driver and ranks compute
-the same division from the lengths of all samples and the same settings, so no plan is sent: `plan` and `divide` are pure.
+The samples of each update are divided into shares. Share i of the batch consists of share i of every update. The driver
+sends each share to the ranks that compute it, and these ranks cut it into micro-batches. Driver and ranks compute the
+same division from the lengths of all samples and the same settings, so no plan is sent: `plan` and `divide` are pure. A
+rank knows the lengths of all samples, but has only the tokens of its own share.
 """
 
 from __future__ import annotations
@@ -21,32 +22,30 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec
 
 type MicroBatchPlan = list[list[NDArray[np.int64]]]
-"""For each rank, a list of micro-batches; each is an array with the indices of its samples.
+"""For each rank, a list of micro-batches. A micro-batch is an array with the indices of its samples.
 
-All ranks have the same number of micro-batches, of which some may be empty.
-"""
+All ranks have the same number of micro-batches, of which some may be empty."""
 
 
 @dataclass(frozen=True)
 class BatchDivision:
-    """The settings that decide which samples are computed together, and on which ranks."""
+    """The settings that decide which samples are computed together, and by which ranks."""
 
     shares: int
-    """Number of shares into which a batch is divided. Each share has different samples."""
+    """Number of shares into which a batch is divided. Each sample is in exactly one share."""
     sequences: int = 1
     """Maximum number of samples in a micro-batch. It has no effect if `max_tokens` is set."""
     max_tokens: int | None = None
-    """Maximum number of tokens in a micro-batch; a longer sample has a micro-batch of its own.
+    """Maximum number of tokens in a micro-batch. A longer sample has a micro-batch of its own.
 
-    None: `sequences` is the limit.
-    """
+    None: `sequences` is the limit."""
     packed: bool = False
-    """Whether samples are packed without padding. Otherwise padding counts towards `max_tokens`."""
+    """Whether samples are packed without padding. If not, padding counts towards `max_tokens`."""
     stages: int = 1
-    """Number of pipeline stages, each of which computes all shares."""
+    """Number of pipeline stages. Each stage computes all shares."""
     whole_masks: bool = False
-    """Whether every share contains the masks of all samples of the batch, which an advantage function of the user
-    needs."""
+    """Whether every share contains the loss masks of all samples of the batch. An advantage function of
+    the user needs them."""
 
     @classmethod
     def of(cls, spec: TrainingSpec, shares: int) -> BatchDivision:
@@ -61,15 +60,16 @@ class BatchDivision:
         )
 
     def share_of(self, rank: int, ranks: int) -> int:
-        """Return the share that a rank computes.
+        """Return the number of the share that `rank` computes. ranks: number of ranks of the train pool.
 
-        Neighbouring ranks share sequences or matrix products and compute the same share; the ranks of a pipeline stage come
-        before those of the next stage, which compute the same shares again.
+        Neighbouring ranks that share sequences (context parallelism) or matrix products (tensor parallelism)
+        compute the same share. The ranks of a pipeline stage come before those of the next stage, which
+        computes the same shares.
         """
         return rank // (ranks // (self.shares * self.stages)) % self.shares
 
     def micro_batches(self, batch: TrainBatch, part: NDArray[np.int64]) -> MicroBatchPlan:
-        """Return the micro-batches of one update, for each share. part: indices of the samples of the update."""
+        """Return the micro-batches of one update, for each share. part: indices of the update's samples."""
         lengths = batch.lengths[part]
         planned = plan(lengths, self.shares, sequences=self.sequences, max_tokens=self.max_tokens, packed=self.packed)
         return [[part[samples] for samples in share] for share in planned]
@@ -84,13 +84,13 @@ class BatchDivision:
         return [np.sort(np.concatenate(of_updates)) for of_updates in zip(*divided, strict=True)]
 
     def share(self, batch: TrainBatch, number: int) -> TrainBatch:
-        """Return share `number` of a whole batch, counted from 0: `batch` itself if there is only one share."""
+        """Return share `number` of a whole batch, counted from 0. If there is only one share, return `batch` itself."""
         if self.shares == 1:
             return batch
         return batch.share(self.samples(batch)[number], whole_masks=self.whole_masks)
 
     def shares_of(self, batch: TrainBatch) -> Iterator[TrainBatch]:
-        """Yield all shares of a whole batch. Each copies its tokens, so release one share before you request the next."""
+        """Yield all shares of a whole batch. Each share copies its tokens: release one before you request the next."""
         if self.shares == 1:
             yield batch
             return
@@ -105,13 +105,17 @@ ONE_SHARE = BatchDivision(shares=1)
 def plan(
     lengths: NDArray[np.int64], ranks: int, *, sequences: int, max_tokens: int | None = None, packed: bool = False
 ) -> MicroBatchPlan:
-    """Distribute samples over ranks, and divide each rank's share into micro-batches.
+    """Distribute samples over data-parallel ranks, and divide the samples of each rank into micro-batches.
 
-    lengths: (N,) tokens of prompt and response.  ranks: number of data-parallel ranks.  sequences: samples per
-    micro-batch.  max_tokens: limit of tokens per micro-batch, used instead of `sequences`; a longer sample has a
-    micro-batch of its own.  packed: samples are packed without padding, otherwise padding counts towards `max_tokens`.
-    Samples are sorted by length, so that a micro-batch needs little padding and ranks get equal work. A rank with fewer
-    micro-batches gets empty ones, because FSDP's collectives need the same number of calls on every rank.
+    lengths: (N,) number of tokens of each sample, prompt and response together.
+    ranks: number of data-parallel ranks.
+    sequences: maximum number of samples per micro-batch, without `max_tokens`.
+    max_tokens: maximum number of tokens per micro-batch, in place of `sequences`. A longer sample has a
+      micro-batch of its own.
+    packed: whether samples are packed without padding; otherwise padding counts towards `max_tokens`.
+
+    Samples are sorted by length, so that a micro-batch needs little padding and ranks get nearly equal work. A rank
+    with fewer micro-batches gets empty ones, because FSDP's collectives need the same number of calls on every rank.
     """
     shares = divide(lengths, ranks, by_tokens=max_tokens is not None and packed)
     if max_tokens is None:
@@ -126,19 +130,20 @@ def plan(
 
 
 def divide(lengths: NDArray[np.int64], ranks: int, *, by_tokens: bool) -> list[NDArray[np.int64]]:
-    """Distribute samples over data-parallel ranks. Returns the share of each: indices of samples, longest first.
+    """Distribute samples over data-parallel ranks. Return, for each rank, the indices of its samples, longest first.
 
-    by_tokens: give ranks equal numbers of tokens instead of equal numbers of samples.
+    by_tokens: give ranks nearly equal numbers of tokens, by a greedy assignment. Otherwise ranks get equal numbers of
+    samples, up to a difference of 1.
     """
     order = np.argsort(-lengths, kind="stable")
     return _by_tokens(lengths, order, ranks) if by_tokens else _in_turns(order, ranks)
 
 
 def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Distribute samples in rounds, each rank getting one per round: in order 0…r-1, then r-1…0, and so on.
+    """Distribute samples in rounds, one per rank and round: to ranks 0 … r - 1, then to ranks r - 1 … 0, and so on.
 
-    order: indices of the samples, longest first. The numbers of samples per rank differ by at most 1, and no rank gets the
-    longest sample of every round.
+    order: indices of the samples, longest first. The numbers of samples per rank differ by at most 1. Because the order
+    of ranks alternates, no rank gets the longest sample of every round.
     """
     position = np.arange(len(order))
     place = position % ranks
@@ -147,9 +152,9 @@ def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
 
 
 def _by_tokens(lengths: NDArray[np.int64], order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Give each sample, longest first, to the rank with the smallest number of tokens so far (Graham 1969).
+    """Give each sample, longest first, to the rank with the smallest number of tokens so far (greedy, Graham 1969).
 
-    This balances the work, because the cost of packed samples depends on the number of their tokens.
+    Equal numbers of tokens mean equal work, because the cost of packed samples depends on the number of their tokens.
     """
     loads = [(0, rank) for rank in range(ranks)]
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -179,10 +184,10 @@ def _pad(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) 
 
 
 def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Divide samples into micro-batches of at most `max_tokens` tokens, without padding: each goes into the first that has room.
+    """Divide samples into micro-batches of at most `max_tokens` tokens, without padding, by first-fit decreasing.
 
-    share: indices of the samples, longest first. This is first-fit decreasing, which needs at most 22 % more micro-batches
-    than the optimum. A sample above the limit has a micro-batch of its own.
+    share: indices of the samples, longest first. Each sample goes into the first micro-batch that has room. This needs
+    at most 22 % more micro-batches than the optimum. A sample above the limit has a micro-batch of its own.
     """
     cuts: list[list[int]] = []
     room = _FirstFit(len(share), max_tokens)
@@ -195,10 +200,10 @@ def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int)
 
 
 class _FirstFit:
-    """The free tokens of each of `count` micro-batches, as a binary tree whose nodes hold the maximum of their children.
+    """The free tokens of `count` micro-batches, in a binary tree. A node holds the maximum of its children.
 
-    The first micro-batch with enough room is found in O(log count). Samples arrive longest first, so those above the limit
-    come before all others, and each gets the next empty micro-batch.
+    The first micro-batch with enough room is found in O(log count). Samples arrive longest first, so samples above the
+    limit come before all others; each of them takes the next empty micro-batch.
     """
 
     def __init__(self, count: int, max_tokens: int) -> None:
@@ -207,7 +212,8 @@ class _FirstFit:
         self._overlong = 0
 
     def take(self, length: int) -> int:
-        """Reserve room for a sample of `length` tokens in the first micro-batch that has room. Returns the micro-batch's number.
+        """Reserve room for a sample of `length` tokens in the first micro-batch that has room, and return
+        the micro-batch's number.
 
         A sample that is longer than the limit takes the next empty micro-batch.
         """

@@ -1,4 +1,4 @@
-"""The place of a rank among the shares of a batch, and sums over these shares."""
+"""Which share of a batch a rank computes, and sums over all shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 class BatchRanks(ABC):
-    """The number of a rank, and the share of a batch that it computes. Several ranks may compute the same share together."""
+    """The number of a rank, and the share of a batch that the rank computes. Several ranks may compute the
+    same share together.
+    """
 
     rank: int
     data_shares: int
@@ -19,15 +21,15 @@ class BatchRanks(ABC):
     @property
     @abstractmethod
     def data_share(self) -> int:
-        """Index of the share of a batch that the rank computes."""
+        """Index of the share of a batch that this rank computes."""
 
     @property
     @abstractmethod
     def adds_to_sums(self) -> bool:
-        """Whether the rank adds its values to sums over ranks. Exactly one of the ranks that compute a share does."""
+        """Whether this rank adds its values to sums over ranks. Of the ranks that compute a share, exactly one does."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor in host memory over all shares of a batch, entry by entry.
+        """Return the sum of a tensor in host memory over all shares of a batch, entry by entry.
 
         Collective. Every rank gets the sums.
         """

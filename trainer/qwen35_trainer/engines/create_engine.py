@@ -1,4 +1,4 @@
-"""The training engine that the manifest names."""
+"""Build the training engine that the manifest names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def create(source: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool) -> TrainEngine:
-    """Build this rank's engine of `spec.train.engine`. Collective.
+    """Build this rank's engine, which `spec.train.engine` names. Collective.
 
-    source: where the weights come from. pictures: whether any rank's batches may contain pictures, which only FSDP takes.
-    Raises what the engine raises.
+    source: where the weights come from. pictures: whether any rank's batches may contain pictures; only FSDP
+    can train on them. Raises the exceptions of the engine's constructor, such as ValueError if the manifest
+    does not fit the model.
     """
     if spec.train.engine == "FSDP":
         from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # each engine's libraries take seconds to import

@@ -3,7 +3,8 @@
     rewards and groups of all samples ─┐
     tokens of this rank's share ───────┴─► advantages of this share's tokens; sums over shares where an estimator needs them
 
-A function of the user is called with the masks and penalties of the whole batch on every rank, as tables (N, T).
+An advantage function of the user is called on every rank with the masks and penalties of the whole batch, as tables (N,
+T): N samples, T response tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from qwen35_trainer.manifest import AlgorithmSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class LearningSignal:
-    """The inputs that the policy loss needs in addition to the current log-probs, for the samples of this rank's share."""
+    """The inputs that the policy loss needs in addition to the current log-probs, for the
+    samples of this rank's share.
+    """
 
     advantages: TokenTable
     reference: TokenTable | None
-    """Log-probs under the reference model: the initial weights, or with LoRA the base model; None without a KL term."""
+    """Log-probs under the reference model: the initial weights, or with LoRA the base model. None without a KL term."""
     proximal: TokenTable | None
-    """Log-probs under the weights at the batch's start; None if they are not computed separately."""
+    """Log-probs under the weights at the batch's start. None if they are not computed separately from
+    the current log-probs."""
 
     @classmethod
     def of(
@@ -46,10 +50,10 @@ class LearningSignal:
         reference: TokenTable | None,
         proximal: TokenTable | None,
     ) -> LearningSignal:
-        """Compute the advantages of a share, and return them with the given log-probs.
+        """Compute the advantages of a share, and return them with `reference` and `proximal`.
 
-        Collective: every rank must call it with its share of the same batch. offsets: positions of the samples in the
-        packed batch. reference, proximal: see the fields of these names.
+        Collective: every rank must call it with its share of the same batch. offsets: positions of the samples
+        in the packed batch.
         """
         trained = np.flatnonzero(batch.trainable)
         penalty = None
@@ -69,8 +73,8 @@ def _advantages(
 ) -> Tensor:
     """Return the advantages of the share's R trained tokens, (R,).
 
-    trained: (R,) positions of these tokens among the share's response tokens. penalty: (R,) KL penalty of each token; None:
-    no penalty.
+    trained: (R,) positions of the trained tokens among the share's response tokens. penalty: (R,) KL penalty of each
+    trained token; None: no penalty.
     """
     rewards, group, valid = _scores(batch)
     held = batch.held_samples
@@ -85,10 +89,11 @@ def _advantages(
 def _users_advantages(
     batch: TrainBatch, trained: NDArray[np.int64], penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
 ) -> Tensor:
-    """Call the user's advantage function with the whole batch, and return its result for the share's R trained tokens, (R,).
+    """Call the user's advantage function with the whole batch, and return its result for the share's R
+    trained tokens, (R,).
 
-    trained: (R,) positions of these tokens among the share's response tokens. penalty: (R,) KL penalty of each token; None:
-    no penalty.
+    trained: (R,) positions of the trained tokens among the share's response tokens. penalty: (R,) KL penalty of each
+    trained token; None: no penalty. Collective if there is a penalty.
     """
     rewards, group, valid = _scores(batch)
     packed_mask = batch.trainable if batch.whole_mask is None else batch.whole_mask
@@ -118,7 +123,7 @@ def _users_advantages(
 
 
 def _scores(batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rewards, groups and validity of all samples, (N,) each."""
+    """Return the rewards, groups and validity of all N samples, (N,) each."""
     assert batch.rewards is not None
     assert batch.group is not None
     valid = np.ones(batch.samples, dtype=np.bool_) if batch.valid is None else batch.valid
@@ -127,7 +132,11 @@ def _scores(batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def objective(spec: TrainingSpec) -> Objective | None:
-    """Return the settings of the policy objective; None for SFT."""
+    """Return the settings of the policy objective, or None for SFT.
+
+    Functions of the user are imported. Raises ValueError, ImportError or AttributeError if a function of the
+    spec does not exist.
+    """
     if spec.mode == "SFT":
         return None
     algorithm = spec.algorithm
@@ -158,9 +167,10 @@ def _advantage(algorithm: AlgorithmSpec) -> str:
 
 
 def counts(batch: TrainBatch, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:
-    """Count the trained tokens and sequences of one update, over all ranks. Returns None if no token trains.
+    """Return the numbers of trained tokens and sequences of one update, over all ranks, or None if no token trains.
 
-    part: indices of the update's samples. max_tokens: the maximum response length, which becomes `GlobalCounts.max_tokens`.
+    part: indices of the update's samples. max_tokens: the maximum response length,
+    which becomes `GlobalCounts.max_tokens`.
     """
     tokens = batch.trained[part]
     if tokens.sum() == 0:

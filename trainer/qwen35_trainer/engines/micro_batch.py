@@ -4,8 +4,8 @@
                      └─ which rows of the input predict which cells of the tables ──────────┘
 
 Tables have one row per sample and one column per response token; rows are padded on the right. Padded and packed model
-inputs give the same tables, so that one objective serves both. A `TokenTable` keeps one number per token of a rank's share of the
-batch, without padding.
+inputs give the same tables, so the objective is the same for both. A `TokenTable` stores one number for each response
+token of a rank's share of the batch, without padding.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 @dataclass(frozen=True)
 class Offsets:
-    """The positions of each sample's first prompt token and first response token in the packed arrays of a batch, (N,) each.
+    """The positions at which each of N samples begins in the packed arrays of a batch.
 
-    If the batch does not hold the tokens of a sample, the sample's position is the one after the last token.
+    prompts: (N,) position of the sample's first prompt token in `TrainBatch.prompts`.
+    responses: (N,) position of the sample's first response token in `TrainBatch.responses`.
+
+    A sample whose tokens the batch does not hold has the length of the array as its position.
     """
 
     prompts: NDArray[np.int64]
@@ -47,7 +50,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Responses:
-    """The responses of n samples; T is the length of the longest."""
+    """The responses of n samples as tables (n, T). T is the length of the longest response."""
 
     mask: Tensor
     """(n, T) bool, true for tokens that enter the loss."""
@@ -58,7 +61,7 @@ class Responses:
     def of(cls, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> Responses:
         """Copy the responses of `samples` into tables in host memory.
 
-        If `samples` is empty, the tables have one untrained token.
+        If `samples` is empty, the tables are (1, 1) with one token that does not train.
         """
         lengths = batch.response_lengths[samples]
         mask = np.zeros((max(1, len(samples)), int(lengths.max(initial=1))), dtype=np.bool_)
@@ -75,24 +78,25 @@ class Responses:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples that one forward and backward pass computes together."""
+    """The n samples of one forward and backward pass, with R trained tokens."""
 
     inputs: ModelInput
-    """The tokens of prompts and responses, without the last token of each response, after which no token is scored."""
+    """The tokens of prompts and responses. The last token of each response is left out, because no token
+    after it is scored."""
     lengths: Tensor
     """(n,) int64: number of tokens of each sample in the input; 0 for the placeholder token of an empty micro-batch."""
     rows: Tensor
-    """(R,) int64: flat positions in the input at which the model predicts the R trained tokens."""
+    """(R,) int64: indices into the flattened input. At `rows[i]`, the model predicts the i-th trained token."""
     targets: Tensor
     """(R,) int64: ids of the trained tokens."""
     cells: Tensor
-    """(R,) int64: flat positions of the trained tokens in a table (n, T) of the responses."""
+    """(R,) int64: indices of the trained tokens in the flattened table (n, T) of the responses."""
     responses: Responses
     kept: KeptLogits | None = None
     """The tokens over which the softmax of each of the R rows is taken; None: the whole vocabulary."""
 
     def table(self, values: Tensor) -> Tensor:
-        """Return a table (n, T) that has `values` (R,) at the trained tokens and 0 at all others."""
+        """Return a table (n, T) with `values` (R,) at the trained tokens, and 0 at all other tokens."""
         shape = self.responses.mask.shape
         return values.new_zeros(shape.numel()).index_copy(0, self.cells, values).view(shape)
 
@@ -109,9 +113,10 @@ def micro_batch(
     """Build the micro-batch of `samples`, in one packed row or in padded rows.
 
     config: the configuration of the model, used for samples with pictures.
-    If `samples` is empty, the input is one placeholder token. If no token of the samples trains, one token is still
-    scored. In both cases this rank runs the same collectives as the others, and the mask excludes the token from
-    the loss.
+
+    If `samples` is empty, the input is one placeholder token. If no token of the samples trains, one token is
+    still scored. In both cases the mask excludes the token from the loss. The rank then runs the same collectives
+    as all other ranks.
     """
     responses, kept = Responses.of(batch, offsets, samples), None
     if len(samples) == 0:
@@ -169,11 +174,11 @@ def _inputs(
 def response_scores(
     model: HFModule, micro: MicroBatch, temperature: float, *, with_entropy: bool, with_router: bool = False
 ) -> TokenScores:
-    """Compute the log-probability of each trained token at `temperature`, and the entropy of its distribution (nats).
+    """Compute the log-probability of each trained token at `temperature`, and the entropy of its distribution, in nats.
 
-    Under truncated sampling, both are those of the distribution over the tokens that the sampler could have drawn. This holds
-    for every policy: the current one, that at the batch's start, and the reference model.
-    Returns tables (n, T) float32, 0 for tokens that do not train, and the losses of the model's routers.
+    Under truncated sampling, both are those of the distribution over the tokens that the sampler could have drawn. This
+    holds for every policy: the current one, the one at the batch's start, and the reference model. Returns tables (n,
+    T) float32, with 0 for tokens that do not train, and the losses of the model's routers.
     """
     lengths = micro.lengths if with_router else None
     scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy, lengths, micro.kept)
@@ -185,13 +190,15 @@ def response_scores(
 class TokenTable:
     """One number for each response token of a rank's share, packed like `TrainBatch.responses`, in host memory.
 
-    It takes 4 bytes per token of the share. A padded table (N, T) of the whole batch would take 4·N·T bytes on every rank.
+    A table takes 4 bytes per token of the share. A padded table (N, T) of the whole batch would take 4·N·T bytes on
+    every rank, for N samples of up to T tokens.
     """
 
     values: Tensor
     """(R,) float32: one number for each response token, sample after sample."""
     starts: NDArray[np.int64]
-    """(N,) position of each sample's first token in `values`; meaningless for samples that are not in the share."""
+    """(N,) position of each sample's first token in `values`. It has no meaning for samples
+    that are not in the share."""
     lengths: NDArray[np.int64]
     """(N,) number of response tokens of each sample."""
 
@@ -207,8 +214,9 @@ class TokenTable:
             target[start : start + length] = source[row, :length]
 
     def rows(self, samples: NDArray[np.int64], like: Tensor) -> Tensor:
-        """Return the values of n samples as rows, padded with 0 on the right, in the shape (n, T) and on the device of
-        `like`.
+        """Return the values of n samples as rows that are padded with 0 on the right.
+
+        The result has the shape (n, T) and the device of `like`.
         """
         source, target = self.values.numpy(), np.zeros(tuple(like.shape), dtype=np.float32)
         for row, sample in enumerate(samples):

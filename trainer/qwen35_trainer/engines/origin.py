@@ -1,4 +1,4 @@
-"""The source of a model's weights: random ones, or the files of a published folder."""
+"""The source of a model's weights: random values, or the files of a published folder."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of a model: a function that builds it, and the files with the values of its weights, if there are
-    any.
-    """
+    """The source of a model: a function that builds the model, and the files that hold its weights."""
 
     construct: Callable[[], HFModule]
-    """Builds the model unsharded, on the CPU with its values, or on the meta device if `files` hold the values."""
+    """A function that builds the model unsharded: on the meta device if `files` hold its values, and otherwise on
+    the CPU with values."""
     files: CheckpointFiles | None = None
 
 
 def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
-    """Return the origin of the model that `spec.model` names. Raises CheckpointUnusable for a folder that cannot be loaded.
+    """Return the origin of the model of `spec.model`. Raises CheckpointUnusable for a folder that cannot be loaded.
 
-    seed: seed of random weights. vocabulary: number of tokens of the tokenizer. max_length: maximum length of prompt and
-    response together, in tokens. base: the folder to which `source.path` is relative.
+    seed: seed of random weights.
+    vocabulary: number of tokens of the tokenizer.
+    max_length: maximum length of prompt and response together, in tokens.
+    base: the folder to which `source.path` is relative.
     """
     if model.source.random is not None:
         return Origin(partial(build, ModelSettings(model, seed, vocabulary, max_length, base)))
@@ -40,7 +41,7 @@ def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, bas
 def _without_weights(files: CheckpointFiles) -> HFModule:
     """Build a model whose parameters are on the meta device.
 
-    Its buffers have their values, because buffers are computed and not stored in the files.
+    Its buffers have values, because buffers are computed and not stored in the files.
     """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""The rule for gradients that are not finite: the step is skipped, and after several skipped steps in a row the run ends."""
+"""Steps whose gradient is NaN or infinite are skipped. After several consecutive skipped steps, the run ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from qwen35_trainer.failure_reasons import FailureReason
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_UPDATES = 5
-"""Number of consecutive updates with an infinite or NaN gradient after which the run ends, because it would never learn
-again."""
+"""Number of consecutive updates with an infinite or NaN gradient after which the run ends, because it
+would not learn again."""
 
 
 class NotFinite(RuntimeError):
@@ -30,19 +30,19 @@ class NotFiniteInSFT(NotFinite):
 
 
 class SkippedUpdates:
-    """Counts consecutive skipped updates. All ranks have the same norms, so they decide alike.
+    """Counts consecutive skipped updates. All ranks see the same norms, so all of them end at the same update.
 
-    sft: whether the run is SFT, which decides the exception.
+    sft: whether the run is SFT, which decides the type of the exception.
     """
 
     def __init__(self, *, sft: bool) -> None:
         self._sft, self._count = sft, 0
 
     def add(self, norm: float) -> None:
-        """Count an update by the norm of its gradient.
+        """Record the gradient norm of an update.
 
-        Raises NotFinite or NotFiniteInSFT if this is the last of `MAX_SKIPPED_UPDATES` consecutive updates whose norm is infinite
-        or NaN.
+        An infinite or NaN norm counts as a skipped update. Raises NotFinite, or NotFiniteInSFT in SFT, at the last of
+        `MAX_SKIPPED_UPDATES` consecutive skipped updates.
         """
         if math.isfinite(norm):
             self._count = 0

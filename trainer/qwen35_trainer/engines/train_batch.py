@@ -1,4 +1,4 @@
-"""A training batch, or one rank's share of it: the lengths and rewards of all N samples, and the tokens of its own samples.
+"""A training batch, or one rank's share of it: lengths and rewards of all N samples, and the tokens of held samples.
 
 all samples     prompt_lengths, response_lengths, rewards, valid, group, trained: (N,) each, the same on every rank
 held samples    prompts    p p p │ p p │ …
@@ -18,10 +18,12 @@ from qwen35_trainer.data.picture_arrays import PictureSource
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """N samples, with the tokens of all samples (a whole batch) or of some (a share). The samples with tokens are *held*.
+    """N samples of a batch. A whole batch has the tokens of all samples, a share has those of some. Samples
+    with tokens are *held*.
 
-    The driver assembles whole batches; each data-parallel rank gets its share (`batch_division`). What is computed from all
-    samples, such as the counts by which losses are divided, needs no tokens, so it is the same on every rank.
+    The driver assembles whole batches; each data-parallel rank gets its share (`batch_division`). Quantities that
+    are computed from all samples, such as the counts by which losses are divided, need no tokens, so they are the
+    same on every rank.
     """
 
     prompts: NDArray[np.int32]
@@ -33,39 +35,38 @@ class TrainBatch:
     log_probs: NDArray[np.float32] | None = None
     """Log-probability of each held response token under the behaviour policy; None for supervised samples."""
     candidates: Candidates | None = None
-    """The tokens that the behaviour policy could have drawn in place of each response token; None: the whole vocabulary."""
+    """The tokens that the behaviour policy could have drawn in place of each held response token; None:
+    the whole vocabulary."""
     rewards: NDArray[np.float32] | None = None
     """(N,) reward of each sample; None for supervised samples."""
     valid: NDArray[np.bool_] | None = None
     """(N,) false for samples that could not be scored; None: all samples were scored."""
     group: NDArray[np.int64] | None = None
-    """(N,) number of each sample's group, equal for the samples of one prompt, which are adjacent; None for supervised
-    samples."""
+    """(N,) number of each sample's group. The samples of one prompt have the same number and are adjacent. None
+    for supervised samples."""
     baseline: NDArray[np.bool_] | None = None
-    """(N,) true for the greedy sample of each group, whose reward is the baseline of the others and which does not train; None: no
-    sample is a baseline."""
+    """(N,) true for the greedy sample of each group. Its reward is the baseline of the group, and it does not train.
+    None: no sample is a baseline."""
     updates: int = 1
-    """Number of optimizer steps. The samples are divided into this number of equal parts, in order, one for each step."""
+    """Number of optimizer steps. The samples are divided into this number of equal parts, in order; each
+    step trains one part."""
     pictures: tuple[PictureSource | None, ...] | None = None
-    """Images and videos of each of the N samples, read when a micro-batch is computed; an entry is None if the sample has none
-    or is not held.
+    """Images and videos of each of the N samples. They are read when a micro-batch is computed. An entry is None if the
+    sample has no picture or is not held.
 
-    None: text only.
-    """
+    None: text only."""
     kl_coefficient: float | None = None
-    """The coefficient that `algorithm.kl.adaptive` has reached: of the penalty in the reward, or else of the one in the loss.
+    """The adapted KL coefficient of this batch (`algorithm.kl.adaptive`). It applies to the penalty in the reward if
+    there is one, and otherwise to the penalty in the loss.
 
-    None: the coefficients are those of the manifest.
-    """
+    None: the coefficients are those of the manifest."""
     held: NDArray[np.int64] | None = None
-    """Indices, ascending, of the samples whose tokens and pictures this object holds; None: all samples."""
+    """Ascending indices of the samples whose tokens and pictures this object holds; None: all samples."""
     counts: NDArray[np.int64] | None = None
-    """(N,) number of trained tokens of each sample, in a share; None in a whole batch, where `trainable` gives the numbers."""
+    """(N,) number of trained tokens of each sample, in a share. None in a whole batch, where `trainable`
+    determines the numbers."""
     whole_mask: NDArray[np.bool_] | None = None
-    """The array `trainable` of the whole batch.
-
-    Only a share for an advantage function of the user has it; None otherwise.
-    """
+    """The array `trainable` of the whole batch, in a share for an advantage function of the user. None otherwise."""
 
     def __post_init__(self) -> None:
         held = self.held_samples
@@ -83,7 +84,7 @@ class TrainBatch:
 
     @property
     def held_samples(self) -> NDArray[np.int64]:
-        """Indices, ascending, of the samples whose tokens this object holds."""
+        """Ascending indices of the samples whose tokens this object holds."""
         return np.arange(self.samples) if self.held is None else self.held
 
     @property
@@ -93,7 +94,7 @@ class TrainBatch:
 
     @property
     def parts(self) -> list[NDArray[np.int64]]:
-        """Indices of the samples of each update."""
+        """Indices of the samples of each update, as one array per update."""
         return np.split(np.arange(self.samples), self.updates)
 
     @property
@@ -106,7 +107,8 @@ class TrainBatch:
     def share(self, samples: NDArray[np.int64], *, whole_masks: bool = False) -> TrainBatch:
         """Return a share of this whole batch, with copies of the tokens of `samples`.
 
-        samples: indices, ascending. whole_masks: whether the share also keeps `trainable` of all samples, as `whole_mask`.
+        samples: ascending indices. whole_masks: whether the share also keeps `trainable` of all
+        samples, as `whole_mask`.
         """
         assert self.held is None, "a share is taken from a whole batch"
         prompts, responses = starts_of(self.prompt_lengths), starts_of(self.response_lengths)
@@ -135,6 +137,8 @@ class TrainBatch:
 
 
 def starts_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each sample's first token in an array of all tokens, sample after sample."""
+    """Return the position of each sample's first token in an array that holds the tokens of all
+    samples, one after another.
+    """
     starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
     return starts

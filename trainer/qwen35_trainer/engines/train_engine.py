@@ -1,6 +1,6 @@
-"""The protocol of a training engine, which a train worker runs. `create_engine` builds the engine that the manifest names.
+"""The protocol of a training engine, which a train worker runs. `create_engine` builds the engine that is configured.
 
-What engines have in common is in `updating_engine`; an engine adds how the model is divided over ranks.
+`updating_engine` has the parts that all engines share. An engine adds the division of the model over ranks.
 """
 
 from __future__ import annotations
@@ -31,77 +31,88 @@ class UpdateMetrics:
     tokens: int
     """Number of tokens in the loss."""
     means: Mapping[str, float]
-    """Per-token means of the objective's metrics."""
+    """Means of the objective's metrics, per trained token."""
 
 
 class TrainEngine(Protocol):
     """The engine of one rank of the train pool. Every rank must get the same calls in the same order.
 
-    Every rank returns the same metrics and the same loss, so the driver reads those of rank 0. In a pool with pipeline stages
-    only the last stage computes them; the engine brings them to the other ranks.
+    Every rank returns the same metrics and the same loss, so the driver uses those of rank 0. With pipeline stages,
+    only the last stage computes them, and the engine sends them to the other ranks.
     """
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        """Do `batch.updates` optimizer steps. batch: this rank's share (`batch_division`).
+        """Make `batch.updates` optimizer steps, and return the metrics of each.
 
-        Losses are divided by counts over all ranks, so that the steps do not depend on how the ranks divide the batch.
-        A step whose gradient is not finite is skipped; its metrics contain the norm of that gradient. After several skipped
-        steps in a row the engine raises an exception.
+        batch: this rank's share (`batch_division`). learning_rates: one for each step. Losses are divided by counts
+        over all ranks, so that the steps do not depend on how the ranks divide the batch. A step whose gradient is not
+        finite is skipped; its metrics contain the norm of that gradient. Raises NotFinite or NotFiniteInSFT after
+        `MAX_SKIPPED_UPDATES` consecutive skipped steps, and ValueError if `batch` is not this rank's share.
         """
         ...
 
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
-        """Compute the mean negative log-likelihood of the batch's trainable tokens, in nats, without training."""
+        """Return the mean negative log-likelihood of the whole batch's trainable tokens, in nats.
+        Nothing trains. Collective.
+
+        batch: this rank's share.
+        """
         ...
 
     def log_probs(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """Compute the log-prob of each trainable response token at temperature 1, and 0 for other response tokens.
+        """Return the log-prob at temperature 1 of each trainable response token, and 0 for other
+        response tokens. Collective.
 
-        Collective. Every rank returns the (R,) values of all samples, one after another. batch: this rank's share.
+        batch: this rank's share. Every rank returns the values of all samples of the batch, concatenated: (R,), R the
+        number of response tokens of all samples.
         """
         ...
 
     def shards(self) -> Sequence[WeightShard]:
-        """Return this rank's part of each tensor of a publication, under the name by which replicas load the tensor.
+        """Return this rank's part of each tensor of a publication, under the name by which replicas load
+        the tensor. Collective.
 
-        All ranks return the same tensors in the same order, and each value of a tensor is in the shard of exactly one rank.
-        Tensors are published in `model.precision`, or in bfloat16 if the replicas compute in bfloat16. Tensors that are float32
-        in the published checkpoints of the family stay float32. With adapters, only the adapters are published, because replicas
-        already have the base model (`weights/adapters.py` has their names).
+        All ranks return the same tensors in the same order, and each value of a tensor is in the shard of exactly one
+        rank. Tensors are published in `model.precision`, or in bfloat16 if the replicas compute in bfloat16. Tensors
+        that are float32 in the published checkpoints of the family stay float32. With adapters, only the adapters are
+        published, because replicas already have the base model (`weights/adapters.py` has their names).
 
-        Collective. The shards may share memory with the live weights, as all of FSDP's do: a transport (`weights/transports`)
-        copies them before the next step. An engine that holds weights in another arrangement copies what this rank publishes.
+        The shards may share memory with the live weights, as all shards of FSDP do. A transport (`weights/transports`)
+        therefore copies them before the next step. An engine that stores weights in another arrangement copies what
+        this rank publishes.
         """
         ...
 
     def save(self, folder: Path) -> None:
-        """Copy this rank's share of the trained weights, optimizer and random state, and start to write it into `folder`.
+        """Copy this rank's part of the trained weights, optimizer state and random state, and begin to
+        write it into `folder`.
 
-        Collective. Training may continue when the call returns, and does not change what is written. `saved` reports when the
-        writing is done, which may be immediately. If the previous save is still being written, this call first waits for its end, and raises its error
-        if it failed.
+        Collective. When the call returns, training may continue without changing what is written. `saved` reports when
+        the writing is done, which may be immediately. If the previous save is still being written, this call first
+        waits for its end, and raises its error if it failed.
         """
         ...
 
     def saved(self, *, wait: bool = False) -> bool:
-        """Return whether all ranks have written the last `save`. If writing failed, the error is raised here.
+        """Return whether all ranks have written the last `save`. Raises the error of the writing if it failed.
 
         wait: whether to return only when all ranks have written. Any thread may wait.
         """
         ...
 
     def restore(self, folder: Path) -> None:
-        """Read a checkpoint that `save` wrote, on the same or another number of ranks. Collective."""
+        """Read a checkpoint that `save` wrote, on the same or another number of ranks (reshard). Collective."""
         ...
 
     def sleep(self) -> MemoryChange:
-        """Move everything that this rank holds on its device to host memory, so that replicas can use the device.
+        """Move everything that this rank holds on its device to host memory (offload), so that replicas
+        can use the device.
 
-        Parameters, gradients, optimizer state and the reference model move. No other method may be called before `wake`.
-        Returns the bytes of tensors on the device, before and after.
+        Parameters, gradients, optimizer state and the reference model move. No other method may be called before
+        `wake`. Returns the bytes of tensors on the device, before and after.
         """
         ...
 
     def wake(self) -> None:
-        """Move everything back to the device. Without effect unless the engine sleeps."""
+        """Move everything that `sleep` moved back to the device. If the engine is not asleep, do nothing."""
         ...

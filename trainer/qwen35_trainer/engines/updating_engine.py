@@ -1,4 +1,4 @@
-"""The part of training that is the same for every engine: signal, loss, metrics, skipped steps. Engines add three hooks.
+"""The part of training that all engines share: signal, loss, metrics, skipped steps. An engine adds three hooks.
 
     batch (this rank's share) ─► signal: advantages; log-probs of other policies ◄── `_score`
                               ─► for each update: micro-batches of this rank ─► `_forward_backward` ─► sums of metrics
@@ -6,7 +6,7 @@
                                                   ─► `_step`: clip, optimizer step (skipped if not finite)
 
 Losses are divided by counts over all ranks, so the step depends neither on the number of ranks nor on the micro-batch
-size. How gradients are summed over ranks is the engine's own concern: the sum of all ranks' losses is what it differentiates.
+size. The loss of the update is the sum of all ranks' losses. Each engine sums gradients over ranks in its own way.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ type ScoredPolicy = Literal["Current", "Reference"]
 
 @dataclass(frozen=True)
 class UpdateStep:
-    """Data of one optimizer step that all of its micro-batches need."""
+    """The data of one optimizer step that all of its micro-batches need."""
 
     batch: TrainBatch
     offsets: Offsets
     counts: GlobalCounts
     inputs: int
-    """Number of tokens that the model reads in the step, over all ranks."""
+    """Number of input tokens of the model in this step, over all ranks."""
     signal: LearningSignal | None
-    """None for SFT."""
+    """Advantages and log-probs of other policies; None for SFT."""
     temperature: float
-    """Temperature of the distribution that the losses are about."""
+    """Temperature by which logits are divided before log-probs and entropies are computed."""
     with_entropy: bool
     """Whether `_losses` needs the entropies of the scored tokens."""
 
@@ -60,7 +60,7 @@ class UpdateStep:
 class UpdatingEngine(ABC):
     """One rank of training. It needs an initialised process group.
 
-    ranks: this rank and its share of batches. device: device of the rank's sums.
+    ranks: the number of this rank and its share of batches. device: device of the tensors that this class sums.
     """
 
     def __init__(self, spec: TrainingSpec, ranks: BatchRanks, device: torch.device) -> None:
@@ -74,28 +74,29 @@ class UpdatingEngine(ABC):
 
     @abstractmethod
     def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
-        """Add the gradients of the micro-batches `shares` of this rank, and return the sums of their metrics, with the loss.
+        """Add up the gradients of this rank's micro-batches, and return the sums of their metrics, including the loss.
 
-        Each entry of `shares` lists the samples of a micro-batch, and may be empty. Every rank has the same number of entries.
-        `_losses` gives the loss and the metrics of each. The optimizer must then step by the gradient of the sum of all shares' losses.
+        shares: the samples of each micro-batch. An entry may be empty. Every rank has the same number of entries. The
+        hook computes the loss and the metrics of each micro-batch by `_losses`. The next `_step` must use the gradient
+        of the sum of the losses of all ranks' micro-batches.
 
-        Returns 0-dimensional tensors; all ranks return the same names in the same order. With pipeline stages, only the last
-        stage computes them, and brings them to the others.
+        Returns 0-dimensional tensors; all ranks return the same names in the same order. With pipeline stages, only the
+        last stage computes the sums, and sends them to the other stages.
         """
 
     @abstractmethod
     def _step(self, learning_rate: float) -> float:
-        """Clip the gradient, update the parameters if its norm is finite, and drop the gradient.
+        """Clip the gradient, update the parameters if the gradient's norm is finite, and drop the gradient.
 
-        Returns the norm before clipping, the same on every rank. If it is infinite or NaN, parameters and optimizer state are
-        unchanged: such a step would make every weight NaN.
+        Returns the norm before clipping, the same on every rank. If the norm is infinite or NaN, parameters and
+        optimizer state do not change: a step would make every weight NaN.
         """
 
     @abstractmethod
     def _score(self, policy: ScoredPolicy, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:
-        """Return the log-probs of the trained tokens of this rank's share; the table has 0 for all other tokens.
+        """Return the log-probs of the trained tokens of this rank's share. All other tokens have 0.
 
-        Collective. Every rank that computes the share gets the table.
+        Collective. All ranks that compute the share get the table.
         """
 
     @abstractmethod
@@ -171,7 +172,9 @@ class UpdatingEngine(ABC):
         return self._metrics(totals, norm, learning_rate)
 
     def _metrics(self, totals: Mapping[str, Tensor], norm: float, learning_rate: float) -> UpdateMetrics:
-        """Sum the metrics of this rank over all shares. Collective; every rank gets the same result."""
+        """Sum the metrics of this rank over all shares, and return them. Collective; every rank
+        gets the same result.
+        """
         summed = torch.stack([value.float() for value in totals.values()]) * self._ranks.adds_to_sums
         dist.all_reduce(summed)
         sums = dict(zip(totals, summed.tolist(), strict=True))
@@ -182,9 +185,9 @@ class UpdatingEngine(ABC):
     def _losses(
         self, update: UpdateStep, samples: NDArray[np.int64], responses: Responses, scores: TokenScores
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return a micro-batch's share of the loss, including the losses of routers, and its share of the metrics.
+        """Return a micro-batch's part of the loss, including the losses of routers, and its part of the metrics.
 
-        The metrics contain the loss, without its graph. scores: tables (n, T), as `responses`.
+        scores: tables (n, T) like those in `responses`. The metrics contain the loss, detached.
         """
         loss, metrics = self._objective_of(update, samples, responses, scores)
         if scores.router_losses is not None:
@@ -230,13 +233,13 @@ class UpdatingEngine(ABC):
         return LearningSignal.of(batch, offsets, algorithm, self._ranks, reference=reference, proximal=proximal)
 
     def _plan(self, batch: TrainBatch, part: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the micro-batches of this rank for one update. part: indices of the update's samples."""
+        """Return the micro-batches of this rank for one update, as indices of samples. part: indices of
+        the update's samples.
+        """
         return self._division.micro_batches(batch, part)[self._ranks.data_share]
 
     def _check_share(self, batch: TrainBatch) -> None:
-        """Raise ValueError for a batch that is not this rank's share, because sums over all shares would then be
-        wrong.
-        """
+        """Raise ValueError if `batch` is not this rank's share, because sums over all shares would then be wrong."""
         if self._ranks.data_shares == 1:
             expected = np.arange(batch.samples)
         else:

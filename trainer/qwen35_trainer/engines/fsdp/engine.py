@@ -2,9 +2,9 @@
 
     micro-batches of this rank: forward ─► loss ─► backward ─► reduce-scatter   ─► clip ─► optimizer step
 
-Gradients accumulate over micro-batches. They are reduced into the shards after each micro-batch, because
-unsharded gradients would take 4 bytes per parameter on every rank, more than the weights. Only the sum over copies of
-the model (HSDP) waits for the last micro-batch.
+Gradients accumulate over micro-batches. They are reduced into the shards after each micro-batch, because unsharded
+gradients would take 4 bytes per parameter on every rank, more than the weights. Only the sum over the copies of the
+model (HSDP) waits for the last micro-batch.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class FSDPEngine(UpdatingEngine):
 
     origin: where the weights come from, the same on every rank. pictures: whether any rank's batches may contain
     pictures; without pictures the vision tower does not train. Raises ValueError if degrees of parallelism, frozen
-    parts, adapters or router losses do not fit the model. Raises PackingInexact if packing changes the scores or gradients
-    of sequences.
+    parts, adapters or router losses do not fit the model. Raises PackingInexact if packing changes the scores or
+    gradients of sequences.
     """
 
     _ranks: Ranks
@@ -114,7 +114,7 @@ class FSDPEngine(UpdatingEngine):
     def _load(self, origin: Origin, *, trained: bool) -> HFModule:
         """Build the model of `origin`, shard it, and load its weights.
 
-        trained: true for the model that trains, false for the frozen reference model.
+        trained: whether this is the model that trains; otherwise it is the frozen reference model.
         """
         train, precision = self._spec.train, PRECISIONS[self._spec.model.precision]
         model = adapt(origin.construct(), self._ranks.context_group, float32_logits=train.headPrecision == "FP32")
@@ -182,7 +182,7 @@ class FSDPEngine(UpdatingEngine):
 
     @torch.no_grad()
     def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:
-        """Return the log-probs under `model` of the trained tokens of this rank's share; the table has 0 for all other tokens.
+        """Return the log-probs under `model` of the trained tokens of this rank's share. All other tokens have 0.
 
         Collective: all ranks must call it together.
         """

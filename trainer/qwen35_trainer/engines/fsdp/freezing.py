@@ -13,7 +13,7 @@ from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 
 
 def freeze(model: HFModule, parts: Iterable[FrozenPart]) -> None:
-    """Exclude `parts` from training. Raises ValueError naming the parts that the model does not have."""
+    """Exclude `parts` of the model from training. Raises ValueError naming the parts that the model does not have."""
     missing = []
     for part in parts:
         modules = _modules(model, part)
@@ -28,14 +28,14 @@ def freeze(model: HFModule, parts: Iterable[FrozenPart]) -> None:
 def without_tower(model: HFModule, parts: Iterable[FrozenPart]) -> tuple[FrozenPart, ...]:
     """Return the parts to freeze in a training without pictures: `parts`, and the vision tower if the model has one.
 
-    Without pictures the gradient of the tower is zero. Training the tower would need four float32 copies of its
+    Without pictures, the gradient of the tower is zero. Training the tower would need four float32 copies of its
     weights, and weight decay would change them.
     """
     return tuple(dict.fromkeys((*parts, "Vision"))) if _modules(model, "Vision") else tuple(parts)
 
 
 def convert_frozen(model: HFModule, precision: torch.dtype) -> None:
-    """Convert frozen parameters to the type that the model computes with, because they are never updated.
+    """Convert frozen parameters to the type with which the model computes, because they are never updated.
 
     This type is `precision`, or float32 for parameters that are published in float32 (`models/qwen3_5/precision.py`).
     Trainable parameters must be float32, because bfloat16 cannot represent small updates. Raises TypeError naming the

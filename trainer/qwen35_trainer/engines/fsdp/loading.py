@@ -1,7 +1,9 @@
-"""Loads the weights of an engine so that each rank gets its own shard.
+"""Load the weights of an engine so that each rank gets its own shard.
 
-random weights  built unsharded on every rank from one seed, then sharded: such models are small
-a folder        built without values ─► sharded ─► each rank reads its rows from the files: no rank holds the whole model
+source of weights    how they are loaded
+random               Every rank builds the whole model from the same seed, then shards it. Such models are small.
+a folder             Every rank builds the model without values, shards it, and reads its own rows from the files.
+                     No rank holds the whole model.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, chec
 def fill(model: HFModule, files: CheckpointFiles, device: torch.device, *, offloaded: bool) -> None:
     """Load the values of `files` into a sharded model that is on the meta device. Each rank reads only its own rows.
 
-    device: where the model will be. offloaded: whether parameters stay in host memory instead. Parameters that are not in
-    the files (adapters) stay uninitialised.
-    Raises CheckpointUnusable naming every tensor whose rows on this rank are not finite.
+    device: where the model will be. offloaded: whether parameters stay in host memory instead. Parameters that are
+    not in the files (adapters) stay uninitialised. Raises CheckpointUnusable naming every tensor whose rows on this
+    rank are not finite.
     """
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     model.to_empty(device="cpu" if offloaded else device)
@@ -42,7 +44,10 @@ def _read(model: HFModule, files: CheckpointFiles) -> Iterator[tuple[str, Tensor
 
 
 def local_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """Return the part of a parameter that this rank holds, and its slices in the whole parameter."""
+    """Return the part of a parameter that this rank holds, and the slices of this part in the whole parameter.
+
+    For a parameter that is not sharded, return the parameter and no slices.
+    """
     if not isinstance(parameter, DTensor):
         return parameter, ()
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)

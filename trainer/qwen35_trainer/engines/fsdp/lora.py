@@ -3,8 +3,8 @@
     A (rank, in)   uniform in ±1/√in, like the initial weights of a linear layer
     B (out, rank)  zero: the first forward pass equals that of the model without adapters
 
-A and B are always float32 here; the weight W may be stored in bfloat16. Checkpoints and publications contain only A and B,
-because W never changes and every process that loads them already has W.
+A and B are always float32 here; the weight W may be stored in bfloat16. Adapters are not merged into W: checkpoints and
+publications contain only A and B, because W never changes and every process that loads A and B already has W.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from qwen35_trainer.weights.adapters import DOWN, UP
 def add(model: HFModule, settings: LoRASpec) -> None:
     """Attach uninitialised adapters to the target layers of the decoder, and freeze all other parameters.
 
-    Raises ValueError naming every target that is not the name of a linear layer in the decoder. Names in the default list of
-    targets that the decoder lacks are ignored.
+    Raises ValueError naming every target that is not the name of a linear layer in the decoder. With the default list
+    of targets, names that the decoder lacks are ignored.
     """
     names = {
         name.rpartition(".")[2]
@@ -48,7 +48,7 @@ def add(model: HFModule, settings: LoRASpec) -> None:
 
 
 def initialise(model: HFModule, seed: int) -> None:
-    """Set every adapter to its initial values, which are the same on any number of ranks."""
+    """Set every adapter to its initial values. With the same seed, the values are the same on any number of ranks."""
     with torch.no_grad():
         for index, parameter in enumerate(p for name, p in model.named_parameters() if name.endswith(DOWN)):
             bound = 1 / math.sqrt(parameter.shape[1])
@@ -63,7 +63,7 @@ def initialise(model: HFModule, seed: int) -> None:
 
 @contextmanager
 def adapters_disabled(model: HFModule) -> Iterator[None]:
-    """Context manager: compute without adapters, as the base model would."""
+    """Context manager: the model computes without its adapters, as the base model would."""
     adapted = [module for module in model.modules() if hasattr(module, "adapter_scale")]
     scales = [module.adapter_scale for module in adapted]
     for module in adapted:
@@ -76,7 +76,7 @@ def adapters_disabled(model: HFModule) -> Iterator[None]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name belongs to an adapter."""
+    """Whether the parameter called `name` belongs to an adapter."""
     return name.rpartition(".")[2] in (DOWN, UP)
 
 

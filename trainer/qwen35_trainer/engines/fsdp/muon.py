@@ -1,16 +1,17 @@
-"""The Muon optimizer, which makes the momentum of each matrix orthogonal and updates the weights by the result.
+"""The Muon optimizer: it orthogonalises the momentum of each matrix, and updates the weights by the result.
 
     M ← μ·M + (1 - μ)·G        U = (1 - μ)·G + μ·M  (Nesterov)        W ← (1 - η·λ)·W - 0.2·√max(rows, columns)·η·O(U)
 
-O(U) approximates the semi-orthogonal matrix nearest to U: its singular values are in about [0.7, 1.2] (Jordan 2024,
-kellerjordan.github.io/posts/muon). The factor 0.2·√max(rows, columns) gives a step the same root mean square as
-AdamW's, so that the learning rate and weight decay tuned for AdamW apply (Liu et al., arXiv:2502.16982, section 2.2).
-The arithmetic is that of torch.optim.Muon with match_rms_adamw; in addition, weights may be sharded, and may be stacks
-of matrices.
+W is a weight matrix, G its gradient, M its momentum, μ the momentum coefficient, η the learning rate and λ the weight
+decay. O(U) approximates the semi-orthogonal matrix nearest to U: the singular values of O(U) are in about [0.7, 1.2]
+(Jordan 2024, kellerjordan.github.io/posts/muon). The factor 0.2·√max(rows, columns) gives a step the same root mean
+square as AdamW's, so that a learning rate and weight decay tuned for AdamW apply (Liu et al., arXiv:2502.16982, section
+2.2). The arithmetic is that of torch.optim.Muon with match_rms_adamw. In addition, weights may be sharded, and may be
+stacks of matrices.
 
-For a sharded matrix every rank gathers the update, makes the whole matrix orthogonal, and keeps its own rows: the
-iteration needs the whole matrix, and computing it on every rank costs less than a second exchange. A stack (experts,
-rows, columns) is sharded by experts: each rank has whole matrices and gathers nothing.
+For a sharded matrix, every rank gathers the whole update, orthogonalises it, and keeps its own rows: the iteration
+needs the whole matrix, and computing it on every rank costs less than a second exchange. A stack (experts, rows,
+columns) is sharded by experts: each rank has whole matrices and gathers nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from torch.distributed.tensor import DTensor, Shard
 from qwen35_trainer.engines.fsdp.loading import local_part
 
 A, B, C = 3.4445, -4.7750, 2.0315
-"""Coefficients of the polynomial of degree five in the Newton-Schulz iteration. It is steepest at 0, so that small singular
-values rise quickly (Jordan 2024)."""
+"""Coefficients of the polynomial of degree five in the Newton-Schulz iteration. The polynomial is steepest at 0, so
+that small singular values grow quickly (Jordan 2024)."""
 NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
 
@@ -35,8 +36,8 @@ EPSILON = 1e-7
 class Muon(torch.optim.Optimizer):
     """The Muon optimizer of matrices and stacks of matrices.
 
-    params: (rows, columns) or (stack, rows, columns), sharded on dimension 0 or not sharded. Raises ValueError
-    for a parameter of another shape or sharding.
+    params: (rows, columns) or (stack, rows, columns), sharded on dimension 0 or not sharded. The constructor raises
+    ValueError for a parameter of another shape or sharding.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
@@ -51,7 +52,10 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update the parameters once. All ranks that share a parameter must call it together."""
+        """Update every parameter that has a gradient. Collective over the ranks that share the parameters.
+
+        closure: must be None.
+        """
         assert closure is None, "no closure is evaluated"
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
@@ -68,7 +72,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def _own_direction(update: Tensor) -> Tensor:
-    """Compute this rank's part of O(update), the orthogonal update: its rows of a matrix, or its matrices of a stack."""
+    """Return this rank's part of the orthogonalised update: its rows of a matrix, or its matrices of a stack.
+
+    Collective for a sharded matrix.
+    """
     local, rows = local_part(update)
     if update.ndim == 3 or not isinstance(update, DTensor):
         return orthogonal(local).to(local.dtype)
@@ -76,10 +83,10 @@ def _own_direction(update: Tensor) -> Tensor:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Make each matrix of (…, rows, columns) orthogonal by the Newton-Schulz iteration.
+    """Return each matrix of (…, rows, columns) orthogonalised by the Newton-Schulz iteration.
 
-    Returns bfloat16 with singular values in about [0.7, 1.2]. The precision of bfloat16 is enough, because each step of
-    the iteration moves the singular values towards this range again.
+    The result is bfloat16, with singular values in about [0.7, 1.2]. The precision of bfloat16 is enough, because each
+    step of the iteration moves the singular values towards this range again.
     """
     x: Tensor = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]

@@ -1,4 +1,4 @@
-"""The optimizers of the trained parameters, and the device of their state between two steps."""
+"""The optimizers of the trained parameters (AdamW, Muon), and the device of the optimizer state between two steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from qwen35_trainer.models.qwen3_5.family import text_model
 class Optimizers:
     """All optimizers of one model.
 
-    parking_device: the device that holds the optimizers' state between steps; None: the devices of the parameters.
+    parking_device: the device that holds the optimizer state between two steps (offload); None: the
+    devices of the parameters.
     """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], parking_device: torch.device | None) -> None:
@@ -28,9 +29,8 @@ class Optimizers:
     def of(cls, model: HFModule, settings: Settings, parking_device: torch.device | None = None) -> Optimizers:
         """Create the optimizers of all trained parameters.
 
-        They are AdamW (arXiv:1711.05101) for all or, if `settings.type` is Muon, Muon for matrices and AdamW for the others.
-
-        Raises ValueError if no parameter trains.
+        With `settings.type` Muon, matrices get Muon and all other parameters get AdamW (arXiv:1711.05101). With AdamW,
+        all parameters get AdamW. Raises ValueError if no parameter trains.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not trained:
@@ -54,7 +54,7 @@ class Optimizers:
         return cls(parts, parking_device)
 
     def step(self, learning_rate: float) -> None:
-        """Update the parameters once, and drop the gradients. All ranks must call it together."""
+        """Update the parameters once with `learning_rate`, and drop the gradients. Collective."""
         self._move(None)
         for part in self.parts:
             for group in part.param_groups:
@@ -65,7 +65,7 @@ class Optimizers:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors of the optimizers' state."""
+        """All tensors of the optimizer state."""
         states = (state for part in self.parts for state in part.state.values())
         return (value for state in states for value in state.values() if isinstance(value, Tensor))
 
@@ -75,11 +75,13 @@ class Optimizers:
             part.zero_grad()
 
     def park_state(self) -> None:
-        """Move the optimizers' state to `parking_device`; without a parking device, do nothing."""
+        """Move the optimizer state to `parking_device`. Without a parking device, do nothing."""
         self._move(self._parking_device)
 
     def _move(self, device: torch.device | None) -> None:
-        """Move the state to `device`; None: to the devices of its parameters. Without a parking device, do nothing."""
+        """Move the optimizer state to `device`; None: to the devices of the parameters. Without a parking
+        device, do nothing.
+        """
         if self._parking_device is None:
             return
         for part in self.parts:
@@ -90,11 +92,11 @@ class Optimizers:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies to this parameter when `decayAll` is not set.
+    """Whether weight decay applies to a parameter if `decayAll` is not set.
 
-    Parameters of one dimension are exempt, as in Megatron (`core/optimizer`, ParamPredicate "param_len_1"): weights of norms,
-    biases, and A_log and dt_bias, which Mamba marks `_no_weight_decay`. The filters of short convolutions, four numbers per
-    channel, are exempt too; Megatron decays them.
+    Parameters of one dimension are exempt, as in Megatron (`core/optimizer`, ParamPredicate "param_len_1"): weights of
+    norms, biases, and A_log and dt_bias, which Mamba marks `_no_weight_decay`. The filters of short convolutions are
+    exempt too: they have only four numbers per channel. Megatron decays them.
     """
     return parameter.ndim > 1 and not name.endswith("conv1d.weight")
 
@@ -108,9 +110,9 @@ def _groups(parameters: Mapping[str, nn.Parameter], settings: Settings) -> list[
 
 
 def _matrices(model: HFModule) -> list[nn.Parameter]:
-    """Select the parameters that Muon trains: the trained weights of linear layers and experts.
+    """Return the parameters that Muon trains: the trained weights of linear layers and experts.
 
-    Embeddings and the output layer are left out, because each of them is a table of vectors, one per token.
+    Embeddings and the output layer are left out, because they are tables with one vector per token.
     """
     layers = [text_model(model).layers]
     if hasattr(model.model, "visual"):

@@ -1,10 +1,10 @@
 """The part of a parameter that this rank publishes.
 
-| parameter                     | who publishes it                                     |
-|-------------------------------|------------------------------------------------------|
-| sharded by rows               | each rank the rows that it holds                     |
-| also on several copies (HSDP) | the ranks of one copy for each tensor, in turn        |
-| not sharded                   | one rank for each tensor, in turn                    |
+| parameter                           | who publishes it                                                         |
+|-------------------------------------|--------------------------------------------------------------------------|
+| sharded by rows                     | Each rank publishes the rows that it holds.                              |
+| sharded by rows, with copies (HSDP) | The ranks of one copy publish their rows; copies alternate by parameter. |
+| not sharded                         | One rank publishes the parameter; ranks alternate by parameter.          |
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from qwen35_trainer.weights.transfer_plan import row_range
 
 
 def published_shard(name: str, parameter: Tensor, dtype: torch.dtype, number: int) -> WeightShard:
-    """Return the part of a parameter that this rank publishes, as `dtype`.
+    """Return the part of a parameter that this rank publishes, as `dtype`. It is empty if this rank publishes nothing.
 
-    If this rank publishes nothing of the parameter, the part is empty. number: the parameter's number, which decides which rank
-    publishes it if several ranks hold the same values. Raises ValueError for a parameter that is not sharded by rows.
+    number: the parameter's number. If several ranks hold the same values, the number decides which of them publishes.
+    Raises ValueError for a parameter that is not sharded by rows.
     """
     tensor, shape = parameter.detach(), tuple(parameter.shape)
     if not isinstance(tensor, DTensor):

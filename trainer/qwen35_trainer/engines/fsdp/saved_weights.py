@@ -1,11 +1,11 @@
-"""Reads parts of tensors from a checkpoint that `sharded_checkpoint.begin` wrote, without a process group.
+"""Read parts of tensors from a checkpoint that `sharded_checkpoint.begin` wrote, without a process group.
 
     .metadata ─► which pieces of a tensor the ranks wrote ─┐
     *.distcp: each piece as torch.save writes it ──────────┴─► where its values begin ─► read the requested values
 
-PyTorch's own reader is not used for the values, because it holds three copies of a tensor while it reads one. Files are
-read, not mapped: if a file is cut off, or a network file system loses it, reading raises an exception, while access to
-a mapped page would end the process.
+PyTorch's reader is not used for the values, because it holds three copies of a tensor while it reads one. Files are
+read, not memory-mapped: if a file is cut off, or a network file system loses it, reading raises an exception, while
+access to a mapped page would end the process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.utils import _create_file_view
 _MODEL = "model."
 """Prefix of the names of parameters in a checkpoint.
 
-What follows it, the parameter's own name, may begin with "model." too.
-"""
+The name after the prefix may begin with "model." again."""
 
 
 class WeightsUnreadable(RuntimeError):
@@ -35,27 +34,27 @@ class WeightsUnreadable(RuntimeError):
 
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a tensor that one rank wrote, and where its values are in a file."""
+    """The part of a tensor that one rank wrote, and where a file holds its values."""
 
     file: Path
     begin: int
     """Offset of the piece's first value in the file, in bytes."""
     strides: tuple[int, ...]
-    """For each dimension, the distance between neighbouring indices, in values."""
+    """Strides of the piece, in values: for each dimension, the distance between neighbouring indices."""
 
 
 class SavedWeights:
-    """The tensors in a checkpoint whose names begin with a prefix: the trained weights, or the state of the optimizer.
+    """The tensors in a checkpoint whose names begin with a prefix: the trained weights, or the optimizer state.
 
-    Several threads may read together.
+    Several threads may call `read` at the same time.
     """
 
     def __init__(self, folder: Path, prefix: str = _MODEL) -> None:
-        """Read the metadata of a checkpoint. folder: the folder that `sharded_checkpoint.begin` has written.
+        """Read the metadata of a checkpoint, but no values.
 
-        prefix: the beginning of the tensors' names in the checkpoint, which their names here do not have.
-
-        Raises WeightsUnreadable if the metadata is missing or damaged.
+        folder: the folder that `sharded_checkpoint.begin` wrote. prefix: the beginning of tensors' names in the
+        checkpoint. The names that this object uses lack the prefix. Raises WeightsUnreadable if the metadata is
+        missing or damaged.
         """
         self._folder, self._prefix = folder, prefix
         try:
@@ -72,13 +71,14 @@ class SavedWeights:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors by name."""
+        """Name of a tensor → its shape, for all tensors."""
         return {name: tuple(entry.size) for name, entry in self._stored.items()}
 
     def read(self, name: str, *slices: slice) -> Tensor:
-        """Read one tensor, or only the part that `slices` selects. The result has the type of the trained tensor.
+        """Read one tensor, or the part of it that `slices` selects. The result has the type that was saved.
 
-        slices: one for each leading dimension, with a step of 1. Raises WeightsUnreadable for a damaged or missing file.
+        slices: one for each leading dimension, with a step of 1. Raises WeightsUnreadable for a damaged or missing
+        file, and KeyError for an unknown name.
         """
         entry = self._stored[name]
         dtype = entry.properties.dtype
@@ -109,7 +109,7 @@ class SavedWeights:
         return values
 
     def _piece(self, index: MetadataIndex) -> _Piece:
-        """Find where the values of a piece are in its file. The header that torch.save wrote is read once per piece."""
+        """Return where a file holds the values of a piece. The header that torch.save wrote is read once per piece."""
         if (known_piece := self._pieces.get(index)) is not None:
             return known_piece
         place = self._places[index]
@@ -128,7 +128,7 @@ class SavedWeights:
 
 
 def _read(piece: _Piece, dtype: torch.dtype, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Read the block of a piece that begins at index `starts` and has the shape `sizes`.
+    """Read the block of a piece that begins at the indices `starts` and has the shape `sizes`.
 
     One read covers all bytes from the first value of the block to the last. The result is a view of them.
     """

@@ -1,11 +1,11 @@
-"""Checkpoints of trained weights, optimizer and random state, in PyTorch's distributed format.
+"""Sharded checkpoints of trained weights, optimizer state and random state, in PyTorch's distributed format.
 
     begin ─► copy to host memory (the optimizer may step now) ─► a thread writes ─► done: all ranks have written
         └─► no room for a copy: write immediately, and training waits
 
-Any number of ranks can load a checkpoint. The collectives of the writing thread use a process group of their own,
-because training runs its collectives at the same time, and their order may differ between ranks. Frozen parameters are
-not saved; a restored run loads them from the source of the model.
+Another number of ranks can load a checkpoint: `restore` reshards it. The collectives of the writing thread have a
+separate process group, because training runs collectives at the same time, and the order of the two may differ between
+ranks. Frozen parameters are not saved; a restored run loads them from the source of the model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 logger = logging.getLogger(__name__)
 
 _SETTINGS = "param_groups."
-"""Prefix of the names under which the flattened state of an optimizer lists the settings of each parameter."""
+"""Prefix of the names under which a flattened optimizer state lists the settings of each parameter."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
@@ -43,10 +43,12 @@ def begin(
     rank: int,
     group: ProcessGroup,
 ) -> Future[Any]:
-    """Start to write this rank's share of model, optimizers and random state into `folder`, which exists. Collective.
+    """Begin to write this rank's part of model, optimizer state and random state into `folder`,
+    which exists. Collective.
 
-    group: a gloo process group that is used for nothing else. Returns a future that is done when all ranks have
-    written. The future's `result` raises an exception if writing failed on any rank; the folder is then unusable.
+    group: a gloo process group that is used for nothing else. Returns a future that completes when all ranks have
+    written. Its `result` raises an exception if writing failed on any rank; the folder is then unusable. If host memory
+    has no room for a copy, the call returns only when all ranks have written.
     """
     weights, state = _state(model, optimizers)
     torch.save(_random_state(), folder / f"random-{rank}.pt")
@@ -65,10 +67,10 @@ def begin(
 
 
 def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
-    """Read the checkpoint in `folder` that `begin` wrote, on the same or another number of ranks. Collective.
+    """Read a checkpoint that `begin` wrote on the same or another number of ranks (reshard). Collective.
 
     A rank that did not exist when the checkpoint was written keeps its current random state. Settings of the optimizers
-    (their parameter groups) are not restored, because the manifest may have changed them since.
+    (parameter groups) are not restored, because the manifest may have changed them since.
     """
     weights, state = _state(model, optimizers)
     settings = {name: value for name, value in state.items() if name.startswith(_SETTINGS)}
@@ -87,7 +89,7 @@ def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Opti
 
 
 def _state(model: HFModule, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return this rank's shares of the weights and of the optimizer state, by name."""
+    """Return this rank's parts of the weights and of the optimizer state, by name."""
     if any(not optimizer.state for optimizer in optimizers):
         # PyTorch initialises the state by a step with zero gradients. Adam would count it in its bias correction.
         get_state_dict(model, list(optimizers), options=_OPTIONS)
@@ -98,7 +100,7 @@ def _state(model: HFModule, optimizers: Sequence[torch.optim.Optimizer]) -> tupl
 
 
 def _room_for_copies(state: dict[str, Any], group: ProcessGroup) -> bool:
-    """Return whether, on every host, copies of the states of all its ranks fit into half of the free memory.
+    """Return whether each host can hold copies of `state` for all of its ranks in half of its free memory.
 
     Collective. All ranks get the same answer.
     """

@@ -1,10 +1,10 @@
-"""Shards a model over the ranks: each layer as a unit, then the remaining parameters together.
+"""Shard a model over the ranks with FSDP2: each layer as a unit, then the remaining parameters together.
 
     ranks = copies × shard:   each copy of the model is sharded over `shard` ranks, and copies sum their gradients (HSDP)
     ranks = data × context:   each of `data` groups of ranks has its own samples; its `context` ranks share every sequence
 
-Neighbouring ranks share a sequence, so that the exchanges between them stay within a node. Both lines describe the same
-ranks: parameters are sharded over all ranks of a copy, whichever samples these ranks have.
+Both lines divide the same ranks: parameters are sharded over all ranks of a copy, whichever samples these ranks have.
+Neighbouring ranks share a sequence, so that the exchanges between them stay within a node.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 
 @dataclass(frozen=True)
 class Ranks(BatchRanks):
-    """The number of this rank, and the groups of ranks among which its parameters and its sequences are divided."""
+    """The number of this rank, and the groups of ranks over which parameters and sequences are divided."""
 
     rank: int
     world: int
     mesh: DeviceMesh
-    """Mesh over which parameters are sharded: (shard,), or (copy, shard) with several copies of the model."""
+    """Mesh over which parameters are sharded: (shard,), or (copy, shard) if there are several copies of the model."""
     context_group: ProcessGroup | None
     """Ranks that share each sequence; None: no context parallelism."""
     data_shares: int
@@ -56,7 +56,7 @@ class Ranks(BatchRanks):
         """Create the device meshes from the initialised process group. Collective.
 
         timeout: the maximum time of a collective in the groups that are created here. The group of all ranks keeps its
-        own time-out. Raises ValueError if the degrees of parallelism do not divide the number of ranks.
+        time-out. Raises ValueError if the degrees of parallelism do not divide the number of ranks.
         """
         world, copies, context = dist.get_world_size(), parallelism.copies, parallelism.context
         if world % (copies * context):
@@ -78,17 +78,19 @@ class Ranks(BatchRanks):
 
 
 def _limit(mesh: DeviceMesh, timeout: timedelta) -> None:
-    """Set the time-out of the mesh's process groups, which PyTorch creates with its default. TorchTitan does the same."""
+    """Set the time-out of the mesh's process groups. PyTorch creates them with its default.
+    TorchTitan does the same.
+    """
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: TrainSpec) -> HFModule:
-    """Shard `model` in place. The model may be on the meta device.
+    """Shard `model` in place, and return it. The model may be on the meta device.
 
-    Parameters keep their type. The model computes in `precision`, but in float32 with parameters that `keeps_float32`
-    selects. Gradients are reduced in float32. Raises ValueError if none of the classes in `_no_split_modules` is in the
-    model.
+    Parameters keep their type. The model computes in `precision`, except that parameters which `keeps_float32` selects
+    are used in float32. Gradients are reduced in float32. Raises ValueError if the model contains no module of a class
+    in its `_no_split_modules`.
     """
     if train.activationCheckpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -112,10 +114,11 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
 
 
 def layers(model: HFModule) -> list[nn.Module]:
-    """List the modules whose parameters FSDP gathers together: experts, then the modules of the classes in `_no_split_modules`.
+    """Return the modules whose parameters FSDP gathers as a unit: experts, then the modules of the
+    classes in `_no_split_modules`.
 
-    Classes in `_no_split_modules` that the model does not contain are skipped. The experts hold most parameters of a layer.
-    They are gathered separately, so that this happens while attention computes.
+    Experts hold most parameters of a layer. They are gathered separately, so that this happens while attention
+    computes. Classes that the model does not contain are skipped. Raises ValueError if it contains none of them.
     """
     names = set(model._no_split_modules or ())
     units = [module for module in model.modules() if type(module).__name__ in names]

@@ -1,9 +1,9 @@
-"""Checkpoints of weights and optimizer under the names of the published model, in the format of the FSDP engine's.
+"""Checkpoints of weights and optimizer state, under the names of the published model and in the FSDP engine's format.
 
-    every parameter: weight and moments in float32 ─► the published tensors of it (`published_model`) ─► PyTorch's format
+    weight and moments of every parameter, in float32 ─► published tensors (`published_model`) ─► PyTorch's format
 
-Any layout of this engine reads what any other wrote, because a checkpoint does not depend on the layout. The FSDP engine
-reads it, too, if AdamW trains all of its parameters, and `qwen35 export` exports it.
+A checkpoint does not depend on the layout, so any layout of this engine can read it (reshard). The FSDP engine can read
+it, too, if it trains all parameters with AdamW. `qwen35 export` can export it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _NAMED_TENSORS = 5
 
 
 class CheckpointDiffers(ValueError):
-    """A checkpoint without a tensor that the engine needs, or with one in another shape."""
+    """The checkpoint lacks a tensor that the engine needs, or has it in another shape.
+
+    tensors: the names of these tensors.
+    """
 
     failure = FailureReason.CHECKPOINT_UNUSABLE
 
@@ -52,9 +55,10 @@ class CheckpointDiffers(ValueError):
 def save(
     folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer, shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Write weights, moments and the number of steps into `folder`, which exists. Collective; returns when all have written.
+    """Write weights, moments and the number of steps into `folder`, which exists. Collective. Returns when all
+    ranks have written.
 
-    shapes: the shapes of the published tensors.
+    shapes: name of a published tensor → its shape.
     """
     state: dict[str, Tensor] = {}
     steps = torch.tensor(float(optimizer.steps))
@@ -78,10 +82,11 @@ def save(
 def restore(
     folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer, shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Read a checkpoint that `save` or the FSDP engine wrote, with any layout. Collective.
+    """Read a checkpoint that `save` or the FSDP engine wrote with any layout. Collective.
 
-    shapes: the shapes of the published tensors. Raises WeightsUnreadable if the checkpoint is damaged, and CheckpointDiffers, on every
-    rank and before anything changes, if it has not the weights and moments of all parameters.
+    shapes: name of a published tensor → its shape. Raises WeightsUnreadable if the checkpoint is damaged.
+    Raises CheckpointDiffers, on every rank and before anything changes, if the checkpoint lacks weights or
+    moments of a parameter.
     """
     saved, state = SavedWeights(folder), SavedWeights(folder, _OPTIMIZER)
     if lacking := _lacking(saved.shapes, state.shapes, shapes):
@@ -106,9 +111,9 @@ def _lacking(
     state: Mapping[str, tuple[int, ...]],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> list[str]:
-    """Return the names of weights and moments that a checkpoint has not in the shapes of the model.
+    """Return the names of the weights and moments that a checkpoint lacks, or has in another shape than the model.
 
-    weights, state: the shapes of the saved tensors. shapes: those of the published tensors.
+    weights, state: shapes of the saved tensors. shapes: shapes of the published tensors.
     """
     lacking = [name for name, shape in shapes.items() if weights.get(name) != shape]
     moments = {f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}

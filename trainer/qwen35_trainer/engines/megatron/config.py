@@ -1,4 +1,4 @@
-"""megatron-core's configuration of a published model, and of how a manifest divides it."""
+"""megatron-core's configuration: the sizes of a published model, and the degrees of parallelism of a manifest."""
 
 from __future__ import annotations
 

@@ -1,16 +1,20 @@
-"""Lets megatron-core run on a CPU, for tests and small runs without an accelerator.
+"""Let megatron-core run on a CPU, for tests and small runs without an accelerator.
 
-megatron-core names the device "cuda" in its own code: in factories, in the type of a parameter, in streams and in random states.
-`install` replaces these in the process, so it is called only in a process that does nothing but train with Megatron on a CPU.
+megatron-core names the device "cuda" in its code: in factories, in the type of a parameter, in streams and in random
+states. `install` replaces the called functions in the whole process. Call it only in a process that does nothing but
+train with Megatron on a CPU.
 
-| megatron-core calls | on the CPU |
+| megatron-core calls | what the replacement does |
 |---|---|
-| torch.cuda.current_device(), and factories with device="cuda" | device "cpu" |
-| Tensor.cuda(), Tensor.type() == "torch.cuda.…Tensor" | the tensor itself; the type with "cuda" |
-| torch.cuda's random state, seed and synchronisation | those of the CPU; nothing |
-| streams and events | objects that do nothing, because operations run in order |
-| all_to_all_single with split sizes in tensors | with split sizes in lists, which gloo needs |
-| all_gather of parts with different numbers of rows | of padded parts, because gloo needs equal ones |
+| torch.cuda.current_device() | returns the device "cpu" |
+| torch.zeros and other factories with device="cuda" | create the tensor on the CPU |
+| Tensor.cuda() | returns the tensor itself |
+| Tensor.type() | returns the name of the type with "cuda", as of a tensor on a GPU |
+| torch.cuda's functions for random state and seed | read or set the random state of the CPU |
+| torch.cuda.synchronize(), empty_cache() | do nothing |
+| streams and events | do nothing, because operations on a CPU run in order |
+| all_to_all_single with split sizes in tensors | converts the sizes to lists, which gloo needs |
+| all_gather of parts with different numbers of rows | pads the parts, because gloo needs equal sizes |
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ FACTORIES = (
 
 
 class _Idle:
-    """A stream or an event of a device that runs every operation immediately."""
+    """A stream or an event whose methods do nothing, because operations on a CPU run in order."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -54,9 +58,9 @@ class _Idle:
 
 
 def install() -> None:
-    """Replace what megatron-core calls of torch.cuda, and turn off compilation, which takes longer than a small run.
+    """Replace the functions of torch that megatron-core calls for CUDA, and turn off torch.compile.
 
-    Calling it again changes nothing.
+    Compilation would take longer than a small run. A second call changes nothing.
     """
     if getattr(torch.cuda.current_device, "of_cpu", False):
         return
@@ -144,7 +148,9 @@ def _with_lists(exchange: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_padding(gather: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an all_gather whose parts may have different numbers of rows; such a call is never asynchronous."""
+    """Return an all_gather whose parts may have different numbers of rows. A call with different numbers
+    is always synchronous.
+    """
 
     @functools.wraps(gather)
     def all_gather(

@@ -49,8 +49,8 @@ from qwen35_trainer.weights.staging import WeightShard
 class MegatronEngine(UpdatingEngine):
     """One rank of training with megatron-core. It needs an initialised process group.
 
-    origin: where the weights come from, the same on every rank. layout: degrees of parallelism; None: those of the manifest.
-    Raises ValueError naming everything that does not fit the model.
+    origin: where the weights come from, the same on every rank. layout: degrees of parallelism; None: those of the
+    manifest. Raises ValueError naming every setting that does not fit the model.
     """
 
     _ranks: MegatronRanks
@@ -160,7 +160,7 @@ class MegatronEngine(UpdatingEngine):
         return outputs if self._ranks.is_last_stage else []
 
     def _from_last_stage(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the last stage has. Collective over the stages."""
+        """Return the values of the last pipeline stage on every stage. Collective over the stages."""
         if self._layout.pipeline == 1:
             return values
         group = parallel_state.get_pipeline_model_parallel_group()
@@ -215,9 +215,9 @@ def _sum_gradients(stages: list[nn.Module], _tokens: object, **options: Any) -> 
 
 
 def _reader(origin: Origin, model: HFModule) -> Read:
-    """Return a function that reads published tensors: from the files, or from a model that was built with its values.
+    """Return a function that reads published tensors: from files, or from a model that was built with its values.
 
-    The function raises CheckpointUnusable with the name of a tensor in the files that holds NaN or infinity.
+    The function raises CheckpointUnusable if a tensor in the files holds NaN or infinity.
     """
     if (files := origin.files) is not None:
 
@@ -236,6 +236,8 @@ def _reader(origin: Origin, model: HFModule) -> Read:
 
 
 def _check(model: HFConfig, layout: Layout) -> None:
-    """Raise ValueError naming everything that does not fit the model."""
+    """Raise ValueError naming every setting of the model or the layout that this engine cannot
+    compute, if there is one.
+    """
     if problems := list(model_problems.problems(model)) or list(layouts.problems(layout, model, dist.get_world_size())):
         raise ValueError("; ".join(problems))

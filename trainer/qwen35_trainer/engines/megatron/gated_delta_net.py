@@ -1,12 +1,13 @@
-"""A Gated DeltaNet layer with tensor parallelism, which computes what the FSDP engine computes.
+"""A Gated DeltaNet layer with tensor parallelism. Its results are those of the FSDP engine's layer.
 
-megatron-core has such a layer, too. It differs in three ways: its `A_log` is stored and exponentiated in the model's precision, its gradient of
-the gated norm is not summed over tensor-parallel ranks without sequence parallelism, and it needs flash-linear-attention on
-every device. Here `A_log` and the weight of the norm are float32 as in published files (`models/qwen3_5/precision.py`), and
-the kernels are those of `models/qwen3_5`.
+megatron-core has a Gated DeltaNet layer, too, which is not used for three reasons:
+- It stores and exponentiates `A_log` in the model's precision. Here `A_log` and the weight of the norm are float32, as
+  in published files (`models/qwen3_5/precision.py`).
+- Without sequence parallelism, it does not sum the gradient of the gated norm over tensor-parallel ranks.
+- It needs flash-linear-attention on every device. Here the kernels are those of `models/qwen3_5`.
 
-Shapes: s positions, b sequences, D hidden, C convolution channels, H value heads, G key heads; on a rank C, H and G are its
-share.
+Shapes: s positions, b sequences, D hidden channels; and on one rank C convolution channels, H value heads, G key heads,
+K channels of a key, V channels of a value.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from qwen35_trainer.models.qwen3_5 import convolution, delta_rule, kernels
 
 
 class GatedDeltaNet(MegatronModule):
-    """The mixer of a linear-attention layer.
+    """The mixer of a linear-attention layer, for one tensor-parallel rank.
 
-    Each tensor-parallel rank has an equal share of the key heads, and the value heads that use them. The columns of
-    `in_proj` are the rank's share of queries, keys, values, output gates, write strengths and decays, in this order.
+    Each rank has an equal number of the key heads, and the value heads that use them. The columns of the rank's
+    `in_proj` are its queries, keys, values, output gates, write strengths and decays, in this order.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class GatedDeltaNet(MegatronModule):
             parameter.tensor_model_parallel, parameter.partition_dim = True, 0  # type: ignore[attr-defined]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: object) -> tuple[Tensor, None]:
-        """Compute the layer for right-padded sequences, each from an empty state.
+        """Compute the layer for b right-padded sequences, each starting from an empty state.
 
-        hidden_states: (s, b, D), or with sequence parallelism the rank's share of the positions. Returns the same shape, and
-        no bias.
+        hidden_states: (s, b, D), s positions and D channels; with sequence parallelism, s is this rank's part of the
+        positions. Returns a tensor of the same shape, and None in place of a bias.
         """
         projected, _bias = self.in_proj(hidden_states)
         sizes = (2 * self._keys + self._values, self._values, self._heads, self._heads)
@@ -96,7 +97,10 @@ class GatedDeltaNet(MegatronModule):
         return self.out_proj(normed.flatten(-2).transpose(0, 1).contiguous())[0], None
 
     def _mix(self, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-        """Compute the convolution and the delta rule.  mixed: (b, s, C).  log_decay, beta: (b, s, H).  Returns (b, s, H, V)."""
+        """Compute the convolution and the delta rule of b sequences of s positions.
+
+        mixed: (b, s, C). log_decay, beta: (b, s, H). Returns (b, s, H, V).
+        """
         filters = self.conv1d.weight.squeeze(1)
         if kernels.has_delta_rule(mixed):
             query, key, value = self._split(kernels.convolution(mixed, filters, None))
@@ -111,7 +115,9 @@ class GatedDeltaNet(MegatronModule):
         return query, key, value.unflatten(-1, (-1, self._value_channels))
 
     def _gated_norm(self, output: Tensor, gate: Tensor) -> Tensor:
-        """Compute the norm per head, times silu(gate), in float32, rounded once.  output, gate: (b, s, H, V)."""
+        """Compute the norm of each head, times silu(gate), in float32, rounded once at the end. output,
+        gate: (b, s, H, V).
+        """
         # All ranks have the same weight and different heads: this sums the gradient over the ranks.
         weight = copy_to_tensor_model_parallel_region(self.norm_weight, group=self._group)
         normed = F.rms_norm(output.float(), output.shape[-1:], weight.float(), self.config.layernorm_epsilon)

@@ -1,11 +1,11 @@
-"""The layers of a model for megatron-core: which class computes what.
+"""The classes of a model's layers for megatron-core.
 
 | Transformer Engine | linear layers, attention | norms | experts |
 |---|---|---|---|
 | not installed | megatron-core's own ("local") | `norm.py` | one after the other |
 | installed | Transformer Engine's | `norm.py` | one after the other |
 
-Norms are modules of their own in both cases, so that parameters have the same names.
+Norms are separate modules in both cases, so that parameters have the same names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
 from qwen35_trainer.engines.megatron.norm import ZeroCentredRMSNorm
 
 FULL_ATTENTION = "full_attention"
-"""The value of `layer_types` in config.json for a layer with full attention; all others are Gated DeltaNets."""
+"""Value of `layer_types` in config.json for a layer with full attention. All other layers are Gated DeltaNets."""
 
 
 def stage_layers(config: TransformerConfig, layer_types: list[str]) -> TransformerBlockSubmodules:

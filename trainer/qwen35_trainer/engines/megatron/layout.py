@@ -53,7 +53,10 @@ def stage_sizes(layers: int, stages: int) -> tuple[int | None, int | None]:
 
 
 def problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str]:
-    """Yield what does not fit: each text names the field, the value and the fix."""
+    """Yield a text for each setting of the layout that does not fit the model or the number of ranks.
+
+    A text names the field, the value and the fix.
+    """
     yield from _dense_problems(layout, model, ranks)
     if hasattr(model, "num_experts"):
         yield from _expert_problems(layout, model, ranks)

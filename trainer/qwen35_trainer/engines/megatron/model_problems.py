@@ -1,4 +1,4 @@
-"""Finds the settings in a model's config.json that the Megatron engine does not compute."""
+"""Find the settings in a model's config.json that the Megatron engine cannot compute."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
 """Values of `model_type` in config.json that this engine trains."""
 
 COMPUTED = {"hidden_act": "silu", "rope_parameters.rope_type": "default"}
-"""Fields of config.json with several values in transformers → the one that this engine computes."""
+"""Fields of config.json that may have several values → the only value that this engine computes."""
 
 
 def problems(model: HFConfig) -> Iterator[str]:
-    """Yield what the engine does not compute: each text names the field, the value and the fix.
+    """Yield a text for each setting of a model that the engine cannot compute. A text names the field,
+    the value and the fix.
 
-    model: the configuration of a model in transformers. Of a model that is not a text model nothing else is examined.
+    model: the configuration of a model in transformers. If it is not a text model, this is the only
+    problem that is reported.
     """
     if model.model_type not in TEXT_MODELS:
         yield (

@@ -1,4 +1,4 @@
-"""The RMS norm of a layer without Transformer Engine. It computes what the FSDP engine computes."""
+"""The RMS norm of the Megatron engine, without Transformer Engine. Its results are those of the FSDP engine's norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 class ZeroCentredRMSNorm(nn.Module):
-    """RMS norm (…, D) whose weight is stored minus 1, computed in float32 and rounded once."""
+    """RMS norm of (…, D) that multiplies by 1 + `weight`, computed in float32 and rounded once at the end."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         super().__init__()

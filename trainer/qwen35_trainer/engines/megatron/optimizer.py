@@ -21,11 +21,13 @@ from qwen35_trainer.engines.megatron.model import StageModel
 from qwen35_trainer.manifest import OptimizerSpec
 
 WEIGHT, MOMENTS = "param", ("exp_avg", "exp_avg_sq")
-"""Names of the optimizer's tensors of a parameter: the float32 weight, and Adam's moments."""
+"""Names of the tensors that the optimizer holds for a parameter: the float32 weight, and Adam's moments."""
 
 
 def with_gradient_buffers(stage: StageModel) -> DistributedDataParallel:
-    """Give a stage float32 buffers for its gradients, which are summed over data-parallel ranks. Collective."""
+    """Wrap a stage so that it has float32 buffers for its gradients and sums them over
+    data-parallel ranks. Collective.
+    """
     settings = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     return DistributedDataParallel(stage.config, settings, stage)
 
@@ -60,7 +62,7 @@ class MegatronOptimizer:
         self._optimizer.zero_grad()
 
     def step(self, learning_rate: float) -> float:
-        """Clip the gradient, and update the parameters if its norm is finite. Collective.
+        """Clip the gradient, and update the parameters if the gradient's norm is finite. Collective.
 
         Returns the norm before clipping, the same on every rank.
         """
@@ -76,13 +78,15 @@ class MegatronOptimizer:
 
     @property
     def steps(self) -> int:
-        """Number of steps that the optimizer has made."""
+        """Number of steps that the optimizer has made, including those before a checkpoint was restored."""
         return max((int(count.get("step", 0)) for part in self._parts for count in _counts(part)), default=0)
 
     def whole(self, parameter: nn.Parameter, name: str) -> Tensor:
-        """Return a tensor of the optimizer in the shape of its parameter, in float32, on every rank that has the parameter.
+        """Return a tensor that the optimizer holds for a parameter, in the parameter's shape and
+        in float32. Collective.
 
-        Collective. name: WEIGHT or one of MOMENTS. Moments are 0 before the first step.
+        name: WEIGHT or one of MOMENTS. Every rank that has the parameter gets the whole tensor. Moments are 0
+        before the first step.
         """
         values = torch.zeros_like(parameter, dtype=torch.float32)
         if (own := self._own(parameter)) is not None:
@@ -94,7 +98,10 @@ class MegatronOptimizer:
 
     @torch.no_grad()
     def put(self, parameter: nn.Parameter, name: str, values: Tensor) -> None:
-        """Set a tensor of the optimizer from its values in the shape of the parameter; with WEIGHT, the parameter, too."""
+        """Set a tensor that the optimizer holds for a parameter. With WEIGHT, set the parameter, too.
+
+        name: WEIGHT or one of MOMENTS. values: in the shape of the parameter.
+        """
         if name == WEIGHT:
             parameter.copy_(values)
         if (own := self._own(parameter)) is not None:
@@ -127,7 +134,10 @@ class MegatronOptimizer:
         return list(getattr(self._optimizer, "chained_optimizers", [self._optimizer]))
 
     def _own(self, parameter: nn.Parameter) -> tuple[slice, dict[str, Tensor]] | None:
-        """Return this rank's range of a flattened parameter and its tensors; None if other ranks hold its state."""
+        """Return this rank's range of a flattened parameter, and the optimizer's tensors for this range.
+
+        Returns None if other ranks hold the optimizer state of the parameter.
+        """
         if parameter not in self._shards:
             return None
         part, weight = self._shards[parameter]
@@ -136,7 +146,8 @@ class MegatronOptimizer:
 
 
 def _shards(part: DistributedOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield the parameters of which this rank holds a part of the optimizer's state, and the float32 weights of this part.
+    """Yield each parameter for which this rank holds optimizer state, and the float32 weights of the rank's
+    part of the parameter.
 
     megatron-core's own table of them (`model_param_group_index_map`) is wrong in a model with parameters of two types.
     """
@@ -150,15 +161,19 @@ def _shards(part: DistributedOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]
 
 
 def _counts_by_parameter(part: DistributedOptimizer) -> bool:
-    """Whether the optimizer counts steps in each parameter's state, as PyTorch's Adam.
+    """Whether the optimizer counts steps separately for each parameter, in the parameter's state, as
+    PyTorch's Adam does.
 
-    The FusedAdam of Transformer Engine and of Apex, which megatron-core prefers, counts in `param_groups` as an integer.
+    The FusedAdam of Transformer Engine and of Apex, which megatron-core prefers, counts in
+    `param_groups` as an integer.
     """
     return isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW))
 
 
 def _counts(part: DistributedOptimizer) -> list[dict[str, Any]]:
-    """Return the dictionaries of an optimizer whose "step" is the number of steps made; before the first it may be absent."""
+    """Return the dictionaries in which an optimizer counts its steps, under "step". The key may be missing
+    before the first step.
+    """
     if part.is_stub_optimizer:
         return []
     if _counts_by_parameter(part):
@@ -167,12 +182,16 @@ def _counts(part: DistributedOptimizer) -> list[dict[str, Any]]:
 
 
 def copies_of(parameter: nn.Parameter) -> ProcessGroup:
-    """Return the ranks that have the same part of a parameter, among which the optimizer's tensors are divided."""
+    """Return the group of ranks that have the same part of a parameter. The optimizer state of this part is
+    divided among them.
+    """
     if getattr(parameter, "allreduce", True):  # false for experts
         return parallel_state.get_data_parallel_group()
     return parallel_state.get_expert_data_parallel_group()
 
 
 def _decays(parameter: Tensor, name: str) -> bool:
-    """Whether weight decay applies: as in the FSDP engine (`fsdp/optimizer.py`), to matrices but not to filters."""
+    """Whether weight decay applies to a parameter. As in the FSDP engine (`fsdp/optimizer.py`), it applies to matrices
+    but not to the filters of convolutions.
+    """
     return parameter.ndim > 1 and not name.endswith("conv1d.weight")

@@ -1,10 +1,10 @@
-"""Moves tensors between the published model and this rank's parameters: loading, publication, checkpoints.
+"""Move tensors between the published model and this rank's parameters: loading, publication, checkpoints.
 
-    published tensors, one parameter at a time ─► merge, cut (`weight_table`) ─► this rank's part           load
-    this rank's part ─► all parts of the tensor-parallel group ─► join, divide ─► published tensors         publish
+    load       published tensors ─► merge, cut (`weight_table`) ─► this rank's part
+    publish    this rank's part ─► all parts of the tensor-parallel group ─► join, divide ─► published tensors
 
-No rank holds more than one whole parameter at a time, apart from what it publishes: the ranks that have the same parameters
-publish them in turn.
+Both handle one parameter at a time. A rank holds at most one whole parameter, in addition to what it publishes. Of the
+ranks that have the same parameter, one publishes it; these ranks alternate by parameter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from qwen35_trainer.engines.megatron.model import StageModel
 from qwen35_trainer.engines.megatron.weight_table import EXPERT_ROWS, LAYER_ROWS, OUTER_ROWS, ModelShape, Row
 
 type Read = Callable[..., Tensor]
-"""read(name, *slices): a published tensor, or the part of it that slices of its leading dimensions select."""
+"""A function read(name, *slices) that returns a published tensor, or the part that slices of its
+leading dimensions select."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class PublishedPart:
     start: int
     """Index of the first value in the flattened tensor."""
     values: Tensor | None
-    """None if this rank publishes nothing of the tensor."""
+    """The values; None if this rank publishes nothing of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class _Entry:
     row: Row
     published: tuple[str, ...]
     own: tuple[nn.Parameter, ...]
-    """This rank's parameter, or those of its experts in their order; empty if other stages have it."""
+    """This rank's parameter, or the parameters of this rank's experts in their order. Empty if another
+    pipeline stage has them."""
     of_experts: bool
 
 
@@ -61,9 +63,10 @@ class PublishedModel:
 
     @torch.no_grad()
     def load(self, read: Read, put: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
-        """Call `put` with each of this rank's parameters and this rank's part of its values; by default, fill the parameters.
+        """Call `put` with each of this rank's parameters and this rank's part of its published values. By default,
+        set the parameters.
 
-        `read` is called for the tensors of this rank's parameters only.
+        `read` is called only for tensors of which this rank has a part.
         """
         for entry in self._entries:
             for parameter, value in zip(entry.own, self._parts(entry, read), strict=True):
@@ -85,7 +88,8 @@ class PublishedModel:
     def publish(self, value: Callable[[nn.Parameter], Tensor]) -> Iterator[PublishedPart]:
         """Yield this rank's part of every published tensor, in the same order on every rank. Collective.
 
-        value: what is published of a parameter, in the parameter's shape: the parameter itself, its gradient, or a moment.
+        value: returns the tensor to publish for a parameter, in the parameter's shape: the parameter itself, its
+        gradient, or a moment.
         """
         for number, entry in enumerate(self._entries):
             if not entry.own:
@@ -130,7 +134,8 @@ def _named(stage: StageModel) -> dict[str, nn.Parameter]:
 def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ...]], layers: int) -> list[_Entry]:
     """Return the entries of the whole model, in the same order on every rank.
 
-    Raises ValueError naming parameters that no row of the table describes, and published tensors that no entry has.
+    own: this rank's parameters by name. shapes: name of a published tensor → its shape. layers: number of layers.
+    Raises ValueError naming parameters that no row of the table describes, and published tensors that no row lists.
     """
     used: set[str] = set()
     listed: set[str] = set()
@@ -170,14 +175,14 @@ def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ..
 
 
 def _group(entry: _Entry) -> ProcessGroup:
-    """Return the ranks that divide the parameter."""
+    """Return the ranks over which the parameter of an entry is divided."""
     if entry.of_experts:
         return parallel_state.get_expert_tensor_parallel_group()
     return parallel_state.get_tensor_model_parallel_group()
 
 
 def _copy(entry: _Entry) -> tuple[int, int]:
-    """Return which of the ranks that can publish an entry this rank is, and their number."""
+    """Return this rank's index among the ranks that can publish an entry, and the number of these ranks."""
     group = _group(entry)
     if entry.of_experts:
         copies = parallel_state.get_expert_data_parallel_group()

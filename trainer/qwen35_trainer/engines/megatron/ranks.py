@@ -1,4 +1,4 @@
-"""The place of a rank in megatron-core's groups."""
+"""Create megatron-core's process groups, and find a rank's share of batches and its pipeline stage in them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from qwen35_trainer.engines.megatron.layout import Layout
 
 @dataclass(frozen=True)
 class MegatronRanks(BatchRanks):
-    """The number of a rank, its share of batches, and its pipeline stage."""
+    """The number of a rank, its share of batches, and its place in the pipeline."""
 
     rank: int
     data_shares: int
     share: int
     is_last_stage: bool
-    """Whether the rank computes scores and losses."""
+    """Whether this rank is in the last pipeline stage, which computes scores and losses."""
     adds: bool
 
     @property
@@ -35,9 +35,9 @@ class MegatronRanks(BatchRanks):
 
     @classmethod
     def of(cls, layout: Layout, timeout: timedelta, seed: int) -> MegatronRanks:
-        """Create megatron-core's groups from the initialised process group, and its random states. Collective.
+        """Create megatron-core's process groups from the initialised one, and seed its random states. Collective.
 
-        timeout: the maximum time of a collective, rounded up to minutes, in which megatron-core counts.
+        timeout: the maximum time of a collective. It is rounded up to minutes, the unit of megatron-core.
         """
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=layout.tensor,

@@ -1,9 +1,10 @@
-"""Log-probabilities and entropies of tokens whose logits are divided over tensor-parallel ranks by the vocabulary.
+"""Log-probabilities and entropies of tokens, with the vocabulary of the logits divided over tensor-parallel ranks.
 
-    hidden (R, D) ─► logits of this rank's tokens (R, V / ranks) ─► maximum, sum of exponentials, logit of the target: all-reduced
+    hidden (R, D) ─► logits of this rank's part of the vocabulary (R, V / ranks)
+                  ─► maximum, sum of exponentials, logit of the target: all-reduced ─► scores (R,)
 
-Each rank computes the same scores, and the gradient of its own logits. The logits of one chunk of rows exist at a time; with
-several chunks, the backward pass computes them again.
+Every rank returns the same scores, and computes the gradient of its own logits. Only the logits of one chunk of rows
+exist at a time. If there are several chunks, the backward pass computes the logits again.
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ def token_scores(
     kept: KeptLogits | None,
     chunk: int | None = None,
 ) -> TokenScores:
-    """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature), as `head.token_scores`.
+    """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature), as
+    `head.token_scores` does. Collective.
 
-    hidden: (R, D), the same on every rank of `group`; its gradient must be summed over the ranks.  weight: (V', D), the rows of
-    this rank's tokens, of which those from `vocabulary` on are padding.  targets: (R,) int64.  chunk: number of rows per
-    chunk; None: as many as `CHUNK_LOGITS` allows.
+    hidden: (R, D), R rows of D channels, the same on every rank of `group`. The caller must sum its
+      gradient over the ranks.
+    weight: (V', D), the rows of the output layer for the V' tokens of this rank. Tokens from `vocabulary`
+      on are padding.
+    targets: (R,) int64.
+    kept: the tokens over which each row's softmax is taken; None: the whole vocabulary.
+    chunk: number of rows per chunk; None: as many as `CHUNK_LOGITS` allows.
     """
     first = dist.get_rank(group) * len(weight)
     real = min(len(weight), max(0, vocabulary - first))
@@ -75,9 +81,10 @@ def _scores(
     group: ProcessGroup,
     float32_logits: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probs and entropies, (R,) float32.
+    """Return log-probs and entropies of R rows, (R,) float32 each. Collective.
 
-    keeps: (R, V') bool, the tokens of this rank over which the softmax is taken; None: all. first: id of this rank's first token.
+    keeps: (R, V') bool, which of this rank's V' tokens count in the softmax; None: all.
+    first: id of this rank's first token.
     real: number of this rank's tokens without padding.
     """
     if float32_logits:
@@ -99,7 +106,7 @@ def _scores(
 
 
 def _keeps(candidates: Candidates, first: int, count: int) -> Tensor:
-    """Return which of the `count` tokens from `first` on are candidates of each of the R tokens, (R, count) bool."""
+    """Return which of the `count` tokens from id `first` on are candidates of each of the R rows, (R, count) bool."""
     keeps = np.zeros((len(candidates), count), dtype=np.bool_)
     keeps[candidates.counts == 0] = True
     rows: NDArray[np.int64] = np.repeat(np.arange(len(candidates)), candidates.counts)

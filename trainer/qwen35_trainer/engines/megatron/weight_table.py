@@ -1,12 +1,10 @@
-"""The published tensors that make up each parameter of megatron-core, and the division of it over tensor-parallel ranks.
+"""Which published tensors make up each parameter of megatron-core, and how tensor-parallel ranks divide a parameter.
 
     published tensors ─► merge ─► whole parameter ─► cut ─► one part per tensor-parallel rank
                       ◄─ divide ◄─                 ◄─ join ◄─
 
-`ROWS` is the table. Every row is exact in both directions: values are moved, never computed. Gradients and the optimizer's
-moments of a parameter have its shape, so they take the same way.
-
-Shapes: D hidden, V vocabulary, N query heads, K heads of keys and values, C channels per head, R ranks.
+`OUTER_ROWS`, `LAYER_ROWS` and `EXPERT_ROWS` are the table. The conversion is exact in both directions: values are
+moved, never computed. Gradients and moments have the shape of their parameter, so the same table converts them.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes on which the arrangement of a parameter depends."""
+    """The sizes of a model that the arrangement of parameters depends on."""
 
     query_heads: int
     key_value_heads: int
     head_channels: int
     linear_keys: int
-    """Channels of the queries of a Gated DeltaNet, and of its keys."""
+    """Channels of all queries of a Gated DeltaNet, and also of all its keys."""
     linear_values: int
     linear_heads: int
-    """Value heads of a Gated DeltaNet."""
+    """Number of value heads of a Gated DeltaNet."""
 
     @classmethod
     def of(cls, model: HFConfig) -> ModelShape:
@@ -48,28 +46,37 @@ class ModelShape:
 
 
 class Arrangement(ABC):
-    """Turns published tensors into a parameter, and back. The default is one tensor, as it is, whole on every rank."""
+    """How published tensors form a parameter, and how tensor-parallel ranks divide it.
+
+    By default, a parameter is one published tensor, unchanged.
+    """
 
     def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
-        """Return the whole parameter of the published tensors."""
+        """Return the whole parameter that `tensors`, the published tensors of its row, make up. The
+        inverse of `divide`.
+        """
         (tensor,) = tensors
         return tensor
 
     def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Return the published tensors of the whole parameter. published: their shapes."""
+        """Return the published tensors that a whole parameter makes up. The inverse of `merge`.
+        published: their shapes.
+        """
         return [parameter]
 
     @abstractmethod
     def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
-        """Return the part of each of the `ranks` tensor-parallel ranks."""
+        """Return the part of a whole parameter that each of `ranks` tensor-parallel ranks holds.
+        The inverse of `join`.
+        """
 
     @abstractmethod
     def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
-        """Return the whole parameter of the parts of all ranks. The inverse of `cut`."""
+        """Return the whole parameter from `parts`, the parts of all tensor-parallel ranks. The inverse of `cut`."""
 
 
 class Whole(Arrangement):
-    """The same on every rank."""
+    """Arrangement of a parameter that every rank holds completely."""
 
     def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
         return [parameter] * ranks
@@ -79,7 +86,7 @@ class Whole(Arrangement):
 
 
 class ByRows(Arrangement):
-    """Each rank has consecutive rows, or heads."""
+    """Arrangement of a parameter of which each rank holds consecutive rows, or consecutive heads."""
 
     def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
         return list(parameter.chunk(ranks))
@@ -89,7 +96,7 @@ class ByRows(Arrangement):
 
 
 class ByColumns(Arrangement):
-    """Each rank has consecutive columns."""
+    """Arrangement of a parameter of which each rank holds consecutive columns."""
 
     def cut(self, parameter: Tensor, ranks: int, shape: ModelShape) -> list[Tensor]:
         return list(parameter.chunk(ranks, dim=1))
@@ -99,7 +106,10 @@ class ByColumns(Arrangement):
 
 
 class Vocabulary(ByRows):
-    """Rows of tokens. Rows of zeros are added at the end, so that all ranks have the same number."""
+    """Arrangement of a table with one row per token: each rank holds consecutive rows.
+
+    Rows of zeros are added at the end, so that all ranks have the same number of rows.
+    """
 
     def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
         return [parameter[: published[0][0]]]
@@ -109,11 +119,15 @@ class Vocabulary(ByRows):
 
 
 class BySections(Arrangement):
-    """Sections of rows one after another, each of which is divided over the ranks. A rank has its part of every section."""
+    """Arrangement of a parameter that consists of several sections of rows. Each rank holds its
+    part of every section.
+    """
 
     @abstractmethod
     def sections(self, rows: int, shape: ModelShape) -> list[int]:
-        """Return the number of rows of each section, of a parameter or a part of it with `rows` rows."""
+        """Return the number of rows of each section. rows: total number of rows, of a whole parameter or
+        of one rank's part.
+        """
 
     def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
         return torch.cat(list(tensors))
@@ -131,30 +145,36 @@ class BySections(Arrangement):
 
 
 class GateAndUp(BySections):
-    """The rows of the gate, then those of the up projection, in one tensor or in two."""
+    """Sections of a feed-forward input: the rows of the gate, then those of the up projection. Published as
+    one tensor or as two.
+    """
 
     def sections(self, rows: int, shape: ModelShape) -> list[int]:
         return [rows // 2, rows // 2]
 
 
 class LinearInputs(BySections):
-    """Queries, keys, values, output gates, write strengths and decays of a Gated DeltaNet."""
+    """Sections of a Gated DeltaNet's input projection: queries, keys, values, output gates,
+    write strengths and decays.
+    """
 
     def sections(self, rows: int, shape: ModelShape) -> list[int]:
         return _in_proportion(rows, [*_convolved(shape), shape.linear_values, shape.linear_heads, shape.linear_heads])
 
 
 class LinearFilters(BySections):
-    """Filters of the queries, keys and values of a Gated DeltaNet, one row per channel."""
+    """Sections of a Gated DeltaNet's convolution filters: queries, keys and values, with one row per channel."""
 
     def sections(self, rows: int, shape: ModelShape) -> list[int]:
         return _in_proportion(rows, _convolved(shape))
 
 
 class QueryKeyValue(ByRows):
-    """Attention: for each head of keys and values the queries that use it, their output gates, the keys and the values.
+    """Arrangement of attention's input projection. Each rank holds consecutive key/value heads.
 
-    The published query projection has the rows of each head's queries, then of its gates.
+    For each key/value head, the parameter has four blocks of rows: the queries that use the head, their output
+    gates, the keys and the values. The published query projection has other blocks: for each query head, the
+    query, then its gate.
     """
 
     def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
@@ -174,9 +194,10 @@ class QueryKeyValue(ByRows):
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of parameter.
+    """One kind of parameter: its name in megatron-core, the names of its published tensors, and their arrangement.
 
-    Names in `LAYER_ROWS` begin after the layer's prefix, and those of experts after the expert's or the experts'.
+    Names in `LAYER_ROWS` lack the prefix of the layer. In `EXPERT_ROWS`, `megatron` also lacks the
+    prefix of the expert.
     """
 
     megatron: str
@@ -228,13 +249,14 @@ LAYER_ROWS = (
     Row("mlp.shared_experts.linear_fc2.weight", ("mlp.shared_expert.down_proj.weight",), ByColumns()),
     Row("mlp.shared_experts.gate_weight", ("mlp.shared_expert_gate.weight",), Whole()),
 )
-"""Parameters of a layer, after its prefix."""
+"""Parameters of a layer. Names lack the prefix of the layer."""
 
 EXPERT_ROWS = (
     Row("linear_fc1.weight", ("mlp.experts.gate_up_proj",), GateAndUp()),
     Row("linear_fc2.weight", ("mlp.experts.down_proj",), ByColumns()),
 )
-"""Parameters of one expert, after its prefix. The published tensor has a first dimension for the experts."""
+"""Parameters of one expert. `megatron` lacks the prefix of the expert; the published tensor's first
+dimension is the experts."""
 
 
 def _convolved(shape: ModelShape) -> list[int]:
@@ -242,5 +264,5 @@ def _convolved(shape: ModelShape) -> list[int]:
 
 
 def _in_proportion(rows: int, sizes: Sequence[int]) -> list[int]:
-    """Divide `rows` in the proportions of `sizes`, which are those of the whole parameter."""
+    """Divide `rows` in the proportions of `sizes`, the numbers of rows of the whole parameter's sections."""
     return [size * rows // sum(sizes) for size in sizes]
