@@ -44,10 +44,10 @@ WHITEN_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """A whole batch of scored samples: the argument of an advantage function, including one that a user provides.
+    """A whole batch of N scored samples with up to T response tokens each: the argument of an advantage function.
 
-    The constructor raises ValueError. The message names every field of a wrong shape or, if all shapes are right, every
-    field with a value that is not finite.
+    Advantage functions that a user provides have this argument, too. The constructor raises ValueError. The message
+    names every field of a wrong shape or, if all shapes are right, every field with a value that is not finite.
     """
 
     rewards: Tensor
@@ -155,10 +155,10 @@ def estimator(name: str) -> AdvantageEstimator:
 
 
 def advantage(name: str) -> AdvantageFunction:
-    """Return a function that applies the estimator `name` to a whole batch.
+    """Return a function that applies the estimator `name` to a whole batch of N samples with T response positions.
 
-    It maps AdvantageInputs to advantages, (N, T) float32, which are 0 where the mask is 0. Raises ValueError if
-    the name is unknown.
+    The function maps AdvantageInputs to advantages, (N, T) float32, which are 0 where the mask is 0. Raises ValueError
+    if the name is unknown.
     """
     estimate = ADVANTAGES.get(name)
 
@@ -342,7 +342,9 @@ def _compare_in_groups(tokens: TrainedTokens, shares: Shares) -> _Groups:
 
 
 def _scores(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Return (N,) float32: the reward minus the sequence's penalties; 0 for samples that are not valid."""
+    """Return the score of each of N samples, (N,) float32: the reward minus the sample's penalties; 0 if the
+    sample is not valid.
+    """
     scores = tokens.rewards.float()
     if tokens.token_penalty is not None:
         penalties = torch.zeros(len(scores), dtype=torch.float64)
@@ -352,7 +354,10 @@ def _scores(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 
 def _token_rewards(tokens: TrainedTokens) -> Tensor:
-    """Return (R,) float64: the sample's reward at its last trained token, minus each token's penalty."""
+    """Return the reward of each of R trained tokens, (R,) float64.
+
+    It is the sample's reward at the last trained token of the sample and 0 at all others, minus the token's penalty.
+    """
     sample = tokens.sample
     last = torch.ones_like(sample, dtype=torch.bool)
     last[:-1] = sample[:-1] != sample[1:]
@@ -362,10 +367,10 @@ def _token_rewards(tokens: TrainedTokens) -> Tensor:
 
 
 def _discounted_sum(values: Tensor, sample: Tensor, discount: float) -> Tensor:
-    """Return (R,) Σ_l discount^l · values_{t+l} over the tokens of the same sample.
+    """Return Σ_l discount^l · values_{t+l} over the tokens of the same sample, for each of R tokens, (R,).
 
-    Each round doubles the number of tokens that every sum covers (Hillis and Steele 1986), so a sample of T tokens takes log2(T)
-    rounds. No factor is above 1, and a power of the discount never divides, so nothing overflows.
+    Each round doubles the number of tokens that every sum covers (Hillis and Steele 1986), so a sample of T tokens
+    takes log2(T) rounds. No factor is above 1, and nothing is divided by a power of the discount, so nothing overflows.
     """
     sums, factor, distance = values.clone(), discount, 1
     longest = int(torch.unique_consecutive(sample, return_counts=True)[1].max()) if len(sample) else 0
@@ -376,7 +381,8 @@ def _discounted_sum(values: Tensor, sample: Tensor, discount: float) -> Tensor:
 
 
 def _following(values: Tensor, sample: Tensor, distance: int) -> Tensor:
-    """Return, for each token except the last `distance` ones, the value `distance` tokens later in the same sample.
+    """Return, for each of R tokens except the last `distance` ones, the value `distance` tokens later
+    in the same sample.
 
     The value is 0 where the sample ends earlier. Shape: (R - distance,).
     """
@@ -384,10 +390,12 @@ def _following(values: Tensor, sample: Tensor, distance: int) -> Tensor:
 
 
 def _whiten(advantages: Tensor, tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Scale advantages to mean 0 and variance 1 (unbiased) over the trained tokens of all valid samples.
+    """Scale the advantages of R tokens to mean 0 and variance 1 (unbiased) over the trained tokens
+    of all valid samples.
 
-    advantages: (R,) float64. Returns (R,) float32: 0 for tokens of samples that are not valid, and 0 for every token if all
-    advantages are equal. Sums are float64, so that the result does not depend on how the batch is divided into shares.
+    advantages: (R,) float64. Returns (R,) float32: 0 for tokens of samples that are not valid, and 0 for every
+    token if all advantages are equal. Sums are float64, so that the result does not depend on how the batch is
+    divided into shares.
     """
     counted = tokens.valid[tokens.sample]
     selected = advantages[counted]

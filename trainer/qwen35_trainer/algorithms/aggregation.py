@@ -45,9 +45,9 @@ AGGREGATIONS: Registry[AggregationFunction] = Registry("aggregation")
 
 
 def aggregate(name: str) -> AggregationFunction:
-    """Return the function registered as `name`: (per_token (N, T), mask (N, T), counts) -> scalar.
+    """Return the function registered as `name`: (per_token, mask, counts) -> scalar.
 
-    Raises ValueError if the name is unknown.
+    per_token, mask: (N, T), N sequences of up to T tokens. Raises ValueError if the name is unknown.
     """
     return AGGREGATIONS.get(name)
 

@@ -37,6 +37,8 @@ from qwen35_trainer.algorithms.registry import Registry
 class CorrectedWeights:
     """Weights by which a correction multiplies the policy loss of each token of one micro-batch.
     They carry no gradient.
+
+    Shapes: N sequences of up to T tokens.
     """
 
     weights: Tensor
@@ -53,8 +55,9 @@ CORRECTIONS: Registry[CorrectionFunction] = Registry("correction")
 def correction(name: str) -> CorrectionFunction:
     """Return the function registered as `name`.
 
-    The function's arguments are behaviour_log_probs (N, T), proximal_log_probs (N, T), mask (N, T), cap and floor.
-    `cap` and `floor` bound the ratio of probabilities, not its logarithm. Raises ValueError if the name is unknown.
+    The function's arguments are behaviour_log_probs, proximal_log_probs and mask, each (N, T) for N sequences of up to
+    T tokens, and `cap` and `floor`, which bound the ratio of probabilities, not its logarithm. Raises ValueError if
+    the name is unknown.
     """
     return CORRECTIONS.get(name)
 

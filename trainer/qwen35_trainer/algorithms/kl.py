@@ -32,9 +32,9 @@ MAX_K3_NATS = 10.0
 
 
 def kl(name: str) -> EstimatorFunction:
-    """Return the estimator registered as `name`: (log_probs (N, T), ref_log_probs (N, T)) -> (N, T) nats.
+    """Return the estimator registered as `name`: (log_probs, ref_log_probs) -> nats.
 
-    Raises ValueError if the name is unknown.
+    All three tensors are (N, T), N sequences of up to T tokens. Raises ValueError if the name is unknown.
     """
     return ESTIMATORS.get(name)
 

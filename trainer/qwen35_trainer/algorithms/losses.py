@@ -39,8 +39,9 @@ MIN_PROBABILITY = 1e-8
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of the policy loss of one micro-batch. A micro-batch has whole sequences, because GSPO has one
-    ratio per sequence.
+    """Inputs of the policy loss of one micro-batch: N sequences of up to T tokens.
+
+    Sequences are whole, because GSPO has one ratio per sequence.
     """
 
     log_probs: Tensor
@@ -72,7 +73,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Losses of the tokens of one micro-batch, and sums for metrics."""
+    """Losses of the tokens of one micro-batch (N sequences of up to T tokens), and sums for metrics."""
 
     per_token: Tensor
     """(N, T) loss of each token, 0 on padding."""
@@ -91,7 +92,7 @@ LOSSES: Registry[LossFunction] = Registry("loss")
 
 
 def policy_loss(name: str) -> LossFunction:
-    """Return the loss registered as `name`: LossInputs -> LossOutput. Raises ValueError if unknown."""
+    """Return the loss registered as `name`: LossInputs -> LossOutput. Raises ValueError if the name is unknown."""
     return LOSSES.get(name)
 
 
@@ -199,8 +200,9 @@ def dppo_binary_kl(inputs: LossInputs) -> LossOutput:
 
 
 def _sampled_log_probs(inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of the sampled tokens under the current and under the old policy, (N, T)
-    each, without gradient.
+    """Return the log-probs of the sampled tokens under the current and under the old policy, without gradient.
+
+    Both are (N, T), N sequences of up to T tokens.
     """
     current, old = (
         zero_padding(values, inputs.mask).clamp(max=0)

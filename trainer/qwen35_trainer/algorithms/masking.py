@@ -9,27 +9,34 @@ from torch import Tensor
 
 
 def zero_padding(values: Tensor, mask: Tensor) -> Tensor:
-    """Return `values` (N, T) with 0, without gradient, where `mask` (N, T) is 0.
+    """Return `values` with 0, without gradient, where `mask` is 0.
 
-    The result is float32, or float64 for float64 values.
+    Shapes: (N, T), N sequences of up to T tokens. The result is float32, or float64 for float64 values.
     """
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     return torch.where(mask.bool(), values, torch.zeros_like(values))
 
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of `values` (N, T) over all trained tokens, a scalar."""
+    """Return the sum of `values` over all trained tokens, a scalar.
+
+    values, mask: (N, T), N sequences of up to T tokens.
+    """
     return zero_padding(values, mask).sum()
 
 
 def sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of `values` (N, T) over the trained tokens of each sequence, (N,)."""
+    """Return the sum of `values` over the trained tokens of each sequence, (N,).
+
+    values, mask: (N, T), N sequences of up to T tokens.
+    """
     return zero_padding(values, mask).sum(dim=-1)
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `values` (N, T) over the trained tokens of each sequence, (N,).
+    """Return the mean of `values` over the trained tokens of each sequence, (N,); 0 for a sequence
+    without trained tokens.
 
-    The mean of a sequence without trained tokens is 0.
+    values, mask: (N, T), N sequences of up to T tokens.
     """
     return sequence_sum(values, mask) / mask.bool().sum(dim=-1).clamp(min=1)

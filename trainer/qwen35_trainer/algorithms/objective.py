@@ -150,9 +150,9 @@ def policy_objective(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute one micro-batch's part of the loss of its update, and the sums for its metrics.
 
-    All tensors are (N, T); only log_probs and entropy carry gradient. proximal_log_probs, entropy and
-    reference_log_probs may be None where the objective does not use them. Raises ValueError naming
-    all that are missing.
+    All tensors are (N, T), N sequences of up to T tokens. Only log_probs and entropy carry gradient.
+    proximal_log_probs, entropy and reference_log_probs may be None where the objective does not use them. Raises
+    ValueError naming all that are missing.
 
     Returns the scalar loss, and scalar sums over trained tokens. The caller adds up losses and sums over micro-batches
     and data-parallel ranks, and divides the sums by `tokens`. The sums are tokens, policy_loss (weighted), ratio,
@@ -202,8 +202,8 @@ def policy_objective(
 def supervised_objective(log_probs: Tensor, mask: Tensor, counts: GlobalCounts) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute one micro-batch's part of the mean negative log-likelihood of the trained tokens of its update (SFT).
 
-    log_probs, mask: (N, T). Returns the scalar loss, which the caller adds up over micro-batches and data-parallel
-    ranks, and two sums over trained tokens: `tokens`, and `nll` in nats.
+    log_probs, mask: (N, T), N sequences of up to T tokens. Returns the scalar loss, which the caller adds up over
+    micro-batches and data-parallel ranks, and two sums over trained tokens: `tokens`, and `nll` in nats.
     """
     nll = -zero_padding(log_probs, mask)
     metrics = {"tokens": token_sum(mask.bool(), mask), "nll": token_sum(nll.detach(), mask)}

@@ -1,4 +1,4 @@
-"""The probability ratio of two policies on the tokens that were sampled."""
+"""The importance ratio: the probability of a sampled token under one policy, divided by that under another policy."""
 
 from torch import Tensor
 
@@ -10,9 +10,9 @@ its overflow would turn a loss into NaN. verl has the same bound."""
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """Return the logarithm of the probability ratio of each token, clamped to ±MAX_LOG_RATIO.
+    """Return the logarithm of the probability ratio of each token, clamped to ±MAX_LOG_RATIO; 0 on padding.
 
-    numerator, denominator: (N, T) log-probabilities. Returns (N, T), with 0 on padding. Clamped
+    numerator, denominator: log-probabilities. All tensors are (N, T), N sequences of up to T tokens. Clamped
     values have no gradient.
     """
     difference = zero_padding(numerator, mask) - zero_padding(denominator, mask)

@@ -1,4 +1,4 @@
-"""Registries of functions by their names in the manifest."""
+"""Registries, which map the names in the manifest to functions."""
 
 from collections.abc import Callable
 

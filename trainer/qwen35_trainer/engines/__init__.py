@@ -1,1 +1,1 @@
-"""Training engines. All implement one protocol (`train_engine`); each has a package (`fsdp`, `megatron`)."""
+"""The training engines, which implement one protocol (`train_engine`). Each has a package: `fsdp` and `megatron`."""

@@ -107,7 +107,7 @@ def plan(
 ) -> MicroBatchPlan:
     """Distribute samples over data-parallel ranks, and divide the samples of each rank into micro-batches.
 
-    lengths: (N,) number of tokens of each sample, prompt and response together.
+    lengths: number of tokens of each sample, prompt and response together.
     ranks: number of data-parallel ranks.
     sequences: maximum number of samples per micro-batch, without `max_tokens`.
     max_tokens: maximum number of tokens per micro-batch, in place of `sequences`. A longer sample has a

@@ -1,4 +1,4 @@
-"""Which share of a batch a rank computes, and sums over all shares."""
+"""The share of a batch that a rank computes, and sums over all shares."""
 
 from __future__ import annotations
 

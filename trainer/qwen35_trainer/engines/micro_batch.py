@@ -78,7 +78,7 @@ class Responses:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The n samples of one forward and backward pass, with R trained tokens."""
+    """The n samples of one forward and backward pass, with up to T response tokens each and R trained tokens in all."""
 
     inputs: ModelInput
     """The tokens of prompts and responses. The last token of each response is left out, because no token
@@ -96,7 +96,10 @@ class MicroBatch:
     """The tokens over which the softmax of each of the R rows is taken; None: the whole vocabulary."""
 
     def table(self, values: Tensor) -> Tensor:
-        """Return a table (n, T) with `values` (R,) at the trained tokens, and 0 at all other tokens."""
+        """Return a table (n, T) with `values` at the R trained tokens, and 0 at all other tokens.
+
+        values: (R,). n: samples of the micro-batch, T: response tokens.
+        """
         shape = self.responses.mask.shape
         return values.new_zeros(shape.numel()).index_copy(0, self.cells, values).view(shape)
 
@@ -207,7 +210,7 @@ class TokenTable:
         return cls(torch.zeros(batch.responses.size), offsets.responses, batch.response_lengths)
 
     def fill(self, samples: NDArray[np.int64], rows: Tensor) -> None:
-        """Set the values of n samples. rows: (n, T), one row per sample, padded on the right, on any device."""
+        """Set the values of n samples. rows: (n, T), up to T values per sample, padded on the right, on any device."""
         source, target = rows.float().cpu().numpy(), self.values.numpy()
         for row, sample in enumerate(samples):
             start, length = self.starts[sample], self.lengths[sample]
@@ -216,7 +219,7 @@ class TokenTable:
     def rows(self, samples: NDArray[np.int64], like: Tensor) -> Tensor:
         """Return the values of n samples as rows that are padded with 0 on the right.
 
-        The result has the shape (n, T) and the device of `like`.
+        The result has the shape (n, response tokens) and the device of `like`.
         """
         source, target = self.values.numpy(), np.zeros(tuple(like.shape), dtype=np.float32)
         for row, sample in enumerate(samples):

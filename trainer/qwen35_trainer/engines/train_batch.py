@@ -89,7 +89,7 @@ class TrainBatch:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of tokens of each sample, prompt and response together, (N,)."""
+        """Number of tokens of each sample, prompt and response together, as an array with one entry per sample."""
         return self.prompt_lengths + self.response_lengths
 
     @property
@@ -99,7 +99,7 @@ class TrainBatch:
 
     @property
     def trained(self) -> NDArray[np.int64]:
-        """Number of trained tokens of each sample, (N,)."""
+        """Number of trained tokens of each sample, as an array with one entry per sample."""
         if self.counts is not None:
             return self.counts
         return np.add.reduceat(self.trainable, starts_of(self.response_lengths), dtype=np.int64)

@@ -187,7 +187,7 @@ class UpdatingEngine(ABC):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's part of the loss, including the losses of routers, and its part of the metrics.
 
-        scores: tables (n, T) like those in `responses`. The metrics contain the loss, detached.
+        scores: tables with one row per sample, like those in `responses`. The metrics contain the loss, detached.
         """
         loss, metrics = self._objective_of(update, samples, responses, scores)
         if scores.router_losses is not None:

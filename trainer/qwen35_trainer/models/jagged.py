@@ -1,7 +1,7 @@
-"""Splits torch's jagged nested tensors into sequences of different lengths.
+"""Split torch's jagged nested tensors into sequences of different lengths.
 
-Only tests use this module today: the trainer stores positions as (tokens, 4) and creates no such tensors, but batches from
-other code may hold them.
+Only tests use this module today. The trainer stores positions as (tokens, 4) and creates no jagged tensors, but batches
+from other code may contain them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class CombinedScore:
 
 
 class GroupScorer(Protocol):
-    """Scores the responses of a group."""
+    """Scores the responses of a group with all rewards of the run."""
 
     async def score_group(
         self, prompt: Prompt, responses: Sequence[ResponseTokens], *, in_trial: bool
@@ -165,7 +165,7 @@ class RewardError(Exception):
 
 
 class RewardTimeoutError(RewardError):
-    """A call of a reward took longer than timeoutSeconds and was ended."""
+    """A call of a reward took longer than its `timeoutSeconds`. The call was ended."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="Timeout")

@@ -71,7 +71,7 @@ _TOKEN_BYTES: Final = 4
 
 
 def setup_request(setup: RewardsSetup, limits: ProcessLimits, output: Path | None = None) -> tuple[RequestPart, ...]:
-    """Return the parts of a request to build the rewards.
+    """Return the request to build the rewards, in parts that are sent one after another.
 
     output: the file for what functions print; None: functions print where the driver prints.
     """
@@ -83,7 +83,7 @@ def decoder_request(decoder: ResponseDecoder) -> tuple[RequestPart, ...]:
 
 
 def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[RequestPart, ...]:
-    """Return the parts of a request to score a group: a header, then the tokens of each response.
+    """Return the request to score a group, in parts: a header, then the tokens of each response.
 
     The tokens are memoryviews of `responses`, not copies. Raises RewardError if the prompt's
     metadata cannot be pickled.

@@ -15,7 +15,7 @@ from qwen35_trainer.models.qwen3_5.classes import HFConfig
 def transformer_config(
     model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False
 ) -> TransformerConfig:
-    """Return megatron-core's configuration.
+    """Return megatron-core's configuration of a text model, divided over ranks by `layout`.
 
     model: the configuration of a text model in transformers. precision: type of the computation. recompute: whether the
     backward pass computes the activations of each layer again.

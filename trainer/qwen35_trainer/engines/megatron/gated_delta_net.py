@@ -99,7 +99,7 @@ class GatedDeltaNet(MegatronModule):
     def _mix(self, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
         """Compute the convolution and the delta rule of b sequences of s positions.
 
-        mixed: (b, s, C). log_decay, beta: (b, s, H). Returns (b, s, H, V).
+        mixed: (b, s, channels). log_decay, beta: (b, s, value heads). Returns (b, s, value heads, channels of a value).
         """
         filters = self.conv1d.weight.squeeze(1)
         if kernels.has_delta_rule(mixed):

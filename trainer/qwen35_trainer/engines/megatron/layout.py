@@ -3,7 +3,8 @@
     dense layers   rank = tensor + T × (data + D × pipeline)            neighbouring ranks share matrix products
     experts        rank = expertTensor + ET × (expert + E × (copy + C × pipeline))
 
-Both lines number the same ranks, as megatron-core's order "tp-cp-ep-dp-pp".
+tensor, data, … are a rank's indices in its groups. The capitals are sizes of groups: T tensor, D data, ET expertTensor,
+E expert, and C copies of the experts. Both lines number the same ranks, in megatron-core's order "tp-cp-ep-dp-pp".
 """
 
 from __future__ import annotations

@@ -30,10 +30,12 @@ class StageModel(GPTModel):
         return hidden_states
 
     def inputs(self, micro: MicroBatch) -> tuple[Tensor, Tensor, None]:
-        """Return the arguments of a call for the padded sequences of `micro`: tokens and positions, (b, s) int64, and no mask.
+        """Return the arguments of a call of this model for the padded sequences of `micro`: tokens,
+        positions, and no mask.
 
-        s is rounded up to a multiple of the tensor-parallel ranks; padding on the right does not affect what is before it.
-        The call returns (s, b, D), or with sequence parallelism this rank's share of s.
+        tokens, positions: (b, s) int64, b sequences of s tokens. s is rounded up to a multiple of the number of
+        tensor-parallel ranks; padding on the right does not affect the tokens before it. The call returns (s, b,
+        channels); with sequence parallelism, each rank gets its part of the s tokens.
         """
         tokens = micro.inputs.tokens
         tokens = torch.nn.functional.pad(tokens, (0, -tokens.shape[1] % self.config.tensor_model_parallel_size))
@@ -42,9 +44,10 @@ class StageModel(GPTModel):
     def scores(
         self, hidden: Tensor, micro: MicroBatch, temperature: float, *, with_entropy: bool, float32_logits: bool
     ) -> TokenScores:
-        """Compute the scores of the trained tokens of `micro`, as tables (n, T). hidden: what the call for `inputs` returned.
+        """Compute the scores of the trained tokens of `micro`, as tables (samples, response tokens).
 
-        Collective over the tensor-parallel ranks of the last stage, which all get the scores.
+        hidden: the result of a call with the arguments from `inputs`. Collective over the tensor-parallel ranks of the
+        last stage, all of which get the scores.
         """
         group = self.pg_collection.tp
         if self.config.sequence_parallel:

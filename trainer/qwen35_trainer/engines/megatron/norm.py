@@ -9,7 +9,9 @@ from torch.nn import functional as F
 
 
 class ZeroCentredRMSNorm(nn.Module):
-    """RMS norm of (…, D) that multiplies by 1 + `weight`, computed in float32 and rounded once at the end."""
+    """RMS norm over the last dimension that multiplies by 1 + `weight`, computed in float32 and
+    rounded once at the end.
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         super().__init__()

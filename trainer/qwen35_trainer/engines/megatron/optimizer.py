@@ -33,7 +33,7 @@ def with_gradient_buffers(stage: StageModel) -> DistributedDataParallel:
 
 
 class MegatronOptimizer:
-    """The optimizer of all parameters of this rank."""
+    """The optimizer of all parameters that this rank holds."""
 
     def __init__(self, stage: DistributedDataParallel, settings: OptimizerSpec, *, bfloat16: bool) -> None:
         self._stage = stage

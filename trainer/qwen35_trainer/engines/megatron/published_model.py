@@ -50,9 +50,9 @@ class _Entry:
 
 
 class PublishedModel:
-    """The parameters of this rank, in the terms of the published model.
+    """The parameters of this rank, as parts of published tensors.
 
-    shapes: the published tensors and their shapes. layers: number of layers of the whole model.
+    shapes: name of a published tensor → its shape. layers: number of layers of the whole model.
     """
 
     def __init__(

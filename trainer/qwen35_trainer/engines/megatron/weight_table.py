@@ -1,4 +1,4 @@
-"""Which published tensors make up each parameter of megatron-core, and how tensor-parallel ranks divide a parameter.
+"""The published tensors that make up each parameter of megatron-core, and its division over tensor-parallel ranks.
 
     published tensors ─► merge ─► whole parameter ─► cut ─► one part per tensor-parallel rank
                       ◄─ divide ◄─                 ◄─ join ◄─
@@ -46,7 +46,7 @@ class ModelShape:
 
 
 class Arrangement(ABC):
-    """How published tensors form a parameter, and how tensor-parallel ranks divide it.
+    """The relation between published tensors, a parameter, and the parts of the parameter on tensor-parallel ranks.
 
     By default, a parameter is one published tensor, unchanged.
     """
@@ -210,7 +210,7 @@ OUTER_ROWS = (
     Row("decoder.final_layernorm.weight", ("model.norm.weight",), Whole()),
     Row("output_layer.weight", ("lm_head.weight",), Vocabulary()),
 )
-"""Parameters outside the layers."""
+"""Parameters outside the decoder layers."""
 
 LAYER_ROWS = (
     Row("input_layernorm.weight", ("input_layernorm.weight",), Whole()),

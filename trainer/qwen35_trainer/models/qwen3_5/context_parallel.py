@@ -69,7 +69,7 @@ def padded(inputs: ModelInput, group: ProcessGroup) -> ModelInput:
 
 
 def local_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return this process's slice of the tokens of `x`: (n, L, …) → (n, L / size of the group, …)."""
+    """Return this process's slice of the tokens of `x`: (rows, tokens, …) → (rows, tokens / size of the group, …)."""
     return x.chunk(group.size(), dim=1)[group.rank()]
 
 
@@ -100,7 +100,7 @@ def replicate(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> tuple[Tensor, Tensor]:
-    """Select the scored positions whose tokens this process holds.
+    """Select, of R scored positions, those whose tokens this process holds.
 
     rows: (R,) int64 indices into the flattened (n, whole) tokens of n rows.
     whole: number of tokens of a row, with padding to a multiple of the group's size.

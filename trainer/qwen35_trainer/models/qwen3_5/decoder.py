@@ -153,8 +153,8 @@ class Decoder:
         """Run all layers on prompts: the first layer's input `hidden` (rows, T, D) → the last layer's
         output (rows, T, D).
 
-        Rows of T tokens are padded on the right; `lengths` has the number of tokens of each row. The decoding state of
-        row `source[i]` is stored in slot `target[i]`.
+        Rows of T tokens with D channels are padded on the right; `lengths` has the number of tokens of each row. The
+        decoding state of row `source[i]` is stored in slot `target[i]`.
         """
         for layer, state in zip(self._text.layers, self._layers, strict=True):
             mixer_input = layer.input_layernorm(hidden)

@@ -89,6 +89,6 @@ def chunked(
 
 
 def _per_value_head(x: Tensor, value: Tensor) -> Tensor:
-    """Repeat the G heads of queries or keys (…, G, K) to match the H heads of `value` (…, H, V). Returns (…, H, K)."""
+    """Repeat the G heads of queries or keys (…, G, channels) to match the H heads of `value` (…, H, channels)."""
     repeats = value.shape[-2] // x.shape[-2]
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=-2)

@@ -36,7 +36,7 @@ def score(
     context_group: ProcessGroup | None = None,
     float32_logits: bool = False,
 ) -> TokenScores:
-    """Compute the scores of the tokens in `targets`. This is the `forward` of an adapted model.
+    """Compute the scores of R tokens, `targets`. This is the `forward` of an adapted model.
 
     rows: (R,) int64 indices into the flattened `inputs.tokens`. Target i is scored as the token that follows `rows[i]`.
     targets: (R,) int64 token ids.

@@ -36,7 +36,7 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
 
 
 def project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Project hidden states (…, D) to rotated queries and keys, values, and the output gate.
+    """Project hidden states (…, D) with D channels to rotated queries and keys, values, and the output gate.
 
     Returns query (…, H, C), key (…, G, C), value (…, G, C) and gate (…, H·C), for H query heads and G key/value heads
     of C channels. cos, sin: of the rotary embedding, with an axis of size 1 for the heads.

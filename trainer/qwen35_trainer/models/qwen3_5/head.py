@@ -68,7 +68,8 @@ def token_scores(
     """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature).
 
     hidden: (R, D), R rows of D channels.
-    weight: (V, D), all rows of the output layer. Under FSDP, call this function where the weight is unsharded.
+    weight: (V, D), the whole output layer, one row for each of the V tokens of the vocabulary. Under FSDP, call this
+      function where the weight is unsharded.
     targets: (R,) int64.
     chunk: number of rows per chunk; None: as many as `CHUNK_LOGITS` allows.
     float32_logits: whether logits are float32. All other operands and results of matrix products have the

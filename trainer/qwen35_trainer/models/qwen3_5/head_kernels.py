@@ -34,7 +34,7 @@ def reduce(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the results of `head_passes.reduce` with a Triton kernel.
 
-    prepared: logits (R, V), not yet divided by the temperature.
+    prepared: logits (rows, vocabulary), not yet divided by the temperature.
     """
     rows, vocabulary = prepared.shape
     log_probs, logsumexp, entropy = torch.empty(3, rows, dtype=torch.float32, device=prepared.device)
@@ -65,7 +65,8 @@ def gradient(
 ) -> Tensor:
     """Compute the result of `head_passes.gradient` with a Triton kernel.
 
-    prepared: logits (R, V), not yet divided by the temperature. The result overwrites them and has their precision.
+    prepared: logits (rows, vocabulary), not yet divided by the temperature. The result overwrites them and
+    has their precision.
     """
     rows, vocabulary = prepared.shape
     with torch.cuda.device_of(prepared):

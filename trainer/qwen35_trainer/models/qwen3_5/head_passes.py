@@ -15,9 +15,9 @@ from torch import Tensor
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities (R, V) of logits that are not yet divided by the temperature, in float32.
+    """Return log-probabilities in float32 for logits that are not yet divided by the temperature.
 
-    product: (R, V) logits. They may be overwritten.
+    product: the logits, (rows, vocabulary). They may be overwritten.
     """
     logits = product if temperature == 1 else product.float().div_(temperature)
     return logits.log_softmax(-1, dtype=torch.float32)
@@ -29,10 +29,10 @@ def reduce(
     temperature: float,  # not used: `prepare` has divided by it
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the log-probs of the targets, the logsumexp of each row of `prepared`, and the
-    entropies, (R,) float32 each.
+    """Return three (R,) float32 tensors: log-probs of the targets, the logsumexp of each row, and entropies.
 
-    prepared: (R, V) from `prepare`. `gradient` needs the logsumexp. The entropies are None without `with_entropy`.
+    prepared: (R, V) from `prepare`, R rows over V tokens of the vocabulary. `gradient` needs the logsumexp. The
+    entropies are None if `with_entropy` is false.
     """
     log_probs = prepared.gather(1, targets.unsqueeze(1)).squeeze(1)
     entropy = -torch.linalg.vecdot(prepared.exp(), prepared) if with_entropy else None
@@ -49,6 +49,8 @@ def gradient(
     temperature: float,
 ) -> Tensor:
     """Return the gradient of the loss with respect to the logits, (R, V). May overwrite `prepared`.
+
+    R rows over V tokens of the vocabulary.
 
     logsumexp, entropy: results of `reduce`.
     by_log_prob, by_entropy: (R,) gradients of the loss with respect to log-probs and entropies. by_entropy is None if

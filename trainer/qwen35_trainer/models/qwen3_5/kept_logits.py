@@ -30,7 +30,7 @@ class KeptLogits:
         return len(self.candidates)
 
     def take(self, rows: Tensor) -> KeptLogits:
-        """Return the kept logits of some of the R rows. rows: (n,) int64 indices of these rows."""
+        """Return the kept logits of some of the R rows. rows: int64 indices of these rows."""
         return KeptLogits(self.candidates.take(rows.cpu().numpy()), self.device)
 
     def remove_others(self, logits: Tensor, part: slice) -> None:

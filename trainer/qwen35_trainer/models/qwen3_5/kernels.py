@@ -60,8 +60,8 @@ def has_delta_rule(x: Tensor) -> bool:
 def convolution(x: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor:
     """Compute the short convolution and silu (`convolution.convolve`) with flash-linear-attention.
 
-    x: (n, L, C) right-padded sequences, or (1, T, C) a packed row with `boundaries`; C channels. filters: (C, width).
-    The result has the shape of `x`.
+    x: (n, L, C), n right-padded sequences of L tokens with C channels, or (1, T, C), a packed row of T tokens with
+    `boundaries`. filters: (C, width). The result has the shape of `x`.
     """
     fla = import_module("fla.modules.convolution")
     cu_seqlens = None if boundaries is None else boundaries.long()

@@ -58,7 +58,8 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
 
 
 def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Compute convolution and delta rule of right-padded sequences. Returns (B, T, H, V).
+    """Compute convolution and delta rule of B right-padded sequences of T positions. Returns (B, T,
+    value heads, channels).
 
     Both operations are causal, so padding does not affect the outputs of real tokens.
     """
@@ -71,9 +72,9 @@ def _own_channels(
 ) -> tuple[Tensor, Tensor]:
     """Exchange tokens for channels, so that this process has all tokens of its part of the query, key and value heads.
 
-    mixed: (n, l, C) → (n, L, C / S). filters: (C, W) → (C / S, W), because a depthwise convolution needs only its
-    own channels. S: size of the group. In the results, the channels of queries come first, then those of keys,
-    then those of values.
+    mixed: (rows, own tokens, C) → (rows, all tokens, C / S). filters: (C, width) → (C / S, width), because a depthwise
+    convolution needs only its own channels. C: channels, S: size of the group. In the results, the channels of queries
+    come first, then those of keys, then those of values.
     """
     ranks, sizes = context_group.size(), (layer.key_dim, layer.key_dim, layer.value_dim)
     by_rank = torch.cat([part.unflatten(-1, (ranks, -1)) for part in mixed.split(sizes, dim=-1)], dim=-1)
@@ -135,6 +136,6 @@ def _heads(layer: HFModule, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _close(layer: HFModule, output: Tensor, gate: Tensor) -> Tensor:
-    """Apply the gated norm per head, then the output projection.  output: (..., H, V) → (..., D)."""
+    """Apply the gated norm to each head of `output` (..., heads, channels), then the output projection."""
     normed = layer.norm(output.reshape(-1, layer.head_v_dim), gate.reshape(-1, layer.head_v_dim))
     return layer.out_proj(normed.view(*gate.shape))

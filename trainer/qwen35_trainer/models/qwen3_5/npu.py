@@ -82,13 +82,13 @@ def _rotation(device: str, operators: Operators) -> Callable[[Tensor, Tensor, Te
 
 
 def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
-    """Compute the RMS norm of x (…, D) with a zero-centred weight, in float32, as transformers does."""
+    """Compute the RMS norm of the last dimension of x with a zero-centred weight, in float32, as transformers does."""
     # The operator requires gamma in the dtype of its input.
     return operators.npu_rms_norm(x.float(), 1.0 + norm.weight.float(), epsilon=norm.eps)[0].type_as(x)
 
 
 def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
-    """Compute silu(gate) · weight · (RMS norm of x), for x and gate (…, D) and a weight that is not zero-centred.
+    """Compute silu(gate) · weight · (RMS norm of the last dimension of x), for a weight that is not zero-centred.
 
     Unlike transformers, this does not round to the dtype of x before the multiplication by the weight, so the result is
     at least as close to the exact value.
@@ -107,7 +107,7 @@ def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Compute the routed experts of tokens x (T, D), with grouped matrix products.
+    """Compute the routed experts of T tokens x (T, D) with D channels, by grouped matrix products.
 
     chosen: (T, k) int64, the k experts of each token. weights: (T, k), their routing weights. Returns (T, D).
     Two things are still to be checked on an NPU: experts without a token, and the gradients of the permutation,
@@ -127,11 +127,11 @@ def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, w
 
 
 class GroupedMatmul(torch.autograd.Function):
-    """Grouped matrix product: rows of x (M, K) are sorted by group, and each is multiplied by the matrix of its group.
+    """Grouped matrix product: the rows of x are sorted by group, and each row is multiplied by the matrix of its group.
 
-    weight: (E, K, N), the matrices of E groups. counts: (E,), the number of rows of each group. Result: (M, N). The
-    operator of torch_npu defines no gradient. The gradients of x and weight are grouped products too: grad · weightᵀ
-    along the same rows, and xᵀ · grad with the groups along the inner dimension.
+    x: (M, K), M rows of K channels. weight: (E, K, N), the matrices of E groups. counts: (E,), the number of rows of
+    each group. Result: (M, N). The operator of torch_npu defines no gradient. The gradients of x and weight are grouped
+    products too: grad · weightᵀ along the same rows, and xᵀ · grad with the groups along the inner dimension.
     """
 
     @staticmethod

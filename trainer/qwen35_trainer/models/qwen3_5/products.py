@@ -15,7 +15,10 @@ BLOCK_ELEMENTS = 2**24
 
 
 def rows_times(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return rows · weightᵀ in float32: (R, D) · (V, D)ᵀ → (R, V). Both operands have the same type."""
+    """Return rows · weightᵀ in float32, (R, V). Both operands have the same type.
+
+    rows: (R, D). weight: (V, D), V output channels for D input channels.
+    """
     if weight.dtype == torch.float32:
         return rows @ weight.T
     if weight.device.type == "cuda":
@@ -29,9 +32,10 @@ def rows_times(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add leftᵀ · right to `total` in place: (R, V)ᵀ · (R, D) is added to (V, D).
+    """Add leftᵀ · right to `total` in place.
 
-    total: float32. left, right: both of one type.
+    total: (V, D) float32. left: (R, V). right: (R, D). left and right have the same type; the sum
+    runs over their R rows.
     """
     if right.dtype != torch.float32 and total.device.type == "cuda":
         torch.addmm(total, left.T, right, out_dtype=torch.float32, out=total)

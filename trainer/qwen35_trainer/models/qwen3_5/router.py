@@ -48,7 +48,7 @@ class Membership:
     def of(cls, inputs: ModelInput, lengths: Tensor, context_group: ProcessGroup | None) -> Membership:
         """Return the membership of the tokens of `inputs` that this process holds.
 
-        inputs: already padded for `context_group`. lengths: (n,) number of real tokens of each sequence.
+        inputs: already padded for `context_group`. lengths: number of real tokens of each sequence.
         """
         places, count = torch.arange(inputs.tokens.shape[1], device=lengths.device), len(lengths)
         if inputs.boundaries is None:
@@ -61,9 +61,10 @@ class Membership:
 
 
 def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose k of E experts for each of the t tokens of `hidden` (…, D), as transformers does.
+    """Choose k of E experts for each token, as transformers does.
 
-    Returns router logits (t, E) float32, weights (t, k) float32 that add up to 1, and the chosen experts (t, k) int64.
+    hidden: (…, channels), t tokens in all. Returns router logits (t, E) float32, weights (t, k) float32 that add up to
+    1, and the chosen experts (t, k) int64.
     """
     logits = F.linear(hidden.reshape(-1, hidden.shape[-1]).float(), gate.weight.float())
     weights, chosen = logits.softmax(-1).topk(gate.top_k, dim=-1)

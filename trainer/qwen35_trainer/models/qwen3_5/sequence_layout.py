@@ -50,8 +50,8 @@ class SequenceLayout:
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Apply `mix` so that no sequence affects the result of another one.
 
-        mix: a function of right-padded sequences (b, l, …). tensors: (n, L, …), or (1, T, …) for a packed row. The
-        result has the same first two dimensions.
+        mix: a function of right-padded sequences, (sequences, tokens, …). tensors: (rows, tokens, …), where the rows
+        are padded sequences or a single packed row. The result has the same first two dimensions as `tensors`.
         """
         if self.boundaries is None:
             return mix(*tensors)
