@@ -7,11 +7,11 @@ A share is the part of a batch's samples that a train rank computes. Every rank 
 computes group means on its own. Three kinds of sums need tokens of other ranks, and are therefore added up over all
 shares: each sample's penalties, each sample's number of trained tokens, and the mean and variance that whiten a batch.
 
-name                       advantage of a token, R the sample's score                          statistics over
+name                       advantage of a token, R the sample's score                          mean and std over
 GRPO                       (R - mean) / (std + 1e-6)                                           its group
 DrGRPO                     R - mean                                                            its group
 RLOO                       R - mean of the group's other samples                               its group
-OPO                        R - mean weighted by the samples' lengths                           its group
+OPO                        R - weighted mean of its group, weights: the samples' lengths       its group
 ReMax                      R - score of its group's greedy sample                              its group
 PassAtK                    maximum of the group - maximum of its other samples                 its group
 ReinforcePlusPlus          sum of the discounted rewards from the token on, whitened           the batch's tokens

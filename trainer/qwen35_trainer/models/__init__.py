@@ -1,1 +1,1 @@
-"""The model families. Each has an adapter for its layers, which changes instances and never the classes of a library."""
+"""The model families. Each has an adapter for its layers, which changes instances and never classes of a library."""

@@ -1,4 +1,4 @@
-"""Find the settings in a model's config.json that the Megatron engine cannot compute."""
+"""Find the settings in a model's config.json that the Megatron engine does not compute."""
 
 from __future__ import annotations
 

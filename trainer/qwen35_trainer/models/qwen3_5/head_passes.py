@@ -5,7 +5,8 @@
     product ─► prepare ─► reduce: log-probs, entropies               forward
                    └────► gradient with respect to the product       backward
 
-With logits z = product/τ, p = softmax(z) and entropy H: ∂log p_t/∂z = 1_t - p, ∂H/∂z = -p (log p + H).
+With temperature τ, logits z = product/τ, p = softmax(z), target t, its one-hot vector 1_t, and entropy H:
+∂log p_t/∂z = 1_t - p, ∂H/∂z = -p (log p + H).
 """
 
 from __future__ import annotations
