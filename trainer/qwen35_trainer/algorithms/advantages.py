@@ -210,8 +210,8 @@ def dr_grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
 def rloo(tokens: TrainedTokens, shares: Shares) -> Tensor:
     """Return, for each token, the score of its sample minus the mean score of the other samples of the group.
 
-    This is the leave-one-out baseline (RLOO, arXiv:2402.14740). In a group of n valid samples, the difference is n/(n -
-    1) · (score - mean of the group).
+    This is the leave-one-out baseline (RLOO, arXiv:2402.14740). In a group of n valid samples with the mean score m,
+    the result is (score - m)·n/(n-1).
     """
     groups = _compare_in_groups(tokens, shares)
     return (groups.centred * groups.size / (groups.size - 1).clamp(min=1))[tokens.sample]

@@ -3,8 +3,8 @@
     rewards and groups of all samples ─┐
     tokens of this rank's share ───────┴─► advantages of this share's tokens; sums over shares where an estimator needs them
 
-An advantage function of the user is called on every rank with the masks and penalties of the whole batch, as tables with
-one row per sample and one column per response token.
+An advantage function of the user is called on every rank with the masks and penalties of the whole batch, as tables
+with one row per sample and one column per response token.
 """
 
 from __future__ import annotations

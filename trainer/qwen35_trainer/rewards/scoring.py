@@ -95,9 +95,9 @@ class _Place:
 class Scoring:
     """Scores the groups of one run. It implements GroupScorer.
 
-    This is an asynchronous context manager. Entering it begins to start the scoring processes. `open` waits until they
-    can score. Leaving it ends them. Only one event loop may use the object, and the thread of this loop must live until
-    the object is closed.
+    This is an asynchronous context manager. Entering it starts the scoring processes without waiting for them. `open`
+    waits until they can score. Leaving it ends them. Only one event loop may use the object, and the thread of this
+    loop must live until the object is closed.
     """
 
     def __init__(self, setup: RewardsSetup, limits: ProcessLimits, *, trial: int = 0, logs: Path | None = None) -> None:

@@ -29,8 +29,8 @@ class Optimizers:
     def of(cls, model: HFModule, settings: Settings, parking_device: torch.device | None = None) -> Optimizers:
         """Create the optimizers of all trained parameters.
 
-        With `settings.type` Muon, matrices get Muon and all other parameters get AdamW (arXiv:1711.05101). With AdamW,
-        all parameters get AdamW. Raises ValueError if no parameter trains.
+        With `settings.type` Muon, the matrices of linear layers and experts get Muon, and all other parameters get
+        AdamW (arXiv:1711.05101). Otherwise all parameters get AdamW. Raises ValueError if no parameter trains.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not trained:
