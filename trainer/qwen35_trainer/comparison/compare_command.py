@@ -1,4 +1,4 @@
-"""Carries out `qwen35 compare`."""
+"""Carries out the command `qwen35 compare`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from qwen35_trainer.comparison.comparison_table import comparison_table
 
 
 def print_comparison(folders: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
-    """Print a comparison of runs, and write its page.
+    """Print a comparison of the runs in `folders`, and write it as an HTML page if `output` is given.
 
-    output: file of the page; None: no page. Raises ComparisonRefused if the runs cannot be compared or the page cannot be written.
+    output: path of the page; None: no page is written. as_json: print JSON instead of tables. Raises ComparisonRefused
+    if the runs cannot be compared, or the page cannot be written.
     """
     if output is not None and output.is_dir():
         raise ComparisonRefused(f"--output {output}: is a folder; name a file in it")

@@ -1,4 +1,7 @@
-"""Reads a run's folder for a comparison, in bounded memory: records of any number, of this release or an earlier one."""
+"""Reads the folder of a run for a comparison.
+
+Memory is bounded, whatever the number of records. Records of earlier releases can be read.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,18 @@ from qwen35_trainer.runtime.results import peak_rss_mib, why_no_run
 
 
 class RunUnreadable(Exception):
-    """A folder is not a run, or its manifest or its records cannot be read. The message says why, and what to do."""
+    """Raised for a folder that is not a run, or whose manifest or records cannot be read.
+
+    The message gives the reason and a fix.
+    """
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run: what it was to do, and what its records say."""
+    """One run of a comparison: its manifest, and the data of its records."""
 
     name: str
-    """A name that no other run of the comparison has."""
+    """Name of the run, unique in the comparison."""
     folder: RunFolder
     spec: TrainingSpec
     fold: RunFold
@@ -37,18 +43,26 @@ class ComparedRun:
 
     @property
     def updates(self) -> list[UpdateRecord]:
-        """The updates that led to the final weights, at most MAX_POINTS."""
+        """The update records that led to the final weights; updates that a later attempt repeated are left out.
+
+        Of more than MAX_POINTS updates, only every second, fourth, … and the last are kept.
+        """
         return self.fold.updates.values
 
     @property
     def evaluations(self) -> list[EvaluationRecord]:
-        """The evaluations of these updates, at most MAX_POINTS."""
+        """The evaluation records that led to the final weights; evaluations that a later attempt repeated are left out.
+
+        Of more than MAX_POINTS evaluations, only every second, fourth, … and the last are kept.
+        """
         return self.fold.evaluations.values
 
     def within(self, update: int, seconds: float) -> tuple[list[UpdateRecord], list[EvaluationRecord]]:
-        """Return the updates and evaluations up to an update or a time, whichever is later, at most MAX_POINTS of each.
+        """Return the update and evaluation records with a number of at most `update`, or a time of at most `seconds`.
 
-        Of a run that is much longer, `updates` has only a few of them, so its file is read again.
+        seconds: time since the training first started. If the records in memory have been thinned, only a few
+        of them may be in this range, so the file is read again. Of more than MAX_POINTS records of a class,
+        every second, fourth, … is returned.
         """
         updates, evaluations = Thinned[UpdateRecord](MAX_POINTS), Thinned[EvaluationRecord](MAX_POINTS)
         if self.fold.updates.stride == self.fold.evaluations.stride == 1:
@@ -65,7 +79,10 @@ class ComparedRun:
 
 
 def read_run(root: Path, name: str) -> ComparedRun:
-    """Read the run in a folder. Raises RunUnreadable if that is impossible."""
+    """Read the manifest and the records of the run in the folder `root`.
+
+    name: name of the run in the comparison. Raises RunUnreadable if the folder is not a run, or a file cannot be read.
+    """
     if (problem := why_no_run(root)) is not None:
         raise RunUnreadable(f"{problem}. Name the folder of a run")
     folder = RunFolder(root)
@@ -83,6 +100,6 @@ def read_run(root: Path, name: str) -> ComparedRun:
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """Return a name for each folder: the last part of its path, or the whole path where two have the same last part."""
+    """Return a name for each folder: the last part of its path, or the path as given if two folders have the same last part."""
     last = [folder.resolve().name for folder in folders]
     return [name if last.count(name) == 1 else str(folder) for name, folder in zip(last, folders, strict=True)]

@@ -1,4 +1,8 @@
-"""Compares runs: the settings that differ, how they learn, and their figures. Pure, apart from the runs' files."""
+"""Compares runs: the settings that differ, how the runs learn, and figures of whole runs.
+
+Values are means and totals of the records. No confidence interval and no statistical significance is computed; run
+several seeds to see the noise. Apart from reading the folders of the runs, the functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +19,30 @@ from qwen35_trainer.comparison.settings import differing_settings
 from qwen35_trainer.formatting import count
 
 MAX_RUNS: Final = 8
-"""Maximum number of runs: a chart can show no more colours that differ."""
+"""Maximum number of runs. The charts have this many colours that can be distinguished."""
 
 
 class ComparisonRefused(Exception):
-    """The runs cannot be compared. The message has every problem, one a line."""
+    """Raised if runs cannot be compared. The message has one line for each problem."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side. Rows have the values of the runs in their order."""
+    """The result of comparing runs. Each row has one value per run, in the order of `runs`."""
 
     runs: tuple[ComparedRun, ...]
     settings: tuple[ComparedRow, ...]
     sections: tuple[RowSection, ...]
     notes: tuple[str, ...]
-    """Why something cannot be compared."""
+    """Sentences about what the comparison leaves out, and why."""
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Compare the runs in folders. Raises ComparisonRefused with every problem of every folder."""
+    """Compare the runs in `folders`.
+
+    Raises ComparisonRefused, with every problem, if there are fewer than two or more than MAX_RUNS folders, a folder is
+    named twice, or a folder cannot be read as a run.
+    """
     problems, runs = list(_problems(folders)), list[ComparedRun]()
     if len(folders) <= MAX_RUNS:
         for folder, name in zip(folders, names(folders), strict=True):
@@ -53,7 +61,11 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the data that `qwen35 compare --json` prints. Lists have a value for each run, None if a run does not have it."""
+    """Return the data that `qwen35 compare --json` prints.
+
+    Each list under `settings` and `figures` has one value per run, in the order of `runs`. In `figures`, None stands
+    for a value that a run does not have; in `settings`, the text "not set" does. `notes` is a list of sentences.
+    """
     return {
         "runs": [run.name for run in comparison.runs],
         "settings": {row.name: list(row.values) for row in comparison.settings},

@@ -1,4 +1,4 @@
-"""The charts of a comparison: one colour for each run, in every chart."""
+"""The charts of a comparison. A run has the same colour in every chart."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 type Points = Sequence[tuple[UpdateRecord | EvaluationRecord, float]]
 
 _TIME_UNITS: Final = ((2 * 86400, "days", 86400), (2 * 3600, "hours", 3600), (120, "minutes", 60), (0, "seconds", 1))
-"""From how many seconds on an axis has a unit, the unit, and its seconds."""
+"""Units of a time axis: (minimum length of the axis in seconds, name of the unit, seconds of the unit), longest unit first."""
 
 
 def colour(place: int) -> str:
-    """Return the name of a run's colour. place: position of the run."""
+    """Return the name of a run's colour, which the page replaces by a value of its style sheet.
+
+    place: index of the run in the comparison, from 0.
+    """
     return f"@run-{place}"
 
 
 def comparison_charts(runs: Sequence[ComparedRun]) -> list[Chart]:
-    """Return the charts for which the runs have values."""
+    """Return the charts of a comparison. A chart is left out if no run has values for it."""
     drawn: list[Chart | None] = []
     for measure in update_measures(runs):
         points = [measure.points(run.updates) for run in runs]
@@ -77,7 +80,7 @@ def _curves(name: str, points: Sequence[Points], *, by_time: bool) -> Chart | No
 
 
 def _update_time(runs: Sequence[ComparedRun]) -> Chart | None:
-    """Return a chart with a bar for each part of the time of an update, and each run."""
+    """Return a bar chart of the mean seconds that each run spends on each part of an update; None if no run has an update."""
     parts = [update_seconds(run) for run in runs]
     names = [name for name in dict.fromkeys(name for each in parts for name in each) if any(p.get(name) for p in parts)]
     return _bars(
@@ -90,7 +93,7 @@ def _update_time(runs: Sequence[ComparedRun]) -> Chart | None:
 
 
 def _lags(runs: Sequence[ComparedRun]) -> Chart | None:
-    """Return a chart with the share of trained tokens of each lag, and each run."""
+    """Return a bar chart of the share of each run's trained tokens that has each lag; None if no run has trained tokens."""
     tokens = [{int(lag): count for lag, count in run.summary["staleness"].items()} for run in runs]
     lags = range(max((lag for each in tokens for lag in each), default=-1) + 1)
     shares = [[each.get(lag, 0) / max(1, sum(each.values())) for lag in lags] for each in tokens]
@@ -98,7 +101,7 @@ def _lags(runs: Sequence[ComparedRun]) -> Chart | None:
 
 
 def _bars(title: str, note: str, names: Sequence[str], heights: Sequence[Sequence[float]], form: str) -> Chart | None:
-    """Return a chart with a group of bars for each name, and in it a bar for each run; None without names."""
+    """Return a bar chart with a group of bars for each of `names`, and in a group one bar per run; None if `names` is empty."""
     if not names:
         return None
     data: list[Figure] = [

@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file that needs no network."""
+"""The HTML page of a comparison: one file that needs no network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _STYLE: Final = Path(__file__).with_suffix(".css")
 
 
 def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Write a page with the tables and charts of a comparison. The file is replaced atomically. Raises OSError if that fails."""
+    """Write an HTML page with the tables and charts of a comparison to `path`.
+
+    The file is replaced atomically. Raises OSError if it cannot be written, and ImportError if plotly is not installed.
+    """
     charts = comparison_charts(comparison.runs)
     names = [run.name for run in comparison.runs]
     title = " · ".join(names)
@@ -39,7 +42,7 @@ def write_comparison(path: Path, comparison: Comparison) -> None:
 
 
 def _table(names: Sequence[str], sections: Sequence[tuple[str, Sequence[ComparedRow]]]) -> str:
-    """Return a table with a column for each run. sections: title and rows of each."""
+    """Return an HTML table with a column for each run. sections: title and rows of each section."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = "".join(
         f"<tr><th><h2>{escape(title)}</h2></th>{heads}</tr>{''.join(map(_line, rows))}" for title, rows in sections

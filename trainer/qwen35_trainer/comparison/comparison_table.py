@@ -14,7 +14,11 @@ from qwen35_trainer.comparison.row import ComparedRow
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """Return the tables that `qwen35 compare` prints. "×" is the ratio to the first run."""
+    """Return the tables that `qwen35 compare` prints.
+
+    "×0.5" in a cell means that the value is half of the first run's. Ratios that differ from
+    1 by less than 0.5 % are not shown.
+    """
     names = [run.name for run in comparison.runs]
     settings, figures = _table("settings that differ", names), _table("", names)
     _add(settings, comparison.settings)

@@ -1,4 +1,7 @@
-"""The figures of whole runs: progress, the time of an update by its parts, speed, staleness, publications, memory and failures."""
+"""The figures of whole runs in a comparison.
+
+They cover progress, the time of an update by its parts, speed, staleness, publications, memory and failures.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,15 @@ from qwen35_trainer.formatting import count, duration, number, percent
 from qwen35_trainer.progress.records import TIME_PARTS
 
 _MIN_REMAINDER: Final = 0.01
-"""Share of the time of an update above which the time that belongs to no part is shown. Earlier releases recorded fewer parts."""
+"""Share of an update's time above which the time that belongs to no recorded part is shown.
+Earlier releases recorded fewer parts."""
 
 
 def figure_sections(runs: Sequence[ComparedRun]) -> list[RowSection]:
-    """Return the sections with figures of whole runs. Rows without a value in any run are left out."""
+    """Return the sections with figures of whole runs.
+
+    Rows in which no run has a value other than 0 are left out, and so are sections without rows.
+    """
     sections = [
         RowSection("progress", "Progress", with_values(_progress(runs))),
         RowSection("updateTime", "Time of an update", with_values(_update_time(runs))),
@@ -28,7 +35,10 @@ def figure_sections(runs: Sequence[ComparedRun]) -> list[RowSection]:
 
 
 def update_seconds(run: ComparedRun) -> dict[str, float]:
-    """Return the mean seconds of an update by part. Time that the run's release did not divide is the part "not divided"."""
+    """Return part of an update's time → mean seconds over all updates of a run; empty if the run has no update.
+
+    The part "not divided" is time that belongs to no recorded part. It is left out if it is at most 1 % of the whole.
+    """
     totals = run.fold.totals
     if not totals.updates:
         return {}

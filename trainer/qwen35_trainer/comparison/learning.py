@@ -1,8 +1,13 @@
-"""Compares how runs learn: reward, loss and held-out measures at the updates and at the times that all runs have reached.
+"""Compares how runs learn: by the reward (SFT: the loss) of updates, and by held-out measures of evaluations.
 
-by update   means over up to PARTS equal parts of the updates that all runs have; held-out measures after common evaluations
-by time     the same over parts of the time until the end of the shortest run; the latest evaluation before each part's end
-target      when each run first reached the best held-out value of the run whose best value is worst
+    by update   mean of the reward over each of up to PARTS equal parts of the updates that all runs have;
+                held-out measures after up to PARTS of the updates after which all runs were evaluated
+    by time     mean of the reward over each of PARTS equal parts of the time until the run that trained for the shortest time ended;
+                held-out measures of the latest evaluation before the end of each part
+    target      the update and the time at which each run first reached a target that all runs have reached: the best
+                held-out value of the run whose best value is worst
+
+These are plain means and values. No confidence interval and no statistical significance is computed.
 """
 
 from __future__ import annotations
@@ -21,39 +26,47 @@ from qwen35_trainer.progress.held_out import accuracy_is_meaningful, reward_is_m
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 
 PARTS: Final = 4
-"""Maximum number of rows for a measure by update, and by time."""
+"""Maximum number of rows for a measure in the section by update, and in the section by time."""
 
 
 @dataclass(frozen=True)
 class Measure[R: UpdateRecord | EvaluationRecord]:
-    """A number of each update, or of each evaluation."""
+    """A measure that is compared, such as the reward: a number for each update record or each evaluation record."""
 
     name: str
     value: Callable[[R], float | None]
+    """Returns the measure of a record; None if the record does not have it."""
     text: Callable[[float | None], str] = number
+    """Formats a value for a cell."""
     falls: bool = False
     """Whether smaller values are better."""
 
     def points(self, records: Iterable[R]) -> list[tuple[R, float]]:
-        """Return the records that have a finite value, each with it."""
+        """Return (record, value) for each record that has a finite value."""
         pairs = ((record, self.value(record)) for record in records)
         return [(record, value) for record, value in pairs if value is not None and math.isfinite(value)]
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The updates and the time that all runs have reached."""
+    """The range of updates that all runs have trained, and the range of time over which runs are compared."""
 
     first: int
+    """Number of the first update that all runs have."""
     last: int
+    """Number of the last update that all runs have. Below `first` if the runs have no common update."""
     start: float
-    """Time at which the first run began its first update, in seconds."""
+    """Earliest time at which a run began its first update, in seconds since its training first started."""
     seconds: float
-    """Time of the last update of the run that has trained for the shortest time."""
+    """Time of the last update of the run that has trained for the shortest time, in
+    seconds since its training first started."""
 
     @property
     def updates(self) -> list[tuple[int, int]]:
-        """Up to PARTS parts of the updates, each as its first and last update; none if the runs have no common updates."""
+        """Up to PARTS nearly equal parts of the common updates, each as (first, last) update.
+
+        Empty if the runs have no common update.
+        """
         length = self.last - self.first + 1
         parts = min(PARTS, max(0, length))
         edges = [self.first + length * part // parts for part in range(parts)] + [self.last + 1]
@@ -61,14 +74,17 @@ class Reach:
 
     @property
     def times(self) -> list[tuple[float, float]]:
-        """PARTS parts of the time in which updates train, each as its start and end in seconds; none if a run has no update."""
+        """PARTS equal parts of the compared time, each as (start, end) in seconds. Empty if a run has no update."""
         length = self.seconds - self.start
         ends = [self.start + length * part / PARTS for part in range(PARTS + 1)]
         return list(pairwise(ends)) if length > 0 else []
 
 
 def reach(runs: Sequence[ComparedRun]) -> Reach:
-    """Return what all runs have reached. Of a run without an update, that is nothing."""
+    """Return the updates that all runs have, and the time over which they are compared.
+
+    Both are empty if a run has no update.
+    """
     if any(not run.updates for run in runs):
         return Reach(1, 0, 0.0, 0.0)
     begun, ended = [run.updates[0] for run in runs], [run.updates[-1] for run in runs]
@@ -81,14 +97,18 @@ def reach(runs: Sequence[ComparedRun]) -> Reach:
 
 
 def update_measures(runs: Sequence[ComparedRun]) -> list[Measure[UpdateRecord]]:
-    """Return the measure of updates: the reward, or the loss if a run has no rewards (SFT)."""
+    """Return the only measure of updates that is compared: the reward, or the loss if a run has no rewards (SFT)."""
     loss = Measure[UpdateRecord]("loss", lambda update: update.loss, falls=True)
     rewards = [any(update.reward_mean is not None for update in run.updates) for run in runs if run.updates]
     return [Measure("reward", lambda update: update.reward_mean)] if all(rewards) else [loss]
 
 
 def evaluation_measures(runs: Sequence[ComparedRun]) -> list[Measure[EvaluationRecord]]:
-    """Return the measures of evaluations that say something about these runs."""
+    """Return the held-out measures to compare: accuracy, reward and loss, as far as any run has them.
+
+    Accuracy is left out if it is 0 in every evaluation and the reward is not. The reward is left
+    out if it always equals the accuracy.
+    """
     evaluations = [evaluation for run in runs for evaluation in run.evaluations]
     results = [(each.accuracy, each.reward_mean) for each in evaluations if each.loss is None]
     measures: list[Measure[EvaluationRecord]] = []
@@ -102,7 +122,7 @@ def evaluation_measures(runs: Sequence[ComparedRun]) -> list[Measure[EvaluationR
 
 
 def learning_sections(runs: Sequence[ComparedRun]) -> list[RowSection]:
-    """Return the sections of rows by update, by time, and for the target."""
+    """Return the sections "by update", "by time" and "until a common target". Sections without rows are left out."""
     common = reach(runs)
     seen = [run.within(common.last, common.seconds) for run in runs]
     updates, evaluations = [each for each, _ in seen], [each for _, each in seen]
@@ -163,14 +183,19 @@ def _until(points: _Evaluations, seconds: float) -> float | None:
 
 
 def _common(points: Sequence[_Evaluations]) -> list[int]:
-    """Return up to PARTS updates after which all runs were evaluated: the last one, and others at equal distances before it."""
+    """Return up to PARTS of the updates after which all runs were evaluated: the last one, and
+    others at equal distances in this list.
+    """
     after = sorted(set.intersection(*({evaluation.update for evaluation, _ in each} for each in points)))
     parts = min(PARTS, len(after))
     return [after[len(after) * (part + 1) // parts - 1] for part in range(parts)]
 
 
 def _target(measure: Measure[EvaluationRecord], points: Sequence[_Evaluations]) -> list[ComparedRow]:
-    """Return updates and time until each run reached what all runs reached; none if a run has no evaluation after an update."""
+    """Return the rows with the update and the time at which each run reached the best value that all runs have reached.
+
+    Returns no rows if a run has no evaluation after its first update.
+    """
     sign = -1.0 if measure.falls else 1.0
     bests = [max((sign * value for evaluation, value in each if evaluation.update), default=None) for each in points]
     if any(best is None for best in bests):

@@ -1,4 +1,4 @@
-"""A row of a comparison: one value for each run."""
+"""A row of a comparison: one value for each run, and its text."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ type RunValue = float | str | None
 """A number, a text, or None if the run does not have the value."""
 
 _EQUAL: Final = 0.005
-"""Relative difference below which no ratio is shown."""
+"""If a value differs from the first run's by less than this share, its ratio is not shown."""
 
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """The values of all runs, in the order of the runs."""
+    """A named row of a comparison, with one value per run in the order of the comparison."""
 
     name: str
     values: tuple[RunValue, ...]
     text: Callable[[float | None], str] = number
-    """Formats a number."""
+    """Formats a value that is a number."""
     ratios: bool = False
-    """Whether cells show the ratio to the first run."""
+    """Whether cells also show the ratio of the value to the first run's."""
 
     @property
     def cells(self) -> list[str]:
-        """The values as text, such as "12.5 s" and "6.1 s ×0.49"."""
+        """The values as text, such as "12.5 s" for the first run and "6.1 s ×0.49" for the second.
+
+        A ratio that differs from 1 by less than 0.5 % is not shown.
+        """
         return [self._cell(place, value) for place, value in enumerate(self.values)]
 
     def _cell(self, place: int, value: RunValue) -> str:
@@ -45,7 +48,7 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class RowSection:
-    """Rows under one title. key: its name in JSON."""
+    """Rows under one title. key: the section's name in the JSON output."""
 
     key: str
     title: str
@@ -53,10 +56,10 @@ class RowSection:
 
 
 def with_values(rows: list[ComparedRow]) -> tuple[ComparedRow, ...]:
-    """Return the rows in which some run has a value other than 0. A row of zeros says nothing."""
+    """Return the rows in which at least one run has a value other than 0."""
     return tuple(row for row in rows if any(row.values))
 
 
 def whole(value: float | None) -> str:
-    """Format a count: 1,234."""
+    """Format a number as a count without decimals, such as 1,234."""
     return count(None if value is None else int(value))

@@ -1,4 +1,8 @@
-"""Counts what a summary leaves out: how often a run started and repeated updates, what it lost, and its publications."""
+"""Counts events of a run that its summary does not contain.
+
+These are starts, failed attempts, repeated updates, lost replicas, publications, and pauses of
+training for a copy of the weights.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,34 @@ from qwen35_trainer.progress.records import FinishRecord, RunRecord, SpanRecord,
 
 @dataclass(slots=True)
 class RunEvents:
-    """Counts and seconds, added up record by record."""
+    """Counts and total seconds of the events of one run. `add` is called with each record of the run."""
 
     starts: int = 0
-    """Number of attempts that loaded the model. Loads that the timeline of a long run has joined count once."""
+    """Number of attempts that loaded the model. In a long run, the metrics file may join the loads of several
+    attempts into one span, which counts once."""
     failures: int = 0
-    """Number of attempts that ended with a record of their failure."""
+    """Number of attempts that recorded an end with the outcome Failed."""
     repeated: int = 0
-    """Number of updates that a later attempt repeated."""
+    """Number of updates that a later attempt trained again."""
     replicas_lost: int | None = None
-    """Number of replicas that were lost. None: the run's release did not record it."""
+    """Number of replicas that were lost. None: no update records it, because the run is SFT or of an earlier release."""
     publications: int = 0
-    """Number of updates since whose predecessor a publication ended."""
+    """Number of updates that record the end of a publication since the update before."""
     publishing: float = 0.0
-    """Seconds from the end of a copy of the weights until all replicas had loaded them, in all publications."""
+    """Total seconds of all publications, each from the end of the copy of the weights until all replicas had loaded them."""
     longest: float = 0.0
-    """The longest of these times."""
+    """Seconds of the longest publication, in the sense of `publishing`."""
     pauses: int = 0
-    """Number of updates before which training waited for a copy of the weights."""
+    """Number of updates before which training waited for a copy of the weights or for its probe."""
     paused: float = 0.0
-    """Seconds for which it waited."""
+    """Total seconds of the waits that `pauses` counts."""
 
     def add(self, record: RunRecord, *, repeated: bool) -> None:
-        """Add the next record. repeated: whether a later attempt repeated this update."""
+        """Count the next record of the run.
+
+        repeated: whether the record is an update or evaluation that a later attempt repeated. A repeated
+        update also counts in all other fields.
+        """
         match record:
             case SpanRecord(kind="load", lane="train-0"):
                 self.starts += 1

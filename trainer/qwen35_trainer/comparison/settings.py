@@ -1,4 +1,4 @@
-"""The fields of the manifest in which runs differ."""
+"""Finds the fields of the manifest in which runs differ."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from qwen35_trainer.manifest.training import TrainingSpec
 
 
 def differing_settings(specs: Sequence[TrainingSpec]) -> tuple[ComparedRow, ...]:
-    """Return a row for each field that not all specs set to the same value.
+    """Return a row for each field that not all specs set to the same value. A value is shown as text, "not set"
+    if a spec does not have the field.
 
-    Specs have all defaults. A field that an earlier release did not have counts with today's default.
+    Each spec includes all defaults. A field that an earlier release did not have counts with today's default.
     """
     flat = [dict(_fields("", spec.model_dump(mode="json", by_alias=True))) for spec in specs]
     paths = list(dict.fromkeys(path for fields in flat for path in fields))
@@ -26,7 +27,10 @@ def differing_settings(specs: Sequence[TrainingSpec]) -> tuple[ComparedRow, ...]
 
 
 def _fields(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield every field below a path with its value. Lists of sections have a number for each; fields that are not set are left out."""
+    """Yield (path, value) of every field below `path`. Fields that are None or an empty list are left out.
+
+    In a list of sections, the path of an item contains its index, such as rewards[0].
+    """
     if isinstance(value, Mapping):
         for key, inside in value.items():
             yield from _fields(f"{path}.{key}" if path else str(key), inside)

@@ -1,4 +1,4 @@
-"""The message in the ConfigMap `-control`: the operator's orders to the running attempt."""
+"""The message in the ConfigMap `<training>-control`: the operator's orders to the running attempt."""
 
 from typing import Annotated
 
@@ -29,15 +29,15 @@ class LiveSettings(ContractMessage):
 
 
 class Control(ContractMessage):
-    """The operator's current orders to the trainer. Each message replaces the previous one."""
+    """The operator's current orders to the trainer. A message contains all orders, and replaces the previous message."""
 
     attempt: Annotated[int, Field(ge=1)]
-    """The attempt that these orders are for; other attempts ignore them."""
+    """Number of the attempt that the orders are for. The trainer of any other attempt ignores the message."""
     stop: StopOrder | None = None
     rolloutNodes: Annotated[int, Field(ge=0)] = 0
     """Number of nodes that the rollout pool should have; 0: the number in the manifest."""
     leaving: Annotated[tuple[str, ...], Field(strict=False, max_length=1024)] = ()
-    """Pods that will be deleted: their replicas receive no more groups."""
+    """Names of the rollout pods that will be deleted. Replicas in these pods get no more sequences."""
     live: LiveSettings | None = None
 
 

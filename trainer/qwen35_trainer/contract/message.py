@@ -1,17 +1,18 @@
-"""Writes and parses the messages between operator and trainer, each the value of one key in a ConfigMap."""
+"""Serialises and parses the messages between operator and trainer. Each message is JSON text in one key of a ConfigMap."""
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 MAX_MESSAGE_BYTES = 256 * 1024
-"""Maximum length of a message in UTF-8; a longer one is refused. Operator and trainer write far shorter messages."""
+"""Maximum size of a message in UTF-8, in bytes. `parse` refuses a larger one. Operator and
+trainer write far smaller messages."""
 
 
 class ContractError(ValueError):
-    """A message cannot be read. str() of this error names the key of the ConfigMap and what is wrong."""
+    """Raised for a message that cannot be parsed. Its text names the key of the ConfigMap and what is wrong."""
 
 
 class ContractMessage(BaseModel):
-    """Base class of the messages, frozen and strict.
+    """Base class of the messages between operator and trainer: immutable, with strict types.
 
     Parsing ignores unknown keys, so that an older operator or trainer can read the messages of a newer one.
     """
@@ -19,14 +20,15 @@ class ContractMessage(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
     def text(self) -> str:
-        """Return the message as JSON."""
+        """Return the message as JSON text. Fields that are None are left out."""
         return self.model_dump_json(exclude_none=True)
 
 
 def parse[M: ContractMessage](kind: type[M], text: str | bytes, key: str) -> M:
     """Parse a message of class `kind` from JSON text.
 
-    text: as text, or in UTF-8. key: the ConfigMap's key, for errors. Raises ContractError if the text is not valid.
+    text: the JSON, as a string or as UTF-8 bytes. key: the key of the ConfigMap, which the text of an error names.
+    Raises ContractError if the text is larger than MAX_MESSAGE_BYTES or is not a valid message.
     """
     encoded = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
     if len(encoded) > MAX_MESSAGE_BYTES:

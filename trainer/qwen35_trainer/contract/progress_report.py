@@ -1,4 +1,4 @@
-"""The message in the ConfigMap `-progress`: the trainer's latest report about an attempt."""
+"""The message in the ConfigMap `<training>-progress`: the trainer's latest report about an attempt."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ ReportedSeconds = Annotated[float, Field(ge=0)]
 
 
 class CheckpointReport(ContractMessage):
-    """A complete checkpoint, or a complete export, as the trainer reports it to the operator."""
+    """A complete checkpoint or a complete export, as the trainer reports it to the operator."""
 
     uri: Annotated[str, Field(min_length=1, max_length=2048)]
     update: ReportedCount
@@ -24,14 +24,17 @@ class CheckpointReport(ContractMessage):
 
 
 class ReplicaReport(ContractMessage):
-    """The pods and the idle share of one rollout replica, by which the operator chooses the nodes to remove first."""
+    """The pods of one rollout replica, and its idle share.
+
+    When the pool shrinks, the operator first removes the pods of the replicas with the largest idle share.
+    """
 
     pods: Annotated[tuple[str, ...], Field(strict=False, max_length=64)]
     idle: ReportedShare
 
 
 class ProgressReport(ContractMessage):
-    """A report of the trainer about one attempt. Times are Unix times of the driver's clock."""
+    """The trainer's report about one attempt. Times are Unix times of the driver's clock, in seconds."""
 
     attempt: Annotated[int, Field(ge=1)]
     """Number of the attempt that reports. A report with another number describes an earlier attempt and is ignored."""
@@ -45,17 +48,19 @@ class ProgressReport(ContractMessage):
     None: no order has arrived.
     """
     reason: Annotated[str, Field(max_length=128)] | None = None
-    """Why the attempt failed: the value of a `FailureReason`, possibly one that the reader's release does not have.
+    """Why the attempt failed: the value of a `FailureReason`. A reader of an older release may not know the value.
 
-    None: it has not failed.
+    None: the attempt has not failed.
     """
     message: Annotated[str, Field(max_length=4096)] = ""
-    """Explanation, for people, of how the attempt ended; empty while it runs."""
+    """Explanation, for people, of how the attempt ended. Empty while the attempt runs."""
     head: Annotated[str, Field(max_length=253)] | None = None
-    """The driver's pod; None outside a pod. When another head pod replaces it, the driver has ended."""
+    """Name of the driver's pod; None outside Kubernetes. If the training has a head pod of
+    another name, the driver has ended."""
     cluster: Annotated[str, Field(max_length=253)] | None = None
-    """The RayCluster in which the driver runs; None outside a RayCluster. An attempt gets another RayCluster each time its
-    queue admits it again, and reports from an earlier one describe what an eviction has ended."""
+    """Name of the RayCluster in which the driver runs; None outside a RayCluster. An attempt gets another
+    RayCluster each time its queue admits it again. A report with the name of an earlier RayCluster describes a
+    driver that an eviction has ended."""
     phase: Annotated[str, Field(max_length=256)] = ""
     """Activity of the driver, such as "loading the model" or "training"."""
     update: ReportedCount = 0
@@ -64,7 +69,7 @@ class ProgressReport(ContractMessage):
     versionTime: ReportedSeconds | None = None
     """Unix time of the latest publication of weights; None until this attempt has published."""
     versionSeconds: ReportedSeconds | None = None
-    """Median seconds between the latest versions; None until three versions exist."""
+    """Median seconds between the latest versions of the weights; None until three versions exist."""
     prompts: ReportedCount = 0
     samples: ReportedCount = 0
     tokens: ReportedCount = 0
@@ -74,7 +79,8 @@ class ProgressReport(ContractMessage):
     accuracy: ReportedShare | None = None
     """Share, 0 to 1, of the held-out responses in the latest evaluation to which every reward gave at least 1.
 
-    None before the first evaluation, in SFT, and if it is 0 although the mean reward is not (graded rewards).
+    None before the first evaluation, and in mode SFT. With graded rewards also None as long as the share
+    is 0 while the mean reward is not.
     """
     heldOutReward: float | None = None
     """Mean reward of the held-out responses in the latest evaluation. None if it equals `accuracy`, before the first
@@ -86,7 +92,8 @@ class ProgressReport(ContractMessage):
     tokensPerSecond: Annotated[float, Field(ge=0)] | None = None
     checkpoint: CheckpointReport | None = None
     export: CheckpointReport | None = None
-    """The newest checkpoint that was exported, and the path of its Hugging Face folder. None: no export has completed."""
+    """The newest export: `uri` is the path of the Hugging Face folder, and `update` is the number of the exported
+    checkpoint's update. None: no export has completed."""
     replicas: Annotated[tuple[ReplicaReport, ...], Field(strict=False, max_length=1024)] = ()
 
 

@@ -1,12 +1,13 @@
-"""Computes backoffs: waits that grow with each failure.
+"""Computes exponential backoffs: waits that grow with each failure.
 
-Operator and trainer wait in this way before they repeat a request, and the operator before the next attempt of a training.
+Operator and trainer wait for a backoff before they repeat a request, and the operator also
+before the next attempt of a training.
 """
 
 
 def backoff_seconds(failures: int, *, first: float, maximum: float) -> float:
-    """Return the seconds to wait after `failures` failures in a row.
+    """Return the seconds to wait after `failures` failures in a row, without jitter.
 
-    It is `first` after one failure, and doubles with each further one up to `maximum`.
+    The wait is `first` after one failure, and doubles with each further failure up to `maximum`.
     """
     return min(first * 2.0 ** min(max(failures - 1, 0), 32), maximum)

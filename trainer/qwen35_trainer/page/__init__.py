@@ -1,7 +1,7 @@
-"""Pages of charts: one HTML file that needs no network and follows the reader's light or dark mode.
+"""Builds HTML pages of charts: each is one file that needs no network and follows the reader's light or dark mode.
 
-A figure is a plotly figure as plain data. Its colours are names such as "@bound", which the page replaces by the values of
-the active style sheet.
+A figure is a plotly figure as plain data. A colour in it is a name such as "@bound", which the page replaces by
+a value of the active style sheet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _PAGE: Final = Path(__file__).with_name("page.html")
 
 
 def render_page(title: str, *, style: str, body: str, figures: Mapping[str, Figure]) -> str:
-    """Return the HTML of a whole page. Each figure is drawn where `body` contains its `figure_card`."""
+    """Return the HTML of a whole page with plotly's script inside.
+
+    title: plain text. style: CSS. body: HTML; each figure is drawn at the place of its `figure_card`. figures: name →
+    figure. Raises ImportError if plotly is not installed.
+    """
     from plotly.offline import get_plotlyjs  # a second to import
 
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(
@@ -32,9 +36,10 @@ def render_page(title: str, *, style: str, body: str, figures: Mapping[str, Figu
 
 
 def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = "") -> str:
-    """Return the HTML of a card in which the page draws the figure `name`, with a title and a caption.
+    """Return the HTML of a card with a title and a caption, in which the page draws the figure `name`.
 
-    note: the caption. size: a class of the caller's style sheet. key: HTML that is appended to the caption.
+    title, note: plain text of the title and of the caption. size: a class of the page's style sheet. key: HTML, such as
+    a legend, that is appended to the caption.
     """
     return (
         f'<figure class="{size}"><figcaption><h2>{escape(title)}</h2><span>{escape(note)}</span>{key}</figcaption>'
@@ -43,7 +48,8 @@ def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = 
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page atomically: the file is always complete or absent. Several processes may write the same page.
+    """Write a page atomically, so that the file is always complete or absent. Several
+    processes may write the same path.
 
     Raises OSError if the page cannot be written.
     """
