@@ -1,12 +1,13 @@
 """Bytes of the activations that a backward pass needs, and of the temporaries that exist with them.
 
-Each term is a tensor that autograd saves in the layer's code (`models/qwen3_5/`), per token: D hidden, c bytes of a number in the
-model's precision, 4 of float32. Without fused kernels ("Torch", on a CPU) the delta rule keeps matrices of positions against positions
-within a chunk, and norms keep their normalised inputs.
+Each term is a tensor that autograd saves in the layer's code (`models/qwen3_5/`). A number has c bytes in the model's
+precision, and 4 in float32. With the kernels "Torch", on CPUs and NPUs, the delta rule keeps matrices (positions ×
+positions of a chunk), and norms keep their normalised inputs.
 
     full attention   q, k, v, output, softmax statistics: flash attention keeps no matrix of positions (arXiv:2205.14135)
     delta rule       chunks of 64 positions (arXiv:2412.06464); flash-linear-attention keeps q, k, v, the gates and one matrix per chunk
-    recomputation    the input of every layer, and all activations of the layer whose backward pass runs (arXiv:1604.06174)
+    recomputation    the input of every layer, and all activations of the layer whose backward pass runs (activation
+                     checkpointing, arXiv:1604.06174)
 """
 
 from __future__ import annotations
@@ -18,35 +19,45 @@ from qwen35_trainer.catalog.model_sizes import ModelSizes
 
 Kernels = Literal["Fused", "Torch"]
 CHUNK_POSITIONS: Final = 64
-"""Positions of a chunk of the delta rule: `delta_rule.CHUNK_POSITIONS`, and flash-linear-attention's."""
+"""Number of positions in a chunk of the delta rule, in `delta_rule.CHUNK_POSITIONS` and in flash-linear-attention."""
 
 
 @dataclass(frozen=True)
 class Computation:
-    """The numbers that decide the size of activations, in addition to the model's sizes."""
+    """What decides the bytes of a micro-batch's activations on one rank, in addition to the model's sizes."""
 
     width: int
     """Bytes of a number in the model's precision: 2 for bfloat16, 4 for float32."""
     kernels: Kernels
+    """"Fused": Triton kernels and flash attention. "Torch": torch's operations."""
     tokens: float
-    """Tokens of a micro-batch on this rank, with padding."""
+    """Number of tokens of the micro-batch that this rank holds, with padding."""
     length: float
-    """Positions of each of its sequences that this rank holds, with padding."""
+    """Number of positions of a sequence over which attention and the delta rule run, with padding. Context parallelism
+    does not divide it: in these layers a rank has all positions of some heads."""
     tensor: int = 1
-    """Tensor-parallel ranks that divide heads and channels. With sequence parallelism they also divide what is between matrix products."""
+    """Number of tensor-parallel ranks that divide heads and channels inside a layer. 1 if `tokens` is already
+    divided by them (sequence parallelism)."""
     context: int = 1
-    """Ranks that share each sequence. They exchange tokens for heads in attention, so that all terms are divided by it: `tokens` is."""
+    """Number of context-parallel ranks. The functions here do not divide by it, because `tokens` is already divided."""
     matrices: bool = False
-    """Whether full attention keeps matrices of positions against positions, as megatron-core's own attention without Transformer Engine."""
+    """Whether full attention keeps its score matrices (positions × positions) for the backward pass, as megatron-core's
+    own attention does. Transformer Engine and flash attention keep none."""
 
 
 def _norm(width: int, channels: float, groups: float, kernels: Kernels) -> float:
-    """Return the bytes of a norm in float32 without its output: the input, 1 / RMS, and unfused the normalised input."""
+    """Return the bytes per token that an RMS norm in float32 saves, without its output.
+
+    channels: numbers per token. groups: number of RMS values per token. The norm saves its input and 1 / RMS; torch's
+    operations also save the normalised input.
+    """
     return (8 if kernels == "Torch" else 4) * channels + 4 * groups
 
 
 def full_attention(shape: ModelSizes, computation: Computation) -> float:
-    """Return the bytes of the attention of a layer with full attention, without its norm."""
+    """Return the bytes of activations that the attention of a full-attention layer saves,
+    without the layer's norm before it.
+    """
     c, kernels, parts = computation.width, computation.kernels, computation.tensor
     query, key = shape.query / parts, shape.key_value / parts
     heads, key_heads = shape.heads / parts, shape.kv_heads / parts
@@ -62,7 +73,7 @@ def full_attention(shape: ModelSizes, computation: Computation) -> float:
 
 
 def linear_attention(shape: ModelSizes, computation: Computation) -> float:
-    """Return the bytes of a Gated DeltaNet, without the norm before it."""
+    """Return the bytes of activations that a Gated DeltaNet saves, without the layer's norm before it."""
     c, parts = computation.width, computation.tensor
     heads, values = shape.linear_value_heads / parts, shape.linear_values / parts
     mixed = (2 * shape.linear_keys + shape.linear_values) / parts
@@ -84,7 +95,9 @@ def linear_attention(shape: ModelSizes, computation: Computation) -> float:
 
 
 def feed_forward(shape: ModelSizes, computation: Computation) -> float:
-    """Return the bytes of an MLP, or of the experts of a layer, without the norm before it."""
+    """Return the bytes of activations that the MLP of a layer saves, or its router and
+    experts, without the norm before them.
+    """
     c, parts, hidden = computation.width, computation.tensor, shape.hidden
     if not shape.experts:
         return computation.tokens * 4 * c * shape.intermediate / parts
@@ -96,7 +109,10 @@ def feed_forward(shape: ModelSizes, computation: Computation) -> float:
 
 
 def layer(shape: ModelSizes, computation: Computation, *, linear: bool) -> float:
-    """Return the bytes that the backward pass of a decoder layer needs. linear: whether it is a Gated DeltaNet layer."""
+    """Return the bytes of activations that a decoder layer saves for its backward pass.
+
+    linear: whether the layer is a Gated DeltaNet layer; otherwise it has full attention.
+    """
     c, hidden = computation.width, shape.hidden
     norms = 2 * (_norm(c, hidden, 1, computation.kernels) + c * hidden)
     mixer = linear_attention if linear else full_attention
@@ -104,13 +120,15 @@ def layer(shape: ModelSizes, computation: Computation, *, linear: bool) -> float
 
 
 def largest_layer(shape: ModelSizes, computation: Computation) -> float:
-    """Return the bytes of the layer that needs most."""
+    """Return the bytes of activations of the largest decoder layer: a full-attention or a Gated DeltaNet layer."""
     kinds = ({True} if shape.linear_layers else set()) | ({False} if shape.full_layers else set())
     return max(layer(shape, computation, linear=kind) for kind in kinds)
 
 
 def backward_temporaries(shape: ModelSizes, computation: Computation) -> float:
-    """Return the bytes of gradients while the backward pass of a layer begins, when all of its activations still exist."""
+    """Return the bytes of gradients at the beginning of a layer's backward pass, when all
+    activations of the layer still exist.
+    """
     c, parts = computation.width, computation.tensor
     width = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate / parts
     inner = (shape.intermediate / parts) if not shape.experts else width
@@ -118,9 +136,11 @@ def backward_temporaries(shape: ModelSizes, computation: Computation) -> float:
 
 
 def stack(shape: ModelSizes, computation: Computation, layers: int, full_layers: int, *, recompute: bool) -> float:
-    """Return the bytes of `layers` decoder layers of which `full_layers` have full attention, for one micro-batch.
+    """Return the bytes of activations and temporaries of `layers` decoder layers at the peak of their
+    backward pass, for one micro-batch.
 
-    recompute: whether the backward pass computes each layer again.
+    full_layers: number of the layers that have full attention. recompute: whether the backward pass computes each layer
+    again from its saved input (activation checkpointing).
     """
     temporaries = backward_temporaries(shape, computation)
     if recompute:

@@ -1,26 +1,33 @@
-"""Numbers that neither a manifest nor a data sheet contains, each with its source. Measure them where you can: `--from RUN`."""
+"""Assumed constants of a plan that neither a manifest nor a data sheet contains, each with its source.
+
+`qwen35 plan --from RUN` uses times measured in an earlier run instead of those computed with these constants.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 DENSE_UTILISATION: Final = 0.30
-"""Share of the peak operations that training of a dense model reaches. Fitted on the rows of Llama 3.1 8B in NeMo RL 0.4 and 0.5
-(docs/about/performance-summary.md: 97.7, 92.8, 74.6 and 64.8 s). Pre-training reaches 0.38 to 0.43 (arXiv:2407.21783, table 4)."""
+"""Share of the peak operations per second that training of a dense model reaches. It was fitted on the rows of Llama
+3.1 8B in NeMo RL 0.4 and 0.5 (docs/about/performance-summary.md: 97.7, 92.8, 74.6 and 64.8 s). Pre-training reaches
+0.38 to 0.43 (arXiv:2407.21783, table 4)."""
 EXPERT_UTILISATION: Final = 0.18
-"""The same with experts: pre-training of six mixtures of experts on H100 reaches 0.243 in the mean (NeMo AutoModel,
-docs/performance-summary.md, 2025-10-02: 216, 250, 189, 277, 279 and 231 of 989 TFLOP/s), times the ratio of reinforcement learning to
-pre-training of dense models, 0.30 / 0.40."""
+"""Share of the peak operations per second that training of a mixture of experts reaches. It is the mean of pre-training
+six such models on H100, 0.243 (NeMo AutoModel, docs/performance-summary.md, 2025-10-02: 216, 250, 189, 277, 279 and 231
+of 989 TFLOP/s), times the ratio of reinforcement learning to pre-training for dense models, 0.30 / 0.40."""
 PREFILL_UTILISATION: Final = 0.5
-"""Share of the peak operations of a prefill and of the products of large decode steps. An assumption, as in `qwen35 simulate`."""
+"""Share of the peak operations per second that prefill reaches, and a decode step whose matrix products are limited by
+computation. An assumption, as in `qwen35 simulate`."""
 BANDWIDTH_SHARE: Final = 0.6
-"""Share of the memory's bandwidth that a decode step reaches: 0.6 of an H100's (Databricks, "LLM Inference Performance Engineering: Best
-Practices", 2023, model bandwidth utilisation)."""
+"""Share of the memory bandwidth that a decode step reaches: 0.6 on an H100 (Databricks, "LLM Inference Performance
+Engineering: Best Practices", 2023, model bandwidth utilisation)."""
 STEP_SECONDS: Final = 0.005
-"""Time of a decode step in addition to the device's work: scheduling and sampling, which vLLM without asynchronous scheduling does not
-overlap. An assumption; vLLM's blog of 2024-09-05 measures 62 % of a step of Llama 8B outside the device before its overhaul."""
+"""Seconds of a decode step for scheduling and sampling, during which the device waits: vLLM without asynchronous
+scheduling does not overlap them. An assumption; vLLM's blog of 2024-09-05 measures that 62 % of a step of Llama 8B was
+spent outside the device before its overhaul."""
 SUM_SECONDS: Final = {"node": 15e-6, "network": 60e-6}
-"""Latency of a sum over tensor-parallel ranks of a decode step, within a node and across nodes. Assumptions; two sums for each layer."""
+"""Seconds of one all-reduce over the tensor-parallel ranks in a decode step, if the ranks are in one node ("node") or
+in several ("network"). Assumptions. Each layer has two all-reduces."""
 LINK_SHARE: Final = 0.8
 """Share of a link's bandwidth that large transfers reach. An assumption."""
 MEAN_LENGTH_SHARE: Final = 0.5

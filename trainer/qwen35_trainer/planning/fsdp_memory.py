@@ -1,12 +1,19 @@
 """The memory of a rank of the FSDP engine.
 
-    state       float32 weights, and AdamW's two moments, over the ranks of a copy of the model (ZeRO-3, arXiv:1910.02054, section 5)
-    gradients   float32, over the same ranks; they exist from the first backward pass of an update to its step
-    gathered    the outermost parameters (tables of tokens) from the forward pass to the end of the backward pass, and two
-                layers at a time: the one that computes, and the next one (torch.distributed.fsdp, `_fsdp_param_group.py`)
-    sums        a float32 copy of a unit's gradient on its way to the shards (`_fsdp_collectives.foreach_reduce`)
+Parameters, optimizer state and gradients are sharded over the ranks of a copy of the model
+(ZeRO-3, arXiv:1910.02054, section 5).
 
-Three moments compete: the head's backward pass, a layer's, and the sum of the outermost parameters' gradients at the end.
+    parameters        float32 master weights of what trains; frozen parameters in the model's precision
+    optimizer state   float32: two moments for each trained parameter with AdamW; with Muon one (it uses AdamW for what is not a matrix,
+                      whose second moments are not counted)
+    gradients         float32; they exist from the end of the first backward pass of an update to its optimizer step
+    gathered          all-gathered parameters: the outermost ones (tables of tokens) from the forward pass to the end of the
+                      backward pass, and two layers at a time, the one that computes and the next one
+                      (torch.distributed.fsdp, `_fsdp_param_group.py`); resharded after use
+    gradient sums     a float32 copy of a unit's gradient for the reduce-scatter (`_fsdp_collectives.foreach_reduce`)
+
+The peak is at one of four moments: the backward pass of the head, the backward pass of a layer, the reduce-scatter of
+the tables' gradients at the end of the backward pass, or the optimizer step.
 """
 
 from __future__ import annotations
@@ -28,12 +35,14 @@ class _Sizes:
     trained: float
     frozen: float
     outermost: float
-    """Of the unit that is gathered during the whole pass: tables of tokens, and what surrounds the tower's blocks."""
+    """Number of parameters of the outermost FSDP unit, which is gathered during the whole pass: the
+    tables of tokens and the last norm."""
     outermost_trained: float
+    """The part of `outermost` that trains."""
     layer: float
-    """Of the largest layer without its experts."""
+    """Number of parameters of the largest layer without its experts."""
     experts: float
-    """Of the experts of a layer; they are gathered separately."""
+    """Number of parameters of the experts of that layer, which are gathered separately."""
     all: float
 
     @classmethod
@@ -71,7 +80,10 @@ class _Sizes:
 
 
 def adapter_parameters(shape: ModelSizes, rank: int, targets: tuple[str, ...]) -> int:
-    """Return the number of parameters of adapters of `rank` on the linear layers with the names `targets`."""
+    """Return the number of parameters of all LoRA adapters.
+
+    rank: rank of the adapters. targets: names of the linear layers that have an adapter.
+    """
     gate = 2 if shape.output_gate else 1
     mixed = 2 * shape.linear_keys + shape.linear_values
     width = shape.intermediate or shape.shared_intermediate
@@ -91,7 +103,11 @@ def adapter_parameters(shape: ModelSizes, rank: int, targets: tuple[str, ...]) -
 
 
 def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pictures: bool) -> RankMemory:
-    """Return the memory of a rank. pictures: whether the data contain pictures; without them the tower does not train."""
+    """Return the memory of a rank of the FSDP engine, at its peak and between two updates.
+
+    pictures: whether the data contain pictures. Without pictures the vision tower does not train, so it has
+    no gradients and no optimizer state.
+    """
     train, width = spec.train, 2 if spec.model.precision == "BF16" else 4
     sizes, ranks = _Sizes.of(shape, spec, pictures=pictures), spec.world_size // spec.train.parallelism.copies
     micro = MicroBatchSize.of(spec)

@@ -1,11 +1,13 @@
 """Seconds in which the rollout pool generates the responses of one update.
 
-    a decode step of n sequences    weights that it reads + n · (keys, values and states that a sequence reads) at the memory's bandwidth,
-                                    or the operations of n tokens, whichever takes longer; scheduling; sums over tensor-parallel ranks
-    experts                         n tokens with k of E experts each touch E · (1 - (1 - k / E)^n) experts in the mean
+    decode step   of a replica with n sequences: reading the weights from memory, or the operations of n tokens, whichever takes longer;
+                  reading the keys, values and states of n sequences; scheduling; all-reduces over tensor-parallel ranks
+    experts       with E experts of which each token uses k, a step of n tokens reads E · (1 - (1 - k / E)^n) experts in the mean
 
-Ahead of training (FullyAsync), slots are always taken: an update takes its tokens divided by the pool's rate. In turns with it (Colocated),
-an update ends with its longest response: the steps of that one, and the work of all tokens.
+In mode FullyAsync, generation runs ahead of training, so all slots that the window can fill are taken: an update takes
+its number of tokens divided by the rate of the pool. In mode Colocated, generation and training take turns. Generation
+for an update then ends with the longest response: it takes the fixed part of a decode step for each token of that
+response, and the part per sequence for each token of all responses.
 """
 
 from __future__ import annotations
@@ -21,20 +23,24 @@ from qwen35_trainer.planning.assumptions import BANDWIDTH_SHARE, PREFILL_UTILISA
 
 @dataclass(frozen=True)
 class GenerationTime:
-    """Seconds for one update."""
+    """The time in which the rollout pool generates the responses of one update."""
 
     sequences: float
-    """Sequences that a replica decodes at a time."""
+    """Number of sequences that a replica decodes at a time. 0 if the time was measured."""
     step: float
-    """Seconds of a decode step of that many sequences."""
+    """Seconds of a decode step with `sequences` sequences. 0 if the time was measured."""
     prefill: float
+    """Seconds of prefill of the prompts. 0 if the time was measured."""
     seconds: float
-    """All seconds: prefill and decode steps."""
+    """Seconds of prefill and decode steps together."""
 
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """The time of a decode step: `base` + n · `per_sequence`, the two numbers of `qwen35 simulate --decode`."""
+    """The duration of a decode step with n sequences: `base` + n · `per_sequence` seconds.
+
+    The option `qwen35 simulate --decode` takes the same two numbers.
+    """
 
     base: float
     per_sequence: float
@@ -43,7 +49,11 @@ class DecodeStep:
     def of(
         cls, shape: ModelSizes, devices: int, per_node: int, device: Device, sequences: float, context: float
     ) -> DecodeStep:
-        """Return the step of a replica of `devices` devices around `sequences` sequences with `context` positions each."""
+        """Return the duration of a decode step of one replica, which is valid for about `sequences` sequences.
+
+        devices: number of devices of the replica. per_node: number of devices of a node. device: the kind of device.
+        context: mean number of earlier positions of a sequence.
+        """
         bandwidth = device.bandwidth * BANDWIDTH_SHARE
         text = parameters.text(shape)
         touched = 1.0
@@ -68,10 +78,10 @@ def generation_time(
     fitting: int,
     prompt: float | None = None,
 ) -> GenerationTime:
-    """Return the time of the responses of an update.
+    """Return the time in which the rollout pool generates the responses of one update.
 
-    mean: tokens of a response in the mean. fitting: sequences of the maximum length whose cache fits a replica. prompt: tokens of a
-    prompt in the mean; None: the maximum.
+    mean: mean tokens of a response. fitting: number of sequences of the maximum length whose cache fits in a replica.
+    prompt: mean tokens of a prompt; None: data.maxPromptTokens.
     """
     pool, data = spec.rollout, spec.data
     assert pool is not None

@@ -1,4 +1,7 @@
-"""Bytes of the output layer's logits: those of a bounded number of rows exist at a time."""
+"""Bytes of logits and gradients during the backward pass of the output layer (the head).
+
+A micro-batch has one row of logits for each response token. Engines compute the logits of a chunk of rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,22 @@ from typing import Final
 from qwen35_trainer.planning.activations import Kernels
 
 CHUNK_LOGITS: Final = 2**27
-"""Maximum number of logits at a time: `models/qwen3_5/head.py`."""
+"""Maximum number of logits in a chunk, as in `models/qwen3_5/head.py`."""
 
 
 def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kernels) -> float:
-    """Return the bytes during the backward pass of the FSDP engine's head: logits, their gradient, and that of the weight.
+    """Return the bytes that exist during the backward pass of the FSDP engine's head, in addition to the hidden states.
 
-    scored: number of rows of the micro-batch. width: bytes of a number in the model's precision. Without fused kernels
-    the log-probabilities and the probabilities are float32 tables in addition to the gradient (`head_passes.py`); the kernels
-    overwrite the product (`head_kernels.py`). The weight's gradient is summed in float32 over several chunks.
+        kernels   bytes per logit of a chunk
+        Torch     4 + 4 + width: log-probabilities and probabilities in float32 (`head_passes.py`), and the gradient of the logits
+        Fused     width + width: the chunk that the forward pass has kept, which autograd frees only after the backward pass, and the
+                  chunk that is computed again; the kernels overwrite a chunk by its gradient (`head_kernels.py`)
+
+    The gradient of the weight (vocabulary × hidden) has `width` bytes per number, and another 4 bytes for a
+    float32 sum if there are several chunks. With one chunk, Fused needs only half of the bytes counted here,
+    because nothing is computed again.
+
+    scored: number of rows of the micro-batch. width: bytes of a number in the model's precision.
     """
     rows = min(scored, CHUNK_LOGITS // vocabulary)
     one_chunk = scored <= CHUNK_LOGITS // vocabulary
@@ -24,9 +34,12 @@ def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kerne
 
 
 def megatron(vocabulary: int, tensor: int, scored: float) -> float:
-    """Return the bytes of the Megatron engine's head on the last stage (`vocabulary_parallel.py`): six float32 tables.
+    """Return the bytes of logits and gradients during the backward pass of the Megatron engine's head,
+    which is on the last pipeline stage.
 
-    Two are kept for the backward pass, in which four gradients exist, too.
+    tensor: number of tensor-parallel ranks, which divide the vocabulary. scored: number of rows of the micro-batch.
+    A chunk has six float32 tensors of the size of its logits: autograd saves two (`vocabulary_parallel.py`), and
+    the backward pass has four gradients.
     """
     part = -(-vocabulary // tensor)
     return min(scored, CHUNK_LOGITS // part) * part * 24

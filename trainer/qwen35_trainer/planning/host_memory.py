@@ -1,10 +1,11 @@
-"""The memory of a pod: what its processes hold in the host, and what lies in /dev/shm.
+"""The memory of a pod: what its processes hold in host memory, and what is in /dev/shm.
 
-train pod      offloaded state; the published copy of each rank's shard: two versions, of which one is read while the next is
-               written (`weights/segment.py`)
-rollout pod    each replica holds a whole version while it loads it, with RDMA two, from which others read (`weights/relay.py`)
-/dev/shm       Ray's object store: the parts of a version that the ranks of the pod have put there, and a batch; with the transport
-               RDMA or Folder only the batch
+train pod      offloaded state; two versions of each rank's shard of the published weights: one is read while the next
+               one is written (`weights/segment.py`)
+rollout pod    a whole version for each replica while the replica loads it; with RDMA two, from which other replicas read
+               (`weights/relay.py`)
+/dev/shm       Ray's object store: a batch; with the transports Auto and ObjectStore also the published shards of a train pod
+               in place of its processes, and one bucket for each replica of a rollout pod
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from qwen35_trainer.planning import parameters
 
 Pool = Literal["train", "rollout"]
 DEVICE_PROCESS_BYTES = 4 * 2**30
-"""Assumed for a process that has imported torch and opened an accelerator, in addition to what is listed here: its libraries, context and pinned
-buffers."""
+"""Assumed bytes of a process that has imported torch and opened an accelerator: its libraries, context and pinned
+buffers. Tensors are counted separately."""
 CPU_PROCESS_BYTES = 1.2 * 2**30
-"""The same on a CPU: a worker takes 1.3 GB (docs/models.md)."""
+"""Assumed bytes of a process that has imported torch on a CPU, without tensors: a worker takes 1.3 GB (docs/models.md)."""
 BUCKET_BYTES = 256 * 2**20
-"""Bytes of a version that a replica fetches at a time, at most: `weights/shard_streams.py`."""
+"""Maximum bytes of a version that a replica fetches at a time (`weights/shard_streams.py`)."""
 TOKEN_BYTES = 4 + 4 + 1
-"""Bytes of a response token of a batch: its id, its log-prob, and whether it trains."""
+"""Bytes of a response token in a batch: its id, its log-prob, and whether it trains."""
 
 
 @dataclass(frozen=True)
 class PodMemory:
-    """Bytes of a pod of a pool."""
+    """The memory that a pod of one pool needs, in bytes."""
 
     pool: Pool
     processes: float
+    """Assumed bytes of the processes themselves, without tensors."""
     tensors: float
-    """Offloaded state of ranks; on a CPU all tensors of ranks and replicas."""
+    """Offloaded state of train ranks; on a CPU, all tensors of ranks and replicas."""
     staging: float
     """Published versions in the memory of processes."""
     shared: float
@@ -43,12 +45,16 @@ class PodMemory:
 
     @property
     def total(self) -> float:
-        """All bytes that count towards the pod's limit."""
+        """Sum of all parts: the bytes that count towards the pod's memory limit."""
         return self.processes + self.tensors + self.staging + self.shared
 
 
 def version_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
-    """Return the bytes of a published version: bfloat16, or the adapters alone with LoRA."""
+    """Return the bytes of a published version: all weights in the model's precision, or only
+    the adapters in float32 with LoRA.
+
+    The Megatron engine publishes no vision tower.
+    """
     from qwen35_trainer.planning.fsdp_memory import adapter_parameters
 
     if (lora := spec.train.lora) is not None:
@@ -59,7 +65,7 @@ def version_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
 
 
 def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory:
-    """Return the memory of a pod of the train pool. tensors: bytes of each rank in the host."""
+    """Return the memory of a pod of the train pool. tensors: bytes of tensors that one rank has in host memory."""
     devices, version = spec.accelerator.devicesPerNode, version_bytes(shape, spec)
     staged = 0.0 if spec.mode == "SFT" else 2 * version * devices / spec.world_size
     in_store = _uses_object_store(spec)
@@ -74,7 +80,10 @@ def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemor
 
 
 def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory | None:
-    """Return the memory of a pod of the rollout pool; None without one. tensors: bytes of each device's process in the host."""
+    """Return the memory of a pod of the rollout pool; None if the training has no rollout pool.
+
+    tensors: bytes of tensors in host memory for each device of the pod.
+    """
     if spec.rollout is None:
         return None
     devices, version = spec.accelerator.devicesPerNode, version_bytes(shape, spec)
@@ -95,7 +104,11 @@ def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMem
 def colocated_pod(
     shape: ModelSizes, spec: TrainingSpec, train: PodMemory, rollout: PodMemory, parked: float
 ) -> PodMemory:
-    """Return the memory of a pod whose ranks and replicas take turns. parked: bytes of a rank's tensors between two updates."""
+    """Return the memory of a pod in mode Colocated, where train ranks and replicas take turns on the devices.
+
+    train, rollout: the memory of the ranks and of the replicas in the pod. parked: bytes of a rank's tensors that are
+    moved from its device to host memory while the replicas generate.
+    """
     staging, shared = train.staging + rollout.staging, train.shared + rollout.shared
     if spec.train.nodes == 1 and spec.publication.transport in ("Auto", "SharedMemory"):
         staging, shared = 2 * version_bytes(shape, spec), _batch_bytes(spec)

@@ -1,4 +1,4 @@
-"""Finds the sizes of a manifest's model without its files: of a random model, or of the catalog."""
+"""Finds the sizes of a manifest's model without reading the model's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from qwen35_trainer.manifest.model import ModelSpec
 
 
 def known_sizes(model: ModelSpec) -> ModelSizes | None:
-    """Return the sizes of a model with random weights, or those of the catalog by its name; None if it is not in the catalog."""
+    """Return the sizes of a model: of a random model from its manifest, of any other
+    model from the catalog by its name.
+
+    Returns None if the catalog does not have the model.
+    """
     if (random := model.source.random) is None:
         return find(model.name)
     # One token for each character, three for the chat template, and four for pictures (data/tokenizer.py).

@@ -1,8 +1,10 @@
-"""The speeds of an earlier run, from its own records. They hold for the same model on the same kind of devices.
+"""The mean speeds of an earlier run, computed from its records.
 
-training      device-seconds for each trained token
-generation    tokens per second of a rollout device; a pool that waited for the trainer could have been faster
-publication   seconds of the copy, and of the way to the replicas, for the sizes that the run had
+They hold for the same model on the same kind of devices.
+
+    training      device-seconds for each trained token
+    generation    tokens per second of a rollout device; a pool that waited for the trainer could have been faster
+    publication   seconds of the copy, and of the transfer to the replicas, which are not scaled to other sizes
 """
 
 from __future__ import annotations
@@ -18,26 +20,33 @@ from qwen35_trainer.progress.records import UpdateRecord
 
 
 class NothingMeasured(ValueError):
-    """The records of a run have no update that trained."""
+    """Raised if a run has no update that trained tokens."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Speeds of a run."""
+    """The mean speeds of an earlier run."""
 
     updates: int
+    """Number of updates over which the means are taken."""
     device_seconds_per_token: float
-    """Seconds of one train device for each trained token, with everything that an update computes."""
+    """Seconds of one train device for each trained token, over all passes that an update computes."""
     response: float | None
-    """Tokens of a response in the mean; None in SFT."""
+    """Mean tokens of a response; None in SFT."""
     tokens_per_device_second: float | None
     """Tokens that a rollout device generates per second; None in SFT."""
     copy: float
+    """Mean seconds for which training waited for the copy of a publication; 0 without publications."""
     publish: float
+    """Mean seconds from the end of the copy until all replicas had loaded the version; 0 without publications."""
 
     @classmethod
     def of(cls, records: Iterable[UpdateRecord], spec: TrainingSpec) -> MeasuredRun:
-        """Return the speeds of the updates of a run with this spec. Raises NothingMeasured without an update that trained."""
+        """Return the mean speeds of a run.
+
+        records: the update records of the run. spec: the spec of the run. Raises
+        NothingMeasured if no update trained tokens.
+        """
         trained = [record for record in records if record.tokens > 0]
         tokens = sum(record.tokens + record.masked_tokens for record in trained)
         seconds = sum(record.seconds_training for record in trained)
@@ -57,12 +66,20 @@ class MeasuredRun:
         )
 
     def training(self, spec: TrainingSpec, response: float) -> TrainTime:
-        """Return the time of an update whose samples have `response` tokens in the mean."""
+        """Return the time to train one update of another training, on the same kind of devices.
+
+        spec: the spec of the other training. response: mean tokens of its responses. The number of
+        passes is not known and given as 0.
+        """
         tokens = spec.samples_per_update * response
         return TrainTime(0.0, self.device_seconds_per_token * tokens / spec.world_size, 0.0)
 
     def generation(self, spec: TrainingSpec, response: float) -> GenerationTime | None:
-        """Return the time of the responses of an update; None if the run generated nothing."""
+        """Return the time in which the rollout pool of another training generates the responses of one update.
+
+        spec: the spec of the other training. response: mean tokens of its responses. Returns None if the measured run
+        generated nothing, or the other training has no rollout pool.
+        """
         if not self.tokens_per_device_second or not spec.rollout_devices:
             return None
         rate = self.tokens_per_device_second * spec.rollout_devices
@@ -70,7 +87,7 @@ class MeasuredRun:
 
     @property
     def publication(self) -> PublicationTime:
-        """The time of a publication."""
+        """The measured time of a publication. The time to load is part of its `transfer`."""
         return PublicationTime(self.copy, self.publish, 0.0)
 
 

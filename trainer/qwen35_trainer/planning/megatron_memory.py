@@ -1,10 +1,14 @@
 """The memory of a rank of the Megatron engine.
 
-parameters   in the model's precision: this stage's layers, matrices divided over tensor-parallel ranks, experts over expert ranks
-gradients    float32 buffers of all of them, allocated once (megatron-core, `DistributedDataParallelConfig.grad_reduce_in_fp32`)
-optimizer    float32 weights (in bfloat16 training) and two moments, over the ranks with the same parameters (ZeRO-1,
-             arXiv:1910.02054, section 5; megatron-core, docs "distributed optimizer": 6 + 12 / d bytes per parameter)
-activations  of as many micro-batches as the stage has begun: the first of P stages has P (1F1B, arXiv:2104.04473, section 2.2)
+parameters        in the model's precision: those of this pipeline stage, with matrices divided over tensor-parallel ranks and
+                  experts over expert-parallel ranks
+gradients         float32 buffers of all these parameters, allocated once
+                  (megatron-core, `DistributedDataParallelConfig.grad_reduce_in_fp32`)
+optimizer state   two float32 moments, and float32 master weights if the model is in bfloat16, sharded over the ranks with the same
+                  parameters (ZeRO-1, arXiv:1910.02054, section 5; megatron-core, docs "distributed optimizer":
+                  6 + 12 / d bytes per parameter with d data-parallel ranks)
+activations       those of all micro-batches that the stage has begun and not ended: with P stages, the first stage has
+                  P of them (1F1B, arXiv:2104.04473, section 2.2)
 """
 
 from __future__ import annotations
@@ -23,18 +27,23 @@ from qwen35_trainer.planning.train_memory import RankMemory, TrainMemory, larges
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage."""
+    """A pipeline stage: consecutive decoder layers, and the embedding or the output layer at an end of the model."""
 
     first: int
+    """Index of the stage's first layer in the model, from 0."""
     layers: int
+    """Number of decoder layers of the stage."""
     is_first: bool
     is_last: bool
     begun: int
-    """Micro-batches whose activations it holds at most."""
+    """Maximum number of micro-batches whose activations the stage holds at a time."""
 
 
 def stages(layers: int, count: int) -> list[Stage]:
-    """Return the stages of a model, with the numbers of layers that the engine gives them (`megatron/layout.py`)."""
+    """Return the pipeline stages of a model. The layers are divided as in the engine (`engines/megatron/layout.py`).
+
+    layers: number of decoder layers of the model. count: number of stages.
+    """
     if layers % count == 0:
         sizes = [layers // count] * count
     elif count == 2:
@@ -53,7 +62,7 @@ def stages(layers: int, count: int) -> list[Stage]:
 
 
 def stage_parameters(shape: ModelSizes, stage: Stage) -> Parameters:
-    """Return the parameters of a stage, before tensor and expert ranks divide them."""
+    """Return the numbers of parameters of a stage, before tensor-parallel and expert-parallel ranks divide them."""
     held = parameters.layers(shape, stage.first, stage.layers)
     if stage.is_first:
         held += parameters.embedding(shape)
@@ -65,10 +74,10 @@ def stage_parameters(shape: ModelSizes, stage: Stage) -> Parameters:
 
 
 def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_cpu: bool = False) -> RankMemory:
-    """Return the memory of a rank of the stage that needs most.
+    """Return the memory of a rank of the Megatron engine, on the pipeline stage that needs most at its peak.
 
-    on_cpu: whether the rank runs without an accelerator. Attention then keeps matrices of positions, as without Transformer Engine, and
-    gloo's reduce-scatter copies the buffer of gradients.
+    on_cpu: whether the rank runs without an accelerator. Attention then keeps its score matrices, as it does without
+    Transformer Engine, and gloo's reduce-scatter copies the buffer of gradients.
     """
     cut = spec.train.parallelism
     ranks = [_stage_memory(shape, spec, stage, kernels, on_cpu=on_cpu) for stage in stages(shape.layers, cut.pipeline)]
@@ -114,5 +123,5 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
 
 
 def _on_rank(held: Parameters, cut: ParallelismSpec) -> tuple[float, float]:
-    """Return the numbers of dense parameters and of experts' parameters on a rank."""
+    """Return (dense parameters, experts' parameters) of a stage on one rank."""
     return held.divided / cut.tensor + held.repeated, held.experts / (cut.expert * cut.expertTensor)

@@ -1,4 +1,7 @@
-"""Plans the memory of a training, and says what its devices cannot hold. Pure, and below a millisecond: the operator uses it too."""
+"""Plans the memory of a training, and reports what its devices cannot hold.
+
+The module is pure, and a plan takes less than a millisecond: the operator also computes it.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,34 @@ from qwen35_trainer.planning.rollout_memory import ReplicaMemory, replica_memory
 from qwen35_trainer.planning.train_memory import RankMemory
 
 DEVICE_RESERVE = 0.08
-"""Share of a device that a plan leaves free: libraries, communication buffers, and what the allocator cannot use. An assumption."""
+"""Share of a device's memory that a plan leaves free for libraries, communication buffers, and memory that the
+allocator cannot use. An assumption."""
 GIB = float(1 << 30)
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of a train rank, of a replica, and of the pods of each pool."""
+    """The memory of a train rank, of a replica, and of a pod of each pool."""
 
     device: DeviceName | None
-    """None: a CPU, whose tensors are in the pod's memory."""
+    """The kind of device. None: a CPU, whose tensors are in the pod's memory."""
     device_memory: float
     """Bytes that a device has; infinity for a CPU."""
     train: RankMemory
     replica: ReplicaMemory | None
     """None: the mode is SFT."""
     pods: tuple[PodMemory, ...]
+    """One pod of each pool. In mode Colocated, a single pod with ranks and replicas."""
 
 
 def memory_plan(
     shape: ModelSizes, spec: TrainingSpec, device: DeviceName | None, *, pictures: bool = False
 ) -> MemoryPlan:
-    """Plan the memory of a training. pictures: whether the data contain pictures, so that the vision tower trains."""
+    """Return the memory that a training needs.
+
+    device: the kind of device; None: a CPU. pictures: whether the data contain
+    pictures, so that the vision tower trains.
+    """
     on_cpu = device is None
     memory = float("inf") if device is None else DEVICES[device].memory
     fused = device is not None and DEVICES[device].profile == "NVIDIA"
@@ -56,7 +65,9 @@ def memory_plan(
 
 
 def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield what the devices cannot hold, with a fix for each."""
+    """Yield a problem, with a fix, if a train rank does not fit on its device, and if a
+    replica cannot hold a single sequence.
+    """
     limit = plan.device_memory * (1 - DEVICE_RESERVE)
     needed = plan.train.device.total
     if needed > limit:
@@ -76,7 +87,7 @@ def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def gib(size: float) -> str:
-    """Format bytes as GiB."""
+    """Format a number of bytes as GiB with one decimal, such as "1.5 GiB"."""
     return f"{size / GIB:,.1f} GiB"
 
 

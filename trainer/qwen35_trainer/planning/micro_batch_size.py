@@ -1,4 +1,4 @@
-"""The largest micro-batch of a manifest."""
+"""The size of the largest micro-batch of a manifest."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from qwen35_trainer.manifest.training import TrainingSpec
 
 @dataclass(frozen=True)
 class MicroBatchSize:
-    """The largest micro-batch that a data-parallel rank computes, if its sequences are as long as the manifest allows."""
+    """The largest micro-batch of a data-parallel rank, if all sequences have the maximum length of the manifest."""
 
     tokens: float
-    """Tokens with padding, of all ranks that share the sequences."""
+    """Number of tokens, with padding, on all context-parallel ranks together."""
     length: float
+    """Number of tokens of one sequence."""
     scored: float
-    """Tokens whose logits are computed."""
+    """Number of tokens whose logits are computed: those of responses."""
     count: int
-    """Micro-batches of an update."""
+    """Number of micro-batches that the rank computes in an update."""
 
     @classmethod
     def of(cls, spec: TrainingSpec) -> MicroBatchSize:

@@ -1,4 +1,7 @@
-"""Decides how much memory the operator requests for a pod: the profile's, or more where the plan of the training needs it."""
+"""Decides how much memory the operator requests for a pod.
+
+The request is the memory of the device profile, or more if the plan of the training needs more.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,24 @@ from qwen35_trainer.planning.host_memory import PodMemory
 from qwen35_trainer.planning.memory_plan import GIB, gib
 
 HOST_RESERVE = 0.1
-"""Share of a planned pod that is left free: plans are within 10 % of the tensors that live (docs/planning.md)."""
+"""Share of the requested memory that planned bytes leave free, because a plan may be up to 10 % below the bytes of
+living tensors (docs/planning.md)."""
 
 
 @dataclass(frozen=True)
 class PodRequest:
-    """Memory of a pod in GiB, and the part of it that /dev/shm may take."""
+    """The memory requested for a pod, in GiB, and the part of it that /dev/shm may take."""
 
     memory_gib: int
     shm_gib: int
 
 
 def planned_request(pod: PodMemory, profile: PodRequest) -> PodRequest:
-    """Return the memory to request for a pod. profile: the device profile's, which is the minimum.
+    """Return the memory to request for a pod, at least that of `profile`.
 
-    The plan's sum contains what lies in /dev/shm, so it is not added again. /dev/shm keeps its share of the memory, because Ray sizes
-    its object store by the memory and moves it to a disk if /dev/shm is smaller.
+    pod: the planned memory; its total includes /dev/shm. profile: the request of the device profile. /dev/shm gets the
+    same share of the memory as in `profile`, or more if the plan needs more: Ray sizes its object store by the pod's
+    memory, and moves it to a disk if /dev/shm is smaller.
     """
     memory = max(profile.memory_gib, _whole(pod.total))
     share = math.ceil(memory * profile.shm_gib / profile.memory_gib)
@@ -34,7 +39,7 @@ def planned_request(pod: PodMemory, profile: PodRequest) -> PodRequest:
 
 
 def request_misfits(pod: PodMemory, request: PodRequest) -> Iterator[Problem]:
-    """Yield what a pod needs and does not get, with a fix for each."""
+    """Yield a problem, with a fix, if the pod needs more memory than `request` has, and if it needs more of /dev/shm."""
     place = f"spec.pods.{pod.pool}"
     if pod.total > request.memory_gib * GIB:
         yield Problem(

@@ -1,9 +1,9 @@
-"""Seconds of a publication: the copy that blocks the trainer, the way to the replicas, and the copy to their devices.
+"""Seconds of a publication, in three steps.
 
-copy      a rank's share of the version to its host
-transfer  the busiest sender or receiver: train nodes send a whole version to every replica, unless replicas serve each other (RDMA,
-          `weights/relay.py`: as many replicas as the train ranks can feed together, then twice as many with each wave)
-load      a device's part of the version from its host, between two decode steps
+copy       each train rank copies its shard of the version to its host; training waits
+transfer   train nodes send a whole version to every replica. With RDMA, replicas serve each other (`weights/relay.py`): first as
+           many as the train ranks can feed together, then twice as many with each wave. The busiest sender or receiver decides
+load       each device of a replica copies its part of the version from its host, between two decode steps
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from qwen35_trainer.planning.host_memory import version_bytes
 
 @dataclass(frozen=True)
 class PublicationTime:
-    """Seconds of a publication."""
+    """The time of one publication of weights, in seconds."""
 
     copy: float
+    """Seconds in which each train rank copies its shard to its host. Training waits."""
     transfer: float
+    """Seconds in which the version gets from the train nodes to all replicas. Training and generation continue."""
     load: float
+    """Seconds in which a replica copies the version from its host to its devices. The replica does not decode."""
 
 
 def publication_time(shape: ModelSizes, spec: TrainingSpec, device: Device) -> PublicationTime | None:
-    """Return the time of a publication; None without replicas."""
+    """Return the time of one publication of weights; None if the training has no rollout pool."""
     if spec.rollout is None:
         return None
     version, pool = version_bytes(shape, spec), spec.rollout

@@ -1,4 +1,7 @@
-"""Plans what a training needs, how long an update takes, and what does not fit. Pure: manifest and sizes in, plan out."""
+"""Plans what a training needs, how long an update takes, and what does not fit.
+
+The module is pure: it computes a plan from a manifest and the sizes of a model.
+"""
 
 from __future__ import annotations
 
@@ -28,39 +31,41 @@ class Inputs:
 
     shape: ModelSizes
     device: DeviceName | None
-    """None: a CPU, whose memory is that of the pod, and whose time is not planned."""
+    """The kind of device. None: a CPU, whose tensors are in the pod's memory, and whose time is not planned."""
     mean: float | None
-    """Tokens of a response in the mean; None: a share of the maximum."""
+    """Mean tokens of a response. None: that of `measured`, otherwise MEAN_LENGTH_SHARE of the maximum."""
     pictures: bool
     """Whether the data contain pictures."""
     profile: PodRequest
-    """Memory of a pod by the device profile."""
+    """The memory request of the device profile for a pod."""
     prompt: float | None = None
-    """Tokens of a prompt in the mean; None: the maximum."""
+    """Mean tokens of a prompt; None: data.maxPromptTokens."""
     measured: MeasuredRun | None = None
-    """Times of an earlier run, instead of computed ones."""
+    """Speeds of an earlier run, from which times are computed. None: times are computed from the device's data sheet."""
 
 
 @dataclass(frozen=True)
 class ResourcePlan:
-    """The answer of `qwen35 plan`."""
+    """The result of `qwen35 plan --resources`: memory, requests of pods, times, and what does not fit."""
 
     memory: MemoryPlan
     requests: Mapping[Pool, PodRequest]
-    """Pool → what the operator requests for each of its pods, without changes in spec.pods."""
+    """Pool → what the operator requests for each pod of the pool, before spec.pods changes it."""
     parameters: int
     """Number of parameters of the model, with its vision tower."""
     active: int
-    """Number of parameters that a token is multiplied by."""
+    """Number of parameters that multiply a token."""
     mean: float
+    """Mean tokens of a response with which the times were computed."""
     time: UpdateTime | None
+    """The time of an update. None on a CPU without a measured run."""
     measured: bool
-    """Whether times are those of an earlier run."""
+    """Whether the times come from the records of an earlier run."""
     misfits: tuple[Problem, ...]
 
 
 def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
-    """Plan a training."""
+    """Return the memory, pod requests and times of a training, and a problem for everything that does not fit."""
     shape = inputs.shape
     memory = memory_plan(shape, spec, inputs.device, pictures=inputs.pictures)
     requests = {pod.pool: inputs.profile for pod in memory.pods}

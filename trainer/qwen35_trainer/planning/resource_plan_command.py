@@ -1,4 +1,4 @@
-"""Reads what `qwen35 plan` needs: the manifest, config.json, the data's picture fields, and the records of an earlier run."""
+"""Reads what `qwen35 plan` needs: the manifest, config.json of the model, and the records of an earlier run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from qwen35_trainer.progress.records import UpdateRecord
 
 
 class PlanRefused(Exception):
-    """The options of the command, or what they name, cannot be used. The message has all problems, one a line."""
+    """Raised if options of `qwen35 plan` cannot be used. The message has one line for each problem."""
 
 
 class ModelUnknown(PlanRefused):
-    """The sizes of the model are neither in the catalog nor in a config.json on this machine."""
+    """Raised if the sizes of the model are not known.
+
+    The model is not in the catalog, and no readable config.json of a supported model is on this machine.
+    """
 
 
 def planned(
@@ -37,11 +40,11 @@ def planned(
     run: Path | None = None,
     pictures: bool = False,
 ) -> ResourcePlan:
-    """Plan the training of a manifest.
+    """Return the resource plan of the training in a manifest.
 
-    changes: values of --set. device: a name of the catalog; None: the default of the manifest's profile. run: folder of an earlier run
-    whose speeds are used. pictures: whether the data contain pictures. Raises ManifestError, ModelUnknown, or PlanRefused with
-    every problem of the options.
+    changes: values of --set. device: name of a device in the catalog; None: the default of the manifest's profile.
+    mean: mean tokens of a response. run: folder of an earlier run whose speeds are used. pictures: whether the data
+    contain pictures. Raises ManifestError, ModelUnknown, or PlanRefused with every problem of the options.
     """
     manifest = load_manifest(file, list(changes))
     spec, problems = manifest.spec, list[str]()
@@ -70,7 +73,9 @@ def _device(spec: TrainingSpec, name: str | None, problems: list[str]) -> Device
 
 
 def _shape(manifest: Manifest, base: Path) -> ModelSizes:
-    """Return the sizes of the model: of its config.json if the folder is here, otherwise of the catalog."""
+    """Return the sizes of the model from its config.json if the file is on this machine,
+    otherwise from the manifest or the catalog.
+    """
     model = manifest.spec.model
     if model.source.path is not None and (config := base / model.source.path / "config.json").is_file():
         try:
@@ -106,7 +111,7 @@ def _measured(run: Path, spec: TrainingSpec, problems: list[str]) -> MeasuredRun
 
 
 def _profile(spec: TrainingSpec) -> PodRequest:
-    """Return the memory that the device profile gives a pod of a pool."""
+    """Return the memory that the device profile requests for a pod."""
     from qwen35_operator.device_profiles import PROFILES
 
     share, devices = PROFILES[spec.accelerator.profile].per_device, spec.accelerator.devicesPerNode

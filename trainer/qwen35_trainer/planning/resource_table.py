@@ -20,7 +20,10 @@ from qwen35_trainer.planning.update_time import UpdateTime
 
 
 def resource_table(plan: ResourcePlan) -> RenderableType:
-    """Return the tables that `qwen35 plan` prints: memory of a train rank, of a replica and of pods, times, and what does not fit."""
+    """Return the tables that `qwen35 plan` prints.
+
+    They show the memory of a train rank, of a replica and of pods, the times, and what does not fit.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("memory of a device")
     table.add_column("GiB", justify="right")
@@ -102,7 +105,10 @@ def _misfits(plan: ResourcePlan) -> list[RenderableType]:
 
 
 def resource_json(plan: ResourcePlan) -> dict[str, Any]:
-    """Return the data that `qwen35 plan --json` prints: bytes and seconds. None stands for a number that is not known."""
+    """Return the data that `qwen35 plan --json` prints under the key `resources`.
+
+    Memory is in bytes and time in seconds, unless a key ends in GiB. None stands for a number that is not known.
+    """
     memory, replica = plan.memory, plan.memory.replica
     return {
         "device": memory.device,

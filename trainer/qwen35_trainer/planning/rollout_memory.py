@@ -1,13 +1,14 @@
 """The memory of a device of a rollout replica: weights, and what each sequence keeps.
 
-    weights        in bfloat16; matrices, experts and tables divided over the replica's devices (`weights/qwen3_5_divisions.py`)
-    keys, values   2 · 2 bytes · heads · channels for each token and layer with full attention; at least one head on each device
-    states         a Gated DeltaNet keeps a float32 matrix for each head and its last inputs, whatever the length of the sequence;
-                   vLLM keeps a second one for its prefix cache
-    workspace      logits of a step in float32, and the activations of its tokens
+    weights        in bfloat16, with the Torch engine in the model's precision; matrices, experts and tables are divided over
+                   the replica's devices (`weights/qwen3_5_divisions.py`)
+    keys, values   2 tensors of heads · channels numbers for each token and full-attention layer; each device has at least one head
+    states         a Gated DeltaNet layer keeps a float32 matrix for each head, and its last inputs, whatever the length of the
+                   sequence; vLLM keeps them twice for its prefix cache
+    workspace      logits of a step in float32, and the activations of the step's tokens
 
-vLLM takes `rollout.memoryFraction` of the device; what weights and workspace leave is for sequences, and others wait. The Torch
-engine reserves the maximum length for every slot.
+vLLM takes `rollout.memoryFraction` of the device. Sequences get what weights and workspace leave, and further sequences
+wait. The Torch engine reserves the maximum length for every slot.
 """
 
 from __future__ import annotations
@@ -20,41 +21,41 @@ from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import parameters
 
 BATCHED_TOKENS = 8192
-"""vLLM's default for tokens of a step on devices with at least 70 GiB (`EngineArgs.get_batch_defaults`)."""
+"""vLLM's default of the tokens in a step, on devices with at least 70 GiB (`EngineArgs.get_batch_defaults`)."""
 
 
 @dataclass(frozen=True)
 class ReplicaMemory:
-    """Bytes on one device of a replica."""
+    """The memory of one device of a replica, in bytes."""
 
     weights: float
     workspace: float
     per_sequence: float
-    """Of a sequence of the maximum length: keys, values and states."""
+    """Bytes of keys, values and states of a sequence of the maximum length."""
     fixed_per_sequence: float
-    """The part of it that does not depend on the length."""
+    """The part of `per_sequence` that does not depend on the length: the states."""
     slots: int
-    """Sequences that the manifest allows at a time."""
+    """Maximum number of sequences at a time: rollout.maxSequencesPerReplica."""
     available: float
     """Bytes that the engine may take; infinity if the device is not known."""
     reserves: bool
-    """Whether the engine reserves memory for all slots when it starts."""
+    """Whether the engine reserves the maximum length for all slots when it starts."""
 
     @property
     def for_sequences(self) -> float:
-        """Bytes that are left for sequences."""
+        """Bytes that weights and workspace leave for sequences; negative if these two do not fit."""
         return self.available - self.weights - self.workspace
 
     @property
     def fitting(self) -> int:
-        """Number of sequences of the maximum length that fit at a time, at most as many as there are slots."""
+        """Number of sequences of the maximum length that fit at a time, at most `slots`."""
         if math.isinf(self.for_sequences):
             return self.slots
         return max(0, min(self.slots, int(self.for_sequences // self.per_sequence)))
 
     @property
     def cache(self) -> float:
-        """Bytes that sequences take: of all slots, or of as many as fit."""
+        """Bytes of keys, values and states: for all slots if the engine reserves them, otherwise for the sequences that fit."""
         return self.per_sequence * (self.slots if self.reserves else self.fitting)
 
     @property
@@ -64,26 +65,38 @@ class ReplicaMemory:
 
 
 def rank_weights(shape: ModelSizes, devices: int, width: int) -> float:
-    """Return the bytes of the weights on one of `devices` devices. width: bytes of a number."""
+    """Return the bytes of weights on one device of a replica.
+
+    devices: number of devices of the replica. width: bytes of a number.
+    """
     text = parameters.text(shape)
     return width * ((text.divided + text.experts + parameters.vision(shape)) / devices + text.repeated)
 
 
 def cache_per_token(shape: ModelSizes, devices: int, width: float) -> float:
-    """Return the bytes of keys and values for each token on one device. width: bytes of a number."""
+    """Return the bytes of keys and values (KV cache) of one token on one device of a replica.
+
+    devices: number of devices of the replica. width: bytes of a number.
+    """
     heads = max(1.0, shape.kv_heads / devices)
     return 2 * width * heads * shape.head_dim * shape.full_layers
 
 
 def state(shape: ModelSizes, devices: int) -> float:
-    """Return the bytes of the states of one sequence on one device."""
+    """Return the bytes of the Gated DeltaNet states of one sequence on one device of a replica.
+
+    devices: number of devices of the replica.
+    """
     mixed = 2 * shape.linear_keys + shape.linear_values
     inputs = 2 * mixed * (shape.linear_filter - 1)
     return shape.linear_layers * (4 * shape.linear_values * shape.linear_key_dim + inputs) / devices
 
 
 def replica_memory(shape: ModelSizes, spec: TrainingSpec, device_memory: float) -> ReplicaMemory:
-    """Return the memory of a device of a replica of the pool. device_memory: bytes of the device."""
+    """Return the memory of one device of a replica outside the straggler lane.
+
+    device_memory: bytes of the device; infinity if it is not known. The spec must have a rollout pool.
+    """
     pool, data = spec.rollout, spec.data
     assert pool is not None
     devices, vllm = pool.tensorParallel, pool.engine == "VLLM"

@@ -1,4 +1,4 @@
-"""The memory of a train rank, by what it holds at the moment when it holds most."""
+"""The memory of a train rank at its peak, by use."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass, fields, replace
 
 @dataclass(frozen=True)
 class TrainMemory:
-    """Bytes that a train rank holds at one moment, on its device."""
+    """The bytes that a train rank holds on its device at one moment, by use."""
 
     parameters: float = 0.0
     gradients: float = 0.0
     optimizer: float = 0.0
+    """Optimizer state: moments, and with the Megatron engine the master weights."""
     reference: float = 0.0
-    """The frozen model of the KL term."""
+    """Parameters of the reference model of the KL term."""
     gathered: float = 0.0
-    """Parameters that FSDP has gathered, and its buffers for sums of gradients."""
+    """Parameters that FSDP has all-gathered, and its buffers for the reduce-scatter of gradients."""
     activations: float = 0.0
     head: float = 0.0
     """Logits and their gradients."""
@@ -26,23 +27,24 @@ class TrainMemory:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
     def with_parts(self, **parts: float) -> TrainMemory:
-        """Return the same memory with `parts` added."""
+        """Return the sum of this memory and `parts`, which are bytes by the name of a field."""
         return replace(self, **{name: getattr(self, name) + value for name, value in parts.items()})
 
 
 def largest(moments: dict[str, TrainMemory]) -> tuple[str, TrainMemory]:
-    """Return the moment with the most bytes, and its name."""
+    """Return the name and the memory of the moment with the most bytes. moments: name of a moment → memory."""
     return max(moments.items(), key=lambda moment: moment[1].total)
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The memory of a train rank: on its device at its peak, and in the host all the time."""
+    """The memory of a train rank: on its device at the peak and between updates, and in host memory."""
 
     peak: str
-    """The moment at which the device holds most."""
+    """Name of the moment at which the device holds most."""
     device: TrainMemory
+    """Memory on the device at the peak."""
     host: float
-    """Bytes of offloaded state in the host's memory, pinned."""
+    """Bytes of offloaded state in host memory, which is pinned on machines with an accelerator."""
     state: float
     """Bytes on the device between two updates."""

@@ -13,17 +13,22 @@ from qwen35_trainer.planning.assumptions import DENSE_UTILISATION, EXPERT_UTILIS
 
 @dataclass(frozen=True)
 class TrainTime:
-    """Seconds of one update, without waiting."""
+    """The time in which the train pool computes one update, without waiting for a batch."""
 
     passes: float
-    """Forward passes that the update costs: 1, 2 for the backward pass, 1 to recompute activations, 1 for each other policy."""
+    """Number of forward passes that cost as much as the update, as `forward_passes` counts them. 0 if the time was measured."""
     seconds: float
     bubble: float
     """Share of the time in which pipeline stages wait for each other."""
 
 
 def forward_passes(spec: TrainingSpec) -> float:
-    """Return the number of forward passes over the tokens of an update that its operations equal."""
+    """Return the number of forward passes that have as many operations as one update.
+
+    It is 1 for the forward pass and 2 for the backward pass, 1 more to recompute activations, 1 for the
+    reference model of a KL penalty, and 1 for the log-probs of the proximal policy, which a correction
+    needs if a batch has several updates.
+    """
     passes = 3.0 + (1.0 if spec.train.activationCheckpointing else 0.0)
     if spec.mode == "SFT":
         return passes
@@ -38,10 +43,11 @@ def forward_passes(spec: TrainingSpec) -> float:
 def train_time(
     shape: ModelSizes, spec: TrainingSpec, device: Device, tokens_per_sample: float, utilisation: float | None = None
 ) -> TrainTime:
-    """Return the time of an update whose samples have `tokens_per_sample` tokens of prompt and response in the mean.
+    """Return the time in which the train pool computes one update.
 
-    utilisation: share of the peak operations; None: the assumed one. Pipeline stages wait for (P - 1) of (m + P - 1) turns with m
-    micro-batches (1F1B, arXiv:2104.04473, section 2.2).
+    tokens_per_sample: mean tokens of a prompt and its response. utilisation: share of the device's peak operations per
+    second; None: the assumed one. With P pipeline stages and m micro-batches, a stage waits for (P - 1) / (m + P - 1)
+    of the time, the bubble (1F1B, arXiv:2104.04473, section 2.2).
     """
     share = utilisation or (EXPERT_UTILISATION if shape.experts else DENSE_UTILISATION)
     passes, samples = forward_passes(spec), spec.samples_per_update

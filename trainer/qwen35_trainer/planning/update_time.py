@@ -1,7 +1,8 @@
-"""Seconds of an update by part, and the part that it waits for.
+"""Seconds of an update by part, and the part that is the bottleneck.
 
-FullyAsync   training and generation run side by side: the longer of both
-Colocated    one after the other, with a publication between them
+FullyAsync   the longest of three that run at the same time: training and the copies of publications, generation and the
+             loading of versions, the transfer of versions
+Colocated    the sum of training, generation and publications, which follow each other
 SFT          training alone
 """
 
@@ -20,19 +21,26 @@ Bottleneck = Literal["training", "generation", "publication"]
 
 @dataclass(frozen=True)
 class UpdateTime:
-    """Seconds of an update."""
+    """The time of one update, and the times of its parts."""
 
     training: TrainTime
     generation: GenerationTime | None
+    """The time to generate the responses of the update; None in SFT."""
     publication: PublicationTime | None
+    """The time of one publication, which may serve several updates. None in SFT."""
     seconds: float
+    """Seconds from one update to the next."""
     bottleneck: Bottleneck
+    """The part that takes longest."""
 
 
 def update_time(
     spec: TrainingSpec, training: TrainTime, generation: GenerationTime | None, publication: PublicationTime | None
 ) -> UpdateTime:
-    """Return the time of an update from its parts."""
+    """Return the time of an update from the times of its parts.
+
+    generation, publication: None in SFT. A publication is divided over the updates between two publications.
+    """
     if generation is None or publication is None:
         return UpdateTime(training, None, None, training.seconds, "training")
     updates = spec.async_.updatesPerBatch * spec.batches_per_version
