@@ -1,1 +1,1 @@
-"""Facts that estimates need: shapes of published models, devices, and links between them, each with its source."""
+"""Facts that estimates need: sizes of published models, devices, and links between devices, each with its source."""

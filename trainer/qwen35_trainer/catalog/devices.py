@@ -1,7 +1,8 @@
 """Accelerators: memory and peak speeds of one device, with the source of each figure.
 
-Most sources are pages that quote data sheets; they were read on 2026-11-26. The figures for one die of the 910C are those that others cite
-from arXiv:2506.12708, of which only the abstract was read. Names of products in node labels are from memory.
+Most sources are pages that quote data sheets; they were read on 2026-11-26. Figures for one die of the Ascend 910C are
+quoted from pages that cite arXiv:2506.12708; of the paper itself only the abstract was read. Product names in node
+labels are from memory and were not checked on nodes.
 """
 
 from __future__ import annotations
@@ -15,28 +16,30 @@ from qwen35_trainer.manifest.accelerator import ProfileName
 DeviceName = Literal["H100", "H200", "H20", "A100", "B200", "B300", "Ascend-910B", "Ascend-910C"]
 
 GB: Final = 1e9
-"""Data sheets count memory and bandwidth in powers of ten."""
+"""Bytes of a gigabyte in data sheets, which count memory and bandwidth in powers of ten."""
 GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device, as a process sees it. An Ascend 910C has two dies, each of which is a device."""
+    """One accelerator device, as a process sees it. An Ascend 910C has two dies, each of which is a device."""
 
     profile: ProfileName
     memory: float
-    """Bytes that a process can allocate: the capacity that messages about missing memory report, which is less than the data sheet's."""
+    """Bytes that a process can allocate. It is the total capacity in PyTorch's out-of-memory messages,
+    which is less than in the data sheet."""
     flops: float
-    """Peak dense bfloat16 operations per second."""
+    """Peak dense bfloat16 floating-point operations per second."""
     bandwidth: float
-    """Peak bytes per second between memory and cores."""
+    """Peak bytes per second between the device's memory and its cores."""
     within_node: LinkName
     between_nodes: LinkName
     to_host: LinkName
     source: str
-    """Where the figures are from, and what was found there."""
+    """The source of the figures, and what it states."""
     product: str | None = None
-    """Value of the label nvidia.com/gpu.product of nodes with this device (NVIDIA's GPU feature discovery)."""
+    """Value of the node label nvidia.com/gpu.product for this device (NVIDIA's GPU feature
+    discovery); None for other vendors."""
 
 
 DEVICES: Final[dict[DeviceName, Device]] = {
@@ -89,10 +92,12 @@ DEVICES: Final[dict[DeviceName, Device]] = {
     ),
 }
 DEFAULT_DEVICES: Final[dict[ProfileName, DeviceName]] = {"NVIDIA": "H100", "Ascend": "Ascend-910B"}
-"""The device that is assumed for a profile when none is named: a manifest names the profile only."""
+"""Profile → the device that is assumed if the user names none. A manifest contains only the profile."""
 
 
 def largest_device(profile: ProfileName) -> DeviceName | None:
-    """Return the device of a profile with the most memory; None for a profile without devices."""
+    """Return the name of the device with the most memory among those of a profile; None for the
+    profile CPU, which has no devices.
+    """
     names = [name for name, device in DEVICES.items() if device.profile == profile]
     return max(names, key=lambda name: DEVICES[name].memory, default=None)

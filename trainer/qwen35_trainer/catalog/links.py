@@ -23,7 +23,7 @@ LinkName = Literal[
 
 @dataclass(frozen=True)
 class DeviceLink:
-    """The link of one device, with all others of its kind busy."""
+    """The link of one device, with the bandwidth that it has while all other devices use their links."""
 
     bandwidth: float
     """Peak bytes per second in one direction."""

@@ -1,4 +1,4 @@
-"""The sizes of a model's layers, as config.json has them."""
+"""The sizes of a model's layers, which config.json contains."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from qwen35_trainer.manifest.model import RandomModelSpec
 
 @dataclass(frozen=True)
 class VisionShape:
-    """Sizes of a vision tower."""
+    """The sizes of a vision tower."""
 
     depth: int
     hidden: int
     intermediate: int
     patch_values: int = 3 * 2 * 16 * 16
-    """Numbers of a patch: channels × frames × rows × columns."""
+    """Number of values in a patch: channels × frames × rows × columns."""
     positions: int = 2304
+    """Number of learned position embeddings."""
     merged_patches: int = 4
-    """Patches that become one token."""
+    """Number of patches that are merged into one token."""
 
     def parameters(self, out: int) -> int:
-        """Return the number of parameters. out: width of the text model."""
+        """Return the number of parameters of the vision tower. out: hidden size of the text model."""
         block = 4 * self.hidden**2 + 2 * self.hidden * self.intermediate
         vectors = 9 * self.hidden + self.intermediate  # biases and two layer norms
         merged = self.hidden * self.merged_patches
@@ -34,7 +35,7 @@ class VisionShape:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of a text model, and of its vision tower if it has one.
+    """The sizes of a text model, and of its vision tower if it has one.
 
     A Qwen3 model has full attention in every layer (`full_attention_interval` 1) and no output gate.
     """
@@ -46,12 +47,12 @@ class ModelSizes:
     head_dim: int
     vocabulary: int
     intermediate: int = 0
-    """Width of the dense MLP; 0 with experts."""
+    """Width of the dense MLP; 0 in a mixture of experts."""
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
     shared_intermediate: int = 0
-    """Width of the shared expert; 0 without one."""
+    """Width of the shared expert; 0 if the model has no shared expert."""
     full_attention_interval: int = 4
     output_gate: bool = True
     linear_key_heads: int = 16
@@ -64,37 +65,40 @@ class ModelSizes:
 
     @property
     def full_layers(self) -> int:
-        """Number of layers with full attention: the last of every `full_attention_interval` layers."""
+        """Number of layers with full attention. In every `full_attention_interval` consecutive layers it is the last one."""
         return self.layers // self.full_attention_interval
 
     @property
     def linear_layers(self) -> int:
-        """Number of Gated DeltaNet layers."""
+        """Number of layers with a Gated DeltaNet."""
         return self.layers - self.full_layers
 
     @property
     def linear_keys(self) -> int:
-        """Channels of all key heads of a Gated DeltaNet."""
+        """Width of the keys of a Gated DeltaNet: key heads × channels of a head. Queries have the same width."""
         return self.linear_key_heads * self.linear_key_dim
 
     @property
     def linear_values(self) -> int:
-        """Channels of all value heads of a Gated DeltaNet."""
+        """Width of the values of a Gated DeltaNet: value heads × channels of a head."""
         return self.linear_value_heads * self.linear_value_dim
 
     @property
     def query(self) -> int:
-        """Channels of all query heads of full attention."""
+        """Width of the queries of a full-attention layer: attention heads × channels of a head."""
         return self.heads * self.head_dim
 
     @property
     def key_value(self) -> int:
-        """Channels of all key heads of full attention, as many as of all value heads."""
+        """Width of the keys of a full-attention layer: key-value heads × channels of a head. Values have the same width."""
         return self.kv_heads * self.head_dim
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the shape that the contents of a config.json describe. Raises KeyError with the name of a missing key."""
+        """Return the sizes that a model's config.json describes.
+
+        config: the parsed file. Raises KeyError with the name of a missing key.
+        """
         text: Mapping[str, Any] = config.get("text_config", config)
         tower: Mapping[str, Any] | None = config.get("vision_config")
         linear = {
@@ -127,7 +131,7 @@ class ModelSizes:
 
     @classmethod
     def of_random(cls, random: RandomModelSpec, vocabulary: int) -> Self:
-        """Return the shape of a model with random weights. vocabulary: number of tokens of its tokenizer."""
+        """Return the sizes of a model with random weights. vocabulary: number of tokens of its tokenizer."""
         experts, vision = random.experts > 0, random.vision
         return cls(
             hidden=random.hiddenSize,

@@ -52,14 +52,20 @@ MODELS: Final[dict[str, ModelSizes]] = {
     "Qwen/Qwen3-32B": _qwen3(5120, 64, 64, 8, intermediate=25_600),
     "Qwen/Qwen3-235B-A22B": _qwen3(4096, 94, 64, 4, experts=128, experts_per_token=8, expert_intermediate=1536),
 }
-"""Name → sizes. Sources: config.json of each repository, and THUDM/slime, scripts/models, which has the same numbers.
+"""Name of a model → its sizes. Sources: config.json of each repository, and THUDM/slime,
+scripts/models, which has the same numbers.
 
-A test builds the transformers class of each Qwen3.5 model and compares its parameters with `parameter_counts.py`.
+A test builds the transformers class of each Qwen3.5 model and compares its number of
+parameters with `planning/parameters.py`.
 """
 
 
 def find(name: str) -> ModelSizes | None:
-    """Return the sizes of a published model by its name, also without the owner and with suffixes such as -Base."""
+    """Return the sizes of a published model; None if the catalog does not have it.
+
+    name: compared without its owner and without regard to case. A suffix such as -Base may
+    follow the model's name in the catalog.
+    """
     last = name.rsplit("/", 1)[-1].lower()
     matches = [key for key in MODELS if last.startswith(key.rsplit("/", 1)[-1].lower())]
     return MODELS[max(matches, key=len)] if matches else None

@@ -1,4 +1,4 @@
-"""The manifest: its fields, their defaults, and the checks across them."""
+"""The manifest of a training: its fields, their defaults, and the checks across fields."""
 
 from qwen35_trainer.manifest.accelerator import AcceleratorSpec
 from qwen35_trainer.manifest.algorithm import AlgorithmSpec, CorrectionSpec, KLSpec, LossSpec

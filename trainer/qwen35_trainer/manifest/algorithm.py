@@ -1,4 +1,4 @@
-"""spec.algorithm: from rewards to the loss."""
+"""spec.algorithm: the advantage, the policy loss, the KL penalty, and the off-policy correction."""
 
 from typing import Literal
 
@@ -159,13 +159,13 @@ class KLSpec(Section):
 
     @property
     def of_reward(self) -> tuple[float, KLEstimator]:
-        """The coefficient and the estimator of the penalty in the reward."""
+        """Coefficient and estimator of the penalty that is subtracted from the reward."""
         coefficient = self.coefficient if self.rewardCoefficient is None else self.rewardCoefficient
         return coefficient, self.rewardEstimator or self.estimator
 
     @property
     def first_adapted(self) -> float | None:
-        """The coefficient that adapts, before the first update; None if the coefficients are fixed."""
+        """Initial value of the coefficient that adapts; None if no coefficient adapts."""
         if self.adaptive is None or self.placement == "None":
             return None
         return self.of_reward[0] if self.in_reward else self.coefficient
@@ -292,11 +292,13 @@ class AlgorithmSpec(Section):
 
     @property
     def has_greedy_baseline(self) -> bool:
-        """Whether the last response of each group is greedy, and is the baseline of the others."""
+        """Whether the last response of each group is generated greedily, and its reward is
+        the baseline of the others (ReMax).
+        """
         return self.advantage == "ReMax"
 
     @property
     def own_functions(self) -> dict[str, str]:
-        """The user's functions (`module:name`), each under the path of its field below `spec.algorithm`."""
+        """Path of a field below `spec.algorithm` → the user's function that the field names, as `module:name`."""
         functions = {"loss.function": self.loss.function, "advantageFunction": self.advantageFunction}
         return {path: function for path, function in functions.items() if function is not None}

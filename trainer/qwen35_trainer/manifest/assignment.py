@@ -1,5 +1,6 @@
-"""Parses options such as `--set PATH=VALUE`: a path has dots between names and [0] for an item of a list; a value is
-YAML.
+"""Parses options such as `--set PATH=VALUE`.
+
+PATH consists of names with dots between them; an index such as [0] selects an item of a list. VALUE is YAML.
 """
 
 import re
@@ -11,7 +12,7 @@ from qwen35_trainer.manifest.document import parse_value
 from qwen35_trainer.manifest.fields import Segment
 
 SEGMENT: Final = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
-"""Pattern of one part of a path: a name, and the indices after it, as in `rewards[0]`."""
+"""Pattern of one part of a path: a name and the indices after the name, as in `rewards[0]`."""
 
 
 class AssignmentError(ValueError):
@@ -23,7 +24,7 @@ class AssignmentError(ValueError):
 
 
 def split_assignment(text: str) -> tuple[str, str]:
-    """Split `PATH=VALUE` into path and value. Raises AssignmentError if there is no value."""
+    """Split `PATH=VALUE` into path and value. Raises AssignmentError if the text has no equals sign."""
     path, equals, value = text.partition("=")
     if not equals:
         raise AssignmentError("has no value.", f"Write {text}=VALUE.")
@@ -31,7 +32,7 @@ def split_assignment(text: str) -> tuple[str, str]:
 
 
 def read_value(text: str) -> object:
-    """Parse a value. Raises AssignmentError if it is not YAML."""
+    """Parse the value of an assignment as YAML. Raises AssignmentError if it is not valid YAML."""
     try:
         return parse_value(text)
     except yaml.YAMLError:
@@ -39,14 +40,14 @@ def read_value(text: str) -> object:
 
 
 def segments(match: re.Match[str]) -> list[Segment]:
-    """Return the name and the indices in a match of SEGMENT. For `rewards[0]` they are ["rewards", 0]."""
+    """Return the name and the indices of a match of SEGMENT: ["rewards", 0] for `rewards[0]`."""
     return [match[1], *map(int, re.findall(r"\d+", match[2]))]
 
 
 def split_path(path: str) -> tuple[Segment, ...]:
     """Split a path into names and indices.
 
-    A part of another form is returned unchanged; it is not the name of any field.
+    A part that SEGMENT does not match is returned as text. No field has such a name, so the caller rejects it.
     """
     parts: list[Segment] = []
     for text in path.split("."):

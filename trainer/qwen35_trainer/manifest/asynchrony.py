@@ -10,9 +10,8 @@ from qwen35_trainer.manifest.base import Section
 OnMissedDeadline = Literal["Wait", "MaskTokens", "Discard"]
 
 BY_MODE: JsonDict = {"x-default-by-mode": True}
-"""Marks fields for which the custom resource definition has no default, because their default depends on spec.mode, and a check
-needs to know whether the user wrote them.
-"""
+"""Marks fields whose default depends on spec.mode. The custom resource definition has no default for them, because a
+check must know whether the user has set the field."""
 
 
 class AsyncSpec(Section):

@@ -1,8 +1,8 @@
 """Checks across the sections of a spec.
 
-Each check is a pure function from the spec to its problems. `CHECKS` lists the sections that each check
-reads. If a section is invalid, the checks that do not read this section still run. Checks that CEL can express are also
-in the custom resource definition (`qwen35_operator/api/rules.py`); tests/controlplane/test_admission.py tests that both agree.
+Each check is a pure function from the spec to its problems. `CHECKS` lists the sections that each check reads. If a
+section is invalid, the checks that do not read this section still run. Checks that CEL can express are also in the
+custom resource definition (`qwen35_operator/api/rules.py`); tests/controlplane/test_admission.py tests that both agree.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -52,7 +52,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.variables, ("pods",)),
     (contents.rule_names, ("failurePolicy",)),
 )
-"""Checks of every spec: the code relies on them."""
+"""(check, names of the sections that it reads) of every check. The code relies on them for every spec."""
 
 NEW_TRAINING_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (straggler_lane.below_min_nodes, ("rollout",)),
@@ -61,22 +61,23 @@ NEW_TRAINING_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (straggler_lane.faster_engine, ("accelerator", "rollout")),
     (contents.rule_patterns, ("failurePolicy",)),
 )
-"""Checks of new trainings only, because an earlier release accepted what they refuse.
+"""Checks of new trainings only, because an earlier release accepted the specs that they refuse.
 
-A training that has begun continues, resumes and is exported without them, so no upgrade stops it. A check belongs here
-if it is younger than the first release and refuses settings that have no use, but do no harm.
+A training that has begun continues, resumes and is exported without these checks, so that no upgrade stops it. A check
+belongs here if it is younger than the first release and refuses settings that have no use, but do no harm.
 """
 
 
 def check(spec: TrainingSpec, without: Collection[str] = (), *, new: bool = True) -> list[Problem]:
-    """Return every problem of the spec. Checks that read a section in `without` are skipped.
+    """Return every problem that the checks across fields find in a spec.
 
-    new: whether the spec is of a new training. False leaves out `NEW_TRAINING_CHECKS`.
+    without: names of sections; checks that read one of them are skipped. new: whether the spec is of a new training.
+    False skips `NEW_TRAINING_CHECKS`.
     """
     checks = (*CHECKS, *NEW_TRAINING_CHECKS) if new else CHECKS
     return [problem for function, reads in checks if not set(reads) & set(without) for problem in function(spec)]
 
 
 def check_new(spec: TrainingSpec) -> list[Problem]:
-    """Return the problems of a valid spec for which only a new training is refused."""
+    """Return the problems that `NEW_TRAINING_CHECKS` find in a spec that passes all other checks."""
     return [problem for function, _ in NEW_TRAINING_CHECKS for problem in function(spec)]

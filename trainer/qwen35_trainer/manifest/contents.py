@@ -1,4 +1,8 @@
-"""Checks within sections: exactly one of several fields, unique names, and values that exclude each other."""
+"""Checks of fields within sections.
+
+They find sections that need exactly one of several fields, names that are not unique,
+and values that exclude each other.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +19,12 @@ DIVERGENCE_MASKED = ("DPPOBinaryTV", "DPPOBinaryKL")
 
 
 def model_source(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that exactly one source of weights is given."""
+    """Check that spec.model.source names exactly one source of weights."""
     yield from _exactly_one("spec.model.source", spec.model.source)
 
 
 def random_model(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the shape of a random model is a valid Qwen3.5 shape."""
+    """Check that the sizes of a random model are valid for a Qwen3.5 model, and that its alphabet has no character twice."""
     if (shape := spec.model.source.random) is None:
         return
     path = "spec.model.source.random"
@@ -39,9 +43,7 @@ def random_model(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that each source has either files or gym, and a unique name, because the ids of its prompts contain the
-    name.
-    """
+    """Check that each data source has either files or gym, and a unique name. The ids of prompts contain the name."""
     places = [(f"spec.data.train[{index}]", source) for index, source in enumerate(spec.data.train)]
     places += [(f"spec.data.validation[{index}]", source) for index, source in enumerate(spec.data.validation)]
     for path, source in places:
@@ -50,7 +52,10 @@ def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that spec.rollout.vllm is set only for the engine VLLM, and that a step has room for all sequences."""
+    """Check that spec.rollout.vllm is set only with the engine VLLM.
+
+    Also check that a decode step may have at least one token for each sequence of a replica.
+    """
     if (rollout := spec.rollout) is None or (options := rollout.vllm) is None:
         return
     path = "spec.rollout.vllm"
@@ -64,9 +69,10 @@ def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that extraArguments of vLLM does not name an argument that another field or the engine sets.
+    """Check that vLLM's extraArguments contain no argument that another field or the engine sets.
 
-    The value of enable_expert_parallel must be a truth value, because the train ranks stage the weights by it.
+    The value of enable_expert_parallel must be true or false, because it decides in which layout
+    the train ranks publish the experts.
     """
     if spec.rollout is None or spec.rollout.vllm is None:
         return
@@ -79,7 +85,7 @@ def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def gym_reward(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a reward of type Gym has a gym source whose prompts it can score."""
+    """Check that the data have a gym source if a reward has type Gym, which can score only prompts of gym sources."""
     if any(source.gym for source in (*spec.data.train, *spec.data.validation)):
         return
     for index, reward in enumerate(spec.rewards):
@@ -103,8 +109,8 @@ def reward_options(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def algorithm_functions(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that loss and advantage of type Function name a function of the user, and that those of other types do
-    not.
+    """Check that loss.function and advantageFunction are set if, and only if, the type of the
+    loss or the advantage is Function.
     """
     loss, algorithm = spec.algorithm.loss, spec.algorithm
     for path, name, chosen, function in (
@@ -118,13 +124,13 @@ def algorithm_functions(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def reward_names(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that rewards have unique names, or unique types where they have no name: metrics are named after them."""
+    """Check that the names of rewards are unique, because metrics are named after them. The default name is the type."""
     names = [(f"spec.rewards[{index}]", reward.name or reward.type) for index, reward in enumerate(spec.rewards)]
     yield from _unique("reward", names)
 
 
 def reward_patterns(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that RE2, which extracts answers from responses, accepts each expression."""
+    """Check that `extract` of each reward is a valid RE2 expression."""
     for index, reward in enumerate(spec.rewards):
         if reward.extract is not None and (reason := _refused_by_re2(reward.extract)):
             fix = "Correct it; a literal sign needs \\. RE2 has no look-around and no back-references."
@@ -154,10 +160,11 @@ def overlong_buffer(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def divergence(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that DPPO has no correction, and that no other loss has a maximum divergence.
+    """Check that the DPPO losses have no correction, and that only these losses have a maxDivergence.
 
-    DPPO's trust region is around the policy that sampled. With another correction it would be around the proximal policy, which is
-    the current one if a batch has one update: then the divergence is 0 and nothing is ever masked.
+    DPPO limits the divergence from the policy that sampled the tokens. With a correction, the divergence would be
+    taken from the proximal policy. If a batch has one update, the proximal policy is the current policy, so the
+    divergence would be 0 and no token masked.
     """
     loss, correction = spec.algorithm.loss, spec.algorithm.correction.type
     if loss.type in DIVERGENCE_MASKED and correction != "None":
@@ -173,7 +180,10 @@ def divergence(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def kl(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the reward's own settings have a penalty in loss and reward, and that an adaptive coefficient can change."""
+    """Check that rewardCoefficient and rewardEstimator are set only with the placement LossAndReward.
+
+    Also check that an adaptive coefficient has a penalty to adapt and begins above 0, because it is adapted by factors.
+    """
     chosen, path = spec.algorithm.kl, "spec.algorithm.kl"
     if chosen.placement != "LossAndReward":
         use = "coefficient and estimator" if chosen.placement == "Reward" else "placement LossAndReward"
@@ -192,7 +202,7 @@ def kl(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def correction(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that floor is below cap, for the corrections that leave out everything with a ratio outside these bounds."""
+    """Check that floor is below cap for IcePop and SequenceMask, which keep only weights between the two."""
     chosen = spec.algorithm.correction
     if chosen.type in FLOORED and chosen.floor >= chosen.cap:
         yield Problem(
@@ -203,7 +213,7 @@ def correction(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def elasticity(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that nodes lies between minNodes and maxNodes."""
+    """Check that rollout.nodes lies between rollout.minNodes and rollout.maxNodes."""
     if (pool := spec.rollout) is None:
         return
     if pool.minNodes is not None and pool.minNodes > pool.nodes:
@@ -215,7 +225,9 @@ def elasticity(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def vllm_candidates(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that truncated sampling with VLLM keeps a bounded number of tokens, because vLLM returns each of them."""
+    """Check that truncated sampling with the engine VLLM keeps at most MAX_VLLM_TOP_K tokens,
+    because vLLM returns a log-prob for each.
+    """
     pool = spec.rollout
     if pool is None or pool.engine != "VLLM":
         return
@@ -228,7 +240,7 @@ def vllm_candidates(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that exactly one storage for checkpoints is given."""
+    """Check that spec.checkpoint.storage, if it is set, names exactly one storage."""
     if spec.checkpoint.storage is not None:
         yield from _exactly_one("spec.checkpoint.storage", spec.checkpoint.storage)
 
@@ -244,7 +256,7 @@ def publication_folder(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def variables(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that each variable has one source, a unique name, and a name that the operator does not set."""
+    """Check that each environment variable has one source, a unique name, and a name that the operator does not set."""
     for index, variable in enumerate(spec.pods.env):
         path = f"spec.pods.env[{index}]"
         if (variable.value is None) == (variable.valueFrom is None):
@@ -256,13 +268,13 @@ def variables(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def rule_names(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that rules have unique names: the status names the rule that applied."""
+    """Check that failure rules have unique names, because the status names the rule that applied."""
     rules = spec.failurePolicy.rules
     yield from _unique("rule", [(f"spec.failurePolicy.rules[{index}]", rule.name) for index, rule in enumerate(rules)])
 
 
 def rule_patterns(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that RE2, which the operator matches messages with, accepts the expression of each rule."""
+    """Check that onMessagePattern of each failure rule is a valid RE2 expression."""
     for index, rule in enumerate(spec.failurePolicy.rules):
         if rule.onMessagePattern is None:
             continue

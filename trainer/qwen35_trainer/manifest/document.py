@@ -71,7 +71,10 @@ def parse_value(text: str) -> object:
 
 
 def parse_document(text: str) -> tuple[object, list[Problem]]:
-    """Parse a text that holds exactly one document. Returns the document, or None and the problems."""
+    """Parse YAML text that must contain exactly one document.
+
+    Returns (document, []), or None and the problems if the text is not valid.
+    """
     try:
         documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.YAMLError as error:
@@ -88,7 +91,7 @@ def parse_document(text: str) -> tuple[object, list[Problem]]:
 
 
 def dump_document(document: object) -> str:
-    """Return a document as YAML, with its keys in the given order."""
+    """Return a document as YAML text. The order of keys is kept."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -43,10 +43,10 @@ def explain(
     model: type[BaseModel],
     prefix: tuple[Segment, ...],
 ) -> list[Problem]:
-    """Return one problem for each invalid field.
+    """Return one problem for each invalid field that pydantic reports.
 
-    error: what pydantic reported. document: the parsed YAML that was validated, with the class `model`. prefix: the path of
-    the document in the manifest.
+    error: pydantic's error, or some of its details. document: the parsed YAML that was validated with the class
+    `model`. prefix: path of the document in the manifest.
     """
     problems: dict[str, Problem] = {}
     details = error.errors() if isinstance(error, ValidationError) else error
@@ -142,7 +142,7 @@ def _for_bound(kind: str, value: object, bounds: dict[str, Any]) -> tuple[str, s
 
 
 def show(value: object) -> str:
-    """Return a value as the manifest would spell it, shortened to a readable length."""
+    """Return a value as JSON text, which is how a manifest would spell it, shortened to 60 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -1,4 +1,4 @@
-"""spec.failurePolicy: whether a failed attempt is followed by another."""
+"""spec.failurePolicy: whether another attempt follows a failed one."""
 
 from typing import Annotated, Literal
 

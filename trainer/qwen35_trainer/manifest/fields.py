@@ -16,7 +16,11 @@ def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def bare(annotation: object) -> object:
-    """Strip constraints (`Annotated`) and `None` from a type annotation."""
+    """Return a type annotation without its constraints (`Annotated`), and without None
+    if exactly one other type remains.
+
+    `int | None` becomes int. A union of two or more other types is returned unchanged, including None.
+    """
     if get_origin(annotation) is Annotated:
         return bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -32,18 +36,21 @@ def section(annotation: object) -> type[BaseModel] | None:
 
 
 def item(annotation: object) -> object | None:
-    """Return the type of the items if the type annotation is a list; None if it is another type."""
+    """Return the type of the items if the annotation is a list (a tuple in the models); None for any other annotation."""
     kind = bare(annotation)
     return get_args(kind)[0] if get_origin(kind) is tuple else None
 
 
 def is_map(annotation: object) -> bool:
-    """Return whether the type annotation of a field is a map with arbitrary keys."""
+    """Return whether a type annotation is a map with arbitrary keys."""
     return get_origin(bare(annotation)) is dict
 
 
 def at(annotation: object, path: Sequence[Segment]) -> object | None:
-    """Return the type annotation of the field at a path below `annotation`, or None if there is no such field."""
+    """Return the type annotation of the field at `path`; None if there is no such field.
+
+    annotation: the type from which the path starts, such as the class of the manifest.
+    """
     for segment in path:
         model = section(annotation)
         if model is not None and segment in fields(model):
@@ -58,7 +65,7 @@ def at(annotation: object, path: Sequence[Segment]) -> object | None:
 
 
 def spell(path: Sequence[Segment]) -> str:
-    """Return a path as people write it: spec.rewards[0].weight."""
+    """Return a path as text, such as spec.rewards[0].weight."""
     text = ""
     for segment in path:
         text += f"[{segment}]" if isinstance(segment, int) else f".{segment}" if text else segment

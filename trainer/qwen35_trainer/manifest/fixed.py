@@ -1,4 +1,4 @@
-"""The fields that a training must keep when it is resumed."""
+"""The fields of the spec that a resumed training must keep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_SHOWN_CHARACTERS: Final = 200
 
 @dataclass(frozen=True)
 class Difference:
-    """A fixed field with two different values; None stands for a field that is not set."""
+    """A fixed field whose value differs between an earlier spec and the present one. None: the field is not set."""
 
     field: str
     earlier: object
@@ -40,10 +40,10 @@ class Difference:
 
 
 def differences(earlier: Mapping[str, Any], now: TrainingSpec) -> list[Difference]:
-    """Return the fixed fields in which `now` differs from an earlier spec.
+    """Return the fixed fields in which the spec `now` differs from an earlier spec.
 
-    earlier: a spec as an earlier release stored it, with all defaults that it had. A field that this release added
-    counts only if `now` sets it to something other than its default.
+    earlier: a spec as an earlier release stored it, with all defaults of that release. A field that this release added
+    counts only if `now` sets the field to a value other than its default.
     """
     written = now.model_dump(mode="json", by_alias=True)
     chosen = now.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -73,7 +73,9 @@ def _is_fixed(field: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return the value of a field as text for a message, shortened if it is long."""
+    """Return the value of a field as text for a message, shortened to MAX_SHOWN_CHARACTERS.
+    None becomes "not set" in the text.
+    """
     if value is None:
         return "not set"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

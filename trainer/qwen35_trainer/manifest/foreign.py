@@ -65,16 +65,14 @@ TRL = {
     "report_to": "tracking",
 }
 VAGUE = frozenset({"name", "path", "enable", "strategy", "seed"})
-"""Last words of verl's keys that are too common to identify a field.
-
-For them, the word before the last must match too.
-"""
+"""Last words of verl's keys that are too common to identify a field alone. For these, the
+word before the last must match too."""
 _KEY = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+")
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A field name of another trainer, and the path of the field in this project that has the same meaning."""
+    """A field name of another trainer, and the path of this project's field with the same meaning."""
 
     trainer: str
     key: str
@@ -82,11 +80,12 @@ class Foreign:
 
 
 def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
-    """Return what to write in place of an unknown field, or None if no other trainer has a field of that name.
+    """Return what to write in place of an unknown field; None if no other trainer has a field of that name.
 
-    path: the names from the spec down to the unknown field. model: the class of the spec. The last words of the path are
-    compared with the last words of every key of another trainer. The answer names our fields for the keys with the most
-    equal words. If a section and fields within the section match equally well, the answer names only the section.
+    path: the names from the spec down to the unknown field. model: the class of the spec. The last words of
+    `path` are compared with the last words of every key of another trainer, and the keys with the most equal
+    words count. The text names this project's fields for these keys. If a section and its fields match
+    equally well, only the section is named.
     """
     best = max((_shared(path, foreign) for foreign in _known(model)), default=0)
     if best == 0:

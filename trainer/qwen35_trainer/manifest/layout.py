@@ -1,4 +1,7 @@
-"""Checks that devices and batches divide evenly. The fix in a problem is computed, so that it is valid."""
+"""Checks that devices and batches divide evenly.
+
+The fix in a problem is computed, so that following it gives a valid manifest.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,18 +15,28 @@ PARALLELISM = "spec.train.parallelism"
 
 
 def dense(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the train pool holds whole copies of the dense layers: tensor × pipeline × context divides its devices."""
+    """Check that the train pool holds whole copies of the dense layers.
+
+    tensor × pipeline × context must divide the number of devices.
+    """
     yield from _divides(spec, ("tensor", "pipeline", "context"))
 
 
 def expert(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the train pool holds whole copies of the experts: expertTensor × expert × pipeline divides its devices."""
+    """Check that the train pool holds whole copies of the experts.
+
+    With expert parallelism, expertTensor × expert × pipeline must divide the number of devices.
+    """
     if spec.train.parallelism.expert > 1:
         yield from _divides(spec, ("expertTensor", "expert", "pipeline"))
 
 
 def copies(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that FSDP's copies of the model have equal sizes, and that devices that share a sequence are in one copy."""
+    """Check that FSDP's copies of the model (HSDP) have equal numbers of devices, and that a
+    context-parallel group is within one copy.
+
+    Other engines must have one copy.
+    """
     train = spec.train
     if train.parallelism.copies == 1:
         return
@@ -38,7 +51,7 @@ def copies(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def heads(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check for a random model that the devices that share a sequence can divide the heads of each layer.
+    """Check that context parallelism divides the numbers of heads of a random model.
 
     The heads of a checkpoint are not in the manifest, so the engine checks them when it loads the checkpoint.
     """
@@ -56,7 +69,9 @@ def heads(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def offload(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that gradients are offloaded only with parameters: FSDP keeps gradients where the parameters are."""
+    """Check that gradients are offloaded only together with parameters, because FSDP keeps
+    gradients where the parameters are.
+    """
     offloaded = spec.train.offload
     if spec.train.engine == "FSDP" and offloaded.gradients and not offloaded.parameters:
         yield Problem(
@@ -67,8 +82,9 @@ def offload(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def batch(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the samples of an update divide evenly over ranks and micro-batches, unless a limit of tokens fills
-    micro-batches.
+    """Check that the samples of an update divide evenly over data-parallel ranks and micro-batches.
+
+    There is no such rule with dynamicMicroBatches.
     """
     size, cut = spec.train.batch, spec.train.parallelism
     if size.dynamicMicroBatches or spec.world_size % (cut.tensor * cut.pipeline * cut.context):
@@ -90,9 +106,7 @@ def batch(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the longest possible sequence fits into a micro-batch, if micro-batches are filled up to a limit of
-    tokens.
-    """
+    """Check that a micro-batch of dynamicMicroBatches holds the longest possible sequence."""
     size = spec.train.batch
     if not size.dynamicMicroBatches:
         return
@@ -108,8 +122,10 @@ def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def replicas(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a node holds a whole number of replicas, or that a replica takes whole nodes and the pool whole
-    replicas.
+    """Check that replicas fit the nodes of their pool, and those of the straggler lane the lane's nodes.
+
+    A node must hold a whole number of replicas, or a replica must take whole nodes and the
+    pool hold a whole number of replicas.
     """
     if (pool := spec.rollout) is None:
         return

@@ -1,4 +1,4 @@
-"""Loads manifests from files, and dumps them."""
+"""Loads manifests from files, and writes them as YAML."""
 
 import re
 import sys
@@ -19,9 +19,10 @@ _OUR_KIND = re.compile(rb"^kind:\s*[\"']?qwen35", re.MULTILINE | re.IGNORECASE)
 
 
 def manifests_in(path: Path) -> list[Path]:
-    """Return the manifests at a path: the file itself, or all YAML files below a folder that hold a Qwen35Training.
+    """Return the paths of the manifests at `path`: the file itself, or all YAML files below a
+    folder that contain a Qwen35Training.
 
-    If a folder holds no such file, the folder itself is returned: the attempt to load it reports what is wrong.
+    If a folder contains no such file, the folder itself is returned; loading it then reports what is wrong.
     """
     files = sorted(file for file in path.rglob("*") if file.suffix in (".yaml", ".yml") and file.is_file())
     return [file for file in files if _OUR_KIND.search(file.read_bytes())] or [path]
@@ -30,8 +31,8 @@ def manifests_in(path: Path) -> list[Path]:
 def load_manifest(path: Path, overrides: Sequence[str] = (), *, new: bool = True) -> Manifest:
     """Load a manifest from a file, or from standard input (`STDIN`), and apply `--set` overrides.
 
-    new: whether it is of a new training; False: of one that has begun, so an earlier release may have accepted it.
-    Raises ManifestError with every problem found.
+    new: whether the manifest is of a new training. False skips the checks that an earlier release did not have, for a
+    training that has begun. Raises ManifestError with every problem found.
     """
     document, problems = parse_document(_read(path))
     if problems:
@@ -48,7 +49,7 @@ def load_manifest(path: Path, overrides: Sequence[str] = (), *, new: bool = True
 
 
 def dump_manifest(manifest: Manifest) -> str:
-    """Return the manifest as YAML, with every default and with the values of `async` that take effect in its mode.
+    """Return the manifest as YAML, with every default. `spec.async` has the values that take effect in the mode.
 
     `load_manifest` can load the result.
     """

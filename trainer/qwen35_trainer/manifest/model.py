@@ -66,7 +66,7 @@ class RandomVisionSpec(Section):
 
 
 SPECIAL_TOKENS, VISION_TOKENS = 3, 4
-"""Special tokens of a random model: of every one, and in addition of one with a vision tower."""
+"""Numbers of special tokens of a random model: in every model, and in addition in a model with a vision tower."""
 
 
 class RandomModelSpec(Section):

@@ -1,4 +1,4 @@
-"""Checks of the sections and fields that a mode requires, and of those that have no effect in it."""
+"""Checks of the sections and fields that a mode requires, and of those that have no effect in a mode."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ GROUP_RELATIVE = ("GRPO", "DrGRPO", "RLOO", "OPO", "PassAtK", "ReMax", "Reinforc
 
 
 def rollout_section(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that there is a rollout pool, unless the mode is SFT, which generates nothing."""
+    """Check that spec.rollout is set, except in mode SFT, which must not have it."""
     if spec.mode == "SFT" and spec.rollout is not None:
         yield Problem(
             "spec.rollout", "mode SFT has no rollout pool.", "Remove it, or use mode FullyAsync or Colocated."
@@ -19,7 +19,7 @@ def rollout_section(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def rewards_section(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that there is a reward, or none if the mode is SFT, which scores nothing."""
+    """Check that spec.rewards has at least one reward, except in mode SFT, which must have none."""
     if spec.mode == "SFT" and spec.rewards:
         yield Problem("spec.rewards", "mode SFT has no rewards.", "Remove them, or use mode FullyAsync or Colocated.")
     if spec.mode != "SFT" and not spec.rewards:
@@ -27,7 +27,7 @@ def rewards_section(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def group_size(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a group has at least two samples where the algorithm compares them."""
+    """Check that a group has at least two samples if the advantage or dynamic sampling compares samples of a group."""
     algorithm = spec.algorithm
     if spec.mode != "SFT" and algorithm.advantage in GROUP_RELATIVE and algorithm.groupSize < 2:
         yield Problem(
@@ -44,7 +44,7 @@ def group_size(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def staleness(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that stalenessThreshold is at most maxVersionLag (docs/design/staleness.md, feasibility)."""
+    """Check that stalenessThreshold is at most maxVersionLag in mode FullyAsync (docs/design/staleness.md, feasibility)."""
     share, lag = spec.async_.stalenessThreshold, spec.async_.maxVersionLag
     if spec.mode == "FullyAsync" and share > lag:
         yield Problem(
@@ -70,8 +70,9 @@ def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def window(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the fields that bound staleness are set only in FullyAsync, because no other mode generates ahead of
-    training.
+    """Check that fields which bound or handle staleness are set only in FullyAsync.
+
+    In other modes generation never runs ahead.
     """
     if spec.mode == "FullyAsync":
         return
@@ -88,7 +89,7 @@ def window(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def colocation(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check for mode Colocated that both pools have the same number of nodes, which they share, and no autoscaling."""
+    """Check that in mode Colocated both pools have the same number of nodes, which they share, and autoscaling is not set."""
     if spec.mode == "Colocated" and spec.rollout is not None and spec.rollout.nodes != spec.train.nodes:
         yield Problem(
             "spec.rollout.nodes",

@@ -1,4 +1,4 @@
-"""Changes to a manifest's document, before it is parsed, by `--set PATH=VALUE` (see `assignment`)."""
+"""Applies `--set PATH=VALUE` to a manifest's document before the document is validated (see `assignment`)."""
 
 import copy
 import re
@@ -14,7 +14,7 @@ from qwen35_trainer.manifest.resource import Manifest
 
 
 class OverrideError(ValueError):
-    """An override that cannot be applied."""
+    """Raised for an override that cannot be applied. `problem` has the path, the reason and a fix."""
 
     def __init__(self, path: Sequence[Segment], message: str, fix: str) -> None:
         super().__init__(message)
@@ -22,7 +22,8 @@ class OverrideError(ValueError):
 
 
 def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply each `PATH=VALUE` in turn to a copy of the document. `spec.` may be omitted from the path.
+    """Return a copy of the document in which each `PATH=VALUE` has been applied in turn.
+    `spec.` may be omitted from a path.
 
     Raises ManifestError, without a file, that lists every override that cannot be applied.
     """
@@ -33,9 +34,9 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
 
 
 def override(document: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Apply overrides to a copy of the document.
+    """Apply `PATH=VALUE` overrides to a copy of the document.
 
-    Returns the copy, and a problem for each override that cannot be applied.
+    Returns the changed copy, and a problem for each override that cannot be applied and was left out.
     """
     changed, problems = copy.deepcopy(dict(document)), []
     for text in overrides:
@@ -94,9 +95,10 @@ def _step(annotation: object, path: list[Segment], segment: Segment) -> object:
 
 
 def _put(document: dict[str, Any], path: list[Segment], value: object) -> None:
-    """Set the value at the path.
+    """Set the value at the path, and create missing mappings.
 
-    Missing mappings are created. Raises OverrideError if an item of a list does not exist.
+    Raises OverrideError if the path leads through a value that is not a mapping, or to
+    an item that a list does not have.
     """
     container: Any = document
     for depth, (segment, following) in enumerate(zip(path, [*path[1:], None], strict=True)):

@@ -1,4 +1,4 @@
-"""Parses plain data into a checked spec. All problems, of single fields and across fields, are reported together."""
+"""Parses plain data into a checked spec. The problems of single fields and across fields are reported together."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +15,11 @@ from qwen35_trainer.manifest.training import TrainingSpec
 
 
 def parse_spec(document: object, *, new: bool = True) -> tuple[TrainingSpec | None, list[Problem]]:
-    """Parse and check a spec. Returns the spec, or None if a field is invalid, and a list of every problem.
+    """Parse and check a spec. Returns (spec or None, problems). The spec is None if a field is invalid.
 
-    Checks across fields run on the sections that are valid, so that one typo does not hide other problems. new: whether
-    the spec is of a new training; False: an earlier release may have accepted it (`checks.NEW_TRAINING_CHECKS`).
+    Checks across fields run on the sections that are valid, so that one typo does not hide other problems.
+    new: whether the spec is of a new training. False skips `checks.NEW_TRAINING_CHECKS`, because an earlier
+    release may have accepted the spec.
     """
     try:
         spec = TrainingSpec.model_validate(document, by_alias=True, by_name=False)
@@ -32,7 +33,11 @@ def parse_spec(document: object, *, new: bool = True) -> tuple[TrainingSpec | No
 
 
 def parse_manifest(document: object, file: Path | None = None, *, new: bool = True) -> Manifest:
-    """Parse and check a manifest. Raises ManifestError with every problem found. new: as in `parse_spec`."""
+    """Parse and check a manifest. Raises ManifestError with every problem found.
+
+    file: path that the error names. new: whether the manifest is of a new training. False skips
+    `checks.NEW_TRAINING_CHECKS`, because an earlier release may have accepted the manifest.
+    """
     if wrong := _wrong_kind(document):
         raise ManifestError(file, wrong)
     assert isinstance(document, Mapping)

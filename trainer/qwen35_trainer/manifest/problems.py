@@ -1,4 +1,4 @@
-"""The problems of a manifest, and functions that put them into words."""
+"""The problems of a manifest, and functions that describe them as text."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from qwen35_trainer.formatting import counted
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to change: the field's path (empty for the file itself), what is wrong, and the fix."""
+    """One thing to change in a manifest: the path of the field (empty for the file itself), what is wrong, and the fix."""
 
     path: str
     message: str
@@ -23,7 +23,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """Raised for a manifest that cannot be used; holds every problem found in it."""
+    """Raised for a manifest that cannot be used. `problems` has every problem found."""
 
     failure = FailureReason.MANIFEST_ERROR
 
@@ -39,13 +39,16 @@ class ManifestError(ValueError):
 
 
 def beyond_release(file: Path | None, problems: Sequence[Problem]) -> str:
-    """Return the text that a command prints for a valid manifest that this release cannot run. problems: what it cannot run."""
+    """Return the message of a command about a valid manifest that this release cannot run.
+
+    file: path of the manifest. problems: the parts that the release cannot run.
+    """
     head = f"{file}: valid" if file else "valid"
     return "\n".join([f"{head}, but this release cannot run it:", *map(str, problems)])
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names in `names` that are similar to `name`, the most similar first. Case is ignored."""
+    """Return at most three of `names` that are similar to `name`, the most similar first. Case is ignored."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
 
@@ -57,7 +60,7 @@ def either(options: Iterable[object]) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the fix for an unknown name as text: the similar names in `names` or, if there are none, all of `names`."""
+    """Return the fix for an unknown name as text: similar names in `names`, or all of `names` if none is similar."""
     names = sorted(names)
     if matches := near(name, names):
         return f"Did you mean {either(matches)}?"

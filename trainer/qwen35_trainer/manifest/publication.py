@@ -1,4 +1,4 @@
-"""spec.publication: the way from train workers to rollout replicas."""
+"""spec.publication: how weights get from the train workers to the rollout replicas."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ NO_SHARED_MEMORY = Problem(
     "SharedMemory needs trainer and replicas on one Linux machine, and the pods of a training share no memory.",
     "Set it to Auto or ObjectStore.",
 )
-"""The problem of a training in pods whose manifest chooses the transport SharedMemory."""
+"""The problem of a manifest with the transport SharedMemory whose training runs in pods."""
 
 
 RELATIVE_FOLDER = Problem(
@@ -23,7 +23,7 @@ RELATIVE_FOLDER = Problem(
     "The path is relative, and pods have no folder of the manifest.",
     "Use the path at which spec.pods mounts the volume.",
 )
-"""The problem of a training in pods whose manifest gives publication.folder as a relative path."""
+"""The problem of a manifest with a relative path in publication.folder whose training runs in pods."""
 
 
 class PublicationSpec(Section):

@@ -1,7 +1,7 @@
 """Finds the parts of a valid manifest that this release cannot run.
 
-`qwen35 validate`, `render`, `plan` and `run` report them, and the operator does not accept such a training, so nothing is
-allocated for it.
+`qwen35 validate`, `render`, `plan` and `run` report them. The operator does not accept such a training, so that
+no resources are allocated for it.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ VLLM_CPU_HEADS = {
     "headDim": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
     "linearHeadDim": (64, 128),
 }
-"""Fields of spec.model.source.random → the numbers of channels per head for which vLLM 0.32 has CPU kernels."""
+"""Field of spec.model.source.random → the numbers of channels per head for which vLLM 0.32 has CPU kernels."""
 
 VLLM_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks for which vLLM 0.32 can reserve memory for an adapter.
+"""Ranks for which vLLM 0.32 can reserve memory for an adapter (LoRA).
 
-An adapter of another rank takes the memory of the next larger one.
+An adapter of another rank takes the memory of the next larger rank.
 """
 
 
@@ -29,7 +29,7 @@ _BF16_CACHES = {"CPU": "on the CPU", "Ascend": "on NPUs"}
 
 
 def cannot_run(spec: TrainingSpec) -> list[Problem]:
-    """Return every part of the spec that this release cannot run, each with what to write instead."""
+    """Return a problem, with a fix, for every part of a valid spec that this release cannot run."""
     return [*_rollout(spec), *_train(spec), *_advantage(spec)]
 
 
@@ -90,7 +90,7 @@ def _vllm_adapters(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def experts_with_adapters() -> Problem:
-    """Return the problem of vLLM on the CPU with a mixture of experts whose adapters train."""
+    """Return the problem of a mixture of experts that trains adapters (LoRA) and generates with vLLM on the CPU."""
     message = "with adapters, vLLM computes experts by Triton's kernels, which do not run on CPUs."
     return Problem("spec.train.lora", message, "Remove it, or set rollout.engine to Torch.")
 

@@ -1,6 +1,6 @@
-"""Names that earlier versions of v1alpha1 had for fields and values, so that errors about them can name the new ones.
+"""Names that fields and values had in earlier versions of v1alpha1, so that errors can give the present names.
 
-Nothing is converted: the manifest is refused, and the message names what to write.
+Nothing is converted: a manifest with an earlier name is refused, and the message says what to write.
 """
 
 from collections.abc import Sequence
@@ -37,6 +37,6 @@ VALUES: Final = {
 
 
 def field(path: Sequence[str | int]) -> str | None:
-    """Return the present path of a field that an earlier version had at `path`, or None if there was no such field."""
+    """Return the present path of a field that was at `path` in an earlier version; None if no earlier version had the field."""
     names = ["[]" if isinstance(segment, int) else f".{segment}" for segment in path]
     return FIELDS.get("".join(names).lstrip("."))

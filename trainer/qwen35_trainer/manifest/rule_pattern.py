@@ -1,7 +1,7 @@
 """The regular expressions of failure rules, in RE2's syntax.
 
-The operator matches them for all tenants in one process. RE2 matches in time that is linear in the length of the text, whatever
-the expression is; the expressions of Python's `re` can take longer than any deadline.
+The operator matches the expressions of all tenants in one process. RE2 needs time linear in the length of the text for
+every expression. Python's `re` can need exponential time for some expressions, which would block the process.
 """
 
 from collections.abc import Callable
@@ -9,16 +9,19 @@ from functools import lru_cache
 from typing import Final
 
 MAX_PATTERN_BYTES: Final = 1 << 20
-"""Maximum memory of one compiled expression. RE2 refuses an expression that needs more."""
+"""Maximum memory of one compiled expression, in bytes. RE2 refuses an expression that needs more."""
 
 
 class PatternRefused(ValueError):
-    """RE2 does not accept an expression. The message is the reason."""
+    """Raised for an expression that RE2 does not accept. The message is RE2's reason."""
 
 
 @lru_cache(maxsize=32)
 def rule_pattern(pattern: str) -> Callable[[str], bool]:
-    """Return a function that says whether the expression of a rule is found in a text. Raises PatternRefused."""
+    """Compile the expression of a rule, and return a function that returns whether a text contains a match.
+
+    Raises PatternRefused if RE2 does not accept the expression.
+    """
     import re2  # here, because most manifests have no expression
 
     options = re2.Options()

@@ -1,6 +1,7 @@
 """Checks of the straggler lane.
 
-`part_of_pool` is needed to run. Earlier releases did not make the others: `checks.NEW_TRAINING_CHECKS`.
+`part_of_pool` applies to every training, because the code relies on it. The other checks are younger than the first
+release and apply to new trainings only (`checks.NEW_TRAINING_CHECKS`).
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ LANE = "spec.rollout.stragglerLane"
 
 
 def part_of_pool(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the straggler lane leaves nodes of the pool for other sequences."""
+    """Check that the straggler lane has fewer nodes than the rollout pool, so that nodes are left for other sequences."""
     pool, lane = spec.rollout, _lane(spec)
     if pool is None or lane is None or lane.nodes < pool.nodes:
         return
@@ -24,7 +25,9 @@ def part_of_pool(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def below_min_nodes(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the straggler lane leaves nodes for other sequences in a pool of minNodes too."""
+    """Check that the straggler lane has fewer nodes than rollout.minNodes, so that the smallest
+    pool has nodes for other sequences.
+    """
     pool, lane = spec.rollout, _lane(spec)
     if pool is None or lane is None or pool.minNodes is None or lane.nodes >= pool.nodes:
         return
@@ -36,7 +39,7 @@ def below_min_nodes(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def larger_replicas(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a replica of the straggler lane has more devices than one of the pool."""
+    """Check that a replica of the straggler lane has more devices than a replica of the rest of the pool."""
     pool, lane = spec.rollout, _lane(spec)
     if pool is None or lane is None or lane.tensorParallel > pool.tensorParallel:
         return
@@ -48,7 +51,7 @@ def larger_replicas(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def before_the_limit(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that sequences can move to the straggler lane before they reach the length limit."""
+    """Check that stragglerLane.afterTokens is below data.maxResponseTokens; otherwise no sequence could move to the lane."""
     lane, limit = _lane(spec), spec.data.maxResponseTokens
     if lane is None or lane.afterTokens < limit:
         return
@@ -58,7 +61,7 @@ def before_the_limit(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def faster_engine(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that replicas of the straggler lane use all their devices: one of Torch on accelerators uses one."""
+    """Check that a straggler lane has the engine VLLM, except on CPUs. On accelerators a Torch replica uses only one device."""
     if _lane(spec) is None or spec.rollout is None or spec.rollout.engine != "Torch":
         return
     if spec.accelerator.profile != "CPU":

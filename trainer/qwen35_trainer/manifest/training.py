@@ -1,4 +1,4 @@
-"""spec: all sections, and the sizes that follow from them."""
+"""The spec of a training: all its sections, and the sizes that follow from them."""
 
 from typing import Literal
 
@@ -120,49 +120,50 @@ class TrainingSpec(Section):
 
     @property
     def data_parallel(self) -> int:
-        """Number of data-parallel ranks of the dense layers."""
+        """Number of data-parallel ranks of the dense layers: train devices / (tensor × pipeline × context)."""
         cut = self.train.parallelism
         return self.world_size // (cut.tensor * cut.pipeline * cut.context)
 
     @property
     def expert_data_parallel(self) -> int:
-        """Number of data-parallel ranks of the experts."""
+        """Number of data-parallel ranks of the experts: train devices / (expertTensor × expert × pipeline)."""
         cut = self.train.parallelism
         return self.world_size // (cut.expertTensor * cut.expert * cut.pipeline)
 
     @property
     def samples_per_update(self) -> int:
-        """Number of sequences of one update; SFT has one per prompt."""
+        """Number of sequences that train in one update; in SFT, one for each prompt."""
         return self.train.batch.promptsPerUpdate * (1 if self.mode == "SFT" else self.algorithm.groupSize)
 
     @property
     def rollout_replicas(self) -> int:
-        """Number of replicas of the rollout pool at its current size, without the straggler lane; 0 without a pool."""
+        """Number of replicas on rollout.nodes nodes, without those of the straggler lane; 0 without a rollout pool."""
         return 0 if self.rollout is None else self.replicas_on(self.rollout.nodes)
 
     def replicas_on(self, nodes: int) -> int:
-        """Return the number of replicas, without the straggler lane, of a rollout pool of `nodes` nodes."""
+        """Return the number of replicas of a rollout pool with `nodes` nodes, without those of the straggler lane."""
         assert self.rollout is not None
         return (nodes - self.lane_nodes) * self.accelerator.devicesPerNode // self.rollout.tensorParallel
 
     @property
     def lane_nodes(self) -> int:
-        """Number of nodes of the rollout pool that form the straggler lane; 0 without one."""
+        """Number of nodes of the rollout pool that form the straggler lane; 0 without a lane."""
         lane = self.rollout.stragglerLane if self.rollout is not None else None
         return 0 if lane is None else lane.nodes
 
     @property
     def min_rollout_nodes(self) -> int:
-        """Minimum number of nodes that the rollout pool has: rollout.minNodes, and at least one besides the straggler lane.
+        """Minimum number of nodes of the rollout pool: rollout.minNodes, but at least
+        one more than the straggler lane has.
 
-        Trainings of earlier releases may have a minNodes that the lane fills.
+        A training of an earlier release may have a minNodes that leaves no node outside the straggler lane.
         """
         assert self.rollout is not None
         return max(self.rollout.minNodes or self.rollout.nodes, self.lane_nodes + 1)
 
     @property
     def lane_replicas(self) -> int:
-        """Number of replicas of the straggler lane; 0 without one."""
+        """Number of replicas of the straggler lane; 0 without a lane."""
         lane = self.rollout.stragglerLane if self.rollout is not None else None
         return 0 if lane is None else lane.nodes * self.accelerator.devicesPerNode // lane.tensorParallel
 
@@ -182,20 +183,20 @@ class TrainingSpec(Section):
 
     @property
     def groups_per_batch(self) -> int:
-        """Number of groups in one batch: P in docs/design/staleness.md."""
+        """Number of groups in one batch, which docs/design/staleness.md calls P."""
         return self.train.batch.promptsPerUpdate * self.async_.updatesPerBatch
 
     @property
     def batches_per_version(self) -> int:
-        """Number of batches between two publications: K in docs/design/staleness.md."""
+        """Number of batches between two publications, which docs/design/staleness.md calls K."""
         return self.async_.batchesPerPublication
 
     @property
     def effective_async(self) -> AsyncSpec:
         """The values of `spec.async` that take effect.
 
-        Outside FullyAsync, and with stalenessThreshold 0, generation never runs ahead of training, so that there are no
-        partial rollouts.
+        In other modes than FullyAsync, both bounds of staleness are 0 and adaptiveDispatch and partialRollout are
+        false. With stalenessThreshold 0 no sequence is unfinished at a publication, so partialRollout is false too.
         """
         if self.mode != "FullyAsync":
             synchronous = {"stalenessThreshold": 0.0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}

@@ -65,7 +65,7 @@ RESERVED_ARGUMENTS = {
     "worker_cls": _PROCESSES,
     "worker_extension_cls": _PROCESSES,
 }
-"""Argument of vLLM's engine → why extraArguments cannot set it."""
+"""Argument of vLLM's engine → the reason why extraArguments cannot set it."""
 
 
 class VLLMSpec(Section):
@@ -106,14 +106,18 @@ class VLLMSpec(Section):
 
     @property
     def expert_parallel(self) -> bool:
-        """Whether each expert is on one device of a replica: vLLM's enable_expert_parallel. False if it is not a truth value."""
+        """Whether each expert is on one device of a replica (vLLM's enable_expert_parallel).
+
+        False if extraArguments do not contain the argument, or its value is neither true nor false.
+        """
         return bool(truth_of(self.extraArguments.get(EXPERT_PARALLEL, False)))
 
 
 def truth_of(value: str | float | bool) -> bool | None:
-    """Return the truth value that vLLM's options, which are pydantic models, read from a value; None if it is none.
+    """Return the boolean that vLLM's options, which are pydantic models, read from a value;
+    None if pydantic rejects the value.
 
-    The texts "false", "off", "no" and "0" are false there, although Python's bool() of them is True.
+    The texts "false", "off", "no" and "0" are false, although Python's bool() of them is True.
     """
     try:
         return _TRUTH.validate_python(value)

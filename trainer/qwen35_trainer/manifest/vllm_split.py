@@ -1,12 +1,13 @@
-"""Whether vLLM can divide a model among the devices of a replica (tensor parallelism).
+"""Checks whether vLLM can divide a model among the devices of a replica (tensor parallelism).
 
-    sizes                                                  a device has
-    query heads, heads of Gated DeltaNet layers            a whole number of them
-    key and value heads                                    a whole number; or several devices have the same head
-    channels of a dense MLP, or of a shared expert         a whole number
-    channels of experts                                    a whole number; all with expert parallelism
-    experts                                                a part of each; whole ones with expert parallelism. Never fewer than devices
-    rows of the vocabulary, filled up to a multiple of 64  a whole number
+    sizes                                                  each device has
+    query heads, heads of Gated DeltaNet layers            a whole number of heads
+    key and value heads                                    a whole number of heads, or several devices have the same head
+    channels of a dense MLP, or of a shared expert         a whole number of channels
+    channels of experts                                    a whole number of channels; with expert parallelism, all channels
+    experts                                                a part of each expert; with expert parallelism, some whole experts.
+                                                           There must be at least as many experts as devices
+    rows of the vocabulary, filled up to a multiple of 64  a whole number of rows
 
 From vLLM 0.32: models/qwen3_next.py (Qwen3NextAttention, Qwen3NextSparseMoeBlock), layers/mamba (Gated DeltaNet),
 layers/fused_moe/config.py (FusedMoEConfig) and layers/vocab_parallel_embedding.py in vllm/model_executor.
@@ -20,11 +21,11 @@ from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.training import TrainingSpec
 
 DIVIDED = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
-"""Fields of config.json whose values are divided in every layout."""
+"""Fields of config.json whose values the number of devices must always divide."""
 SHARED = "num_key_value_heads"
-"""Number of heads of which several devices may have the same one."""
+"""Field of config.json with the number of key and value heads, of which several devices may have the same one."""
 VOCABULARY, VOCABULARY_MULTIPLE = "vocab_size", 64
-"""vLLM fills up the rows of the vocabulary to a multiple of this number (DEFAULT_VOCAB_PADDING_SIZE)."""
+"""The vocabulary's field in config.json, and the multiple to which vLLM fills up its rows (DEFAULT_VOCAB_PADDING_SIZE)."""
 EXPERTS = "num_experts"
 
 RANDOM_NAMES = {
@@ -36,14 +37,15 @@ RANDOM_NAMES = {
     "shared_expert_intermediate_size": "intermediateSize",
     EXPERTS: "experts",
 }
-"""Field of config.json → the field of a random model that determines it."""
+"""Field of config.json → the field of a random model that determines its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class DividedSizes:
-    """The sizes of a model that vLLM divides among devices.
+    """The sizes of a model that vLLM divides among the devices of a replica.
 
-    sizes: field of config.json → its value. names: the names that problems show, for those that differ from the fields.
+    sizes: field of config.json → its value. names: field of config.json → the name that messages
+    show in its place, if it is another.
     """
 
     sizes: Mapping[str, int]
@@ -51,7 +53,7 @@ class DividedSizes:
 
     @classmethod
     def of_random(cls, shape: RandomModelSpec) -> "DividedSizes":
-        """Return the sizes of a random model. Its experts and its shared expert have the same width."""
+        """Return the sizes of a random model. Its shared expert has the same width as each of its routed experts."""
         left_out = ("intermediate_size",) if shape.experts else ("shared_expert_intermediate_size", EXPERTS)
         names = {field: name for field, name in RANDOM_NAMES.items() if field not in left_out}
         sizes = {field: getattr(shape, name) for field, name in names.items()} | {VOCABULARY: shape.vocabulary}
@@ -59,14 +61,18 @@ class DividedSizes:
 
     @classmethod
     def of_configuration(cls, config: Mapping[str, object]) -> "DividedSizes":
-        """Return the sizes in the text model's part of a config.json. Absent fields are left out."""
+        """Return the sizes in the text model's section of a config.json.
+
+        Fields that are absent or not positive integers are left out.
+        """
         of_experts = ("moe_intermediate_size", "shared_expert_intermediate_size", EXPERTS)
         layers = of_experts if EXPERTS in config else ("intermediate_size",)
         sizes = {name: config.get(name) for name in (*DIVIDED, SHARED, *layers, VOCABULARY)}
         return cls({name: value for name, value in sizes.items() if isinstance(value, int) and value > 0}, {})
 
     def indivisible(self, devices: int, *, expert_parallel: bool = False) -> list[str]:
-        """Return the sizes, as "NAME VALUE", that cannot be divided among this number of devices.
+        """Return the sizes that cannot be divided among `devices` devices, each as
+        text, such as "num_attention_heads 6".
 
         expert_parallel: whether each expert is on one device (enable_expert_parallel).
         """
@@ -92,9 +98,9 @@ def _indivisible(name: str, value: int, devices: int, *, expert_parallel: bool) 
 
 
 def split_problems(spec: TrainingSpec, sizes: DividedSizes) -> Iterator[Problem]:
-    """Yield a problem for the pool and one for the straggler lane if their replicas cannot divide the model.
+    """Yield a problem for the rollout pool, and one for the straggler lane, if its replicas cannot divide the model.
 
-    sizes: those of the spec's model. Without a rollout pool of engine VLLM there are no problems.
+    sizes: the sizes of the spec's model. Yields nothing unless the engine of the rollout pool is VLLM.
     """
     if spec.rollout is None or spec.rollout.engine != "VLLM":
         return
