@@ -1,5 +1,5 @@
-"""The simulator: estimates throughput, lag and idle time in virtual time.
+"""The simulator: estimates the throughput, lag and idle time of a run in virtual time.
 
-The `Coordinator` of real runs makes the decisions. Replicas, trainer, response lengths and faults are models.
-`Workload` describes what is simulated, `simulate` simulates it, and `SimulationResult` is the outcome.
+Decisions are those of the `Coordinator` of real runs. Replicas, trainer, response lengths and faults are models.
+`Workload` describes what is simulated, `simulate` simulates it, and `SimulationResult` has the measures.
 """

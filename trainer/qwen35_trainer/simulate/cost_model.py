@@ -1,8 +1,8 @@
 """The cost model of a workload: replicas, the straggler lane, the trainer, publications, prefill and faults.
 
-Times are in seconds, or in any other unit if all times use the same unit. The unit of the reference workload is the
+Times are in seconds, or in any other unit if all times have the same unit. The unit of the reference workload is the
 decode step of a replica that holds one sequence. For a manifest, `manifest_workload.HardwareSpeeds` contains assumed
-speeds. The options `--decode` and `--train-seconds-per-token` replace them by measured speeds.
+speeds, which the options `--decode` and `--train-seconds-per-token` replace by measured ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def raise_if_any(*problems: str | None) -> None:
-    """Raise ValueError with all problems that are not None."""
+    """Raise ValueError with all problems that are not None, joined by semicolons. Do nothing if all are None."""
     messages = [problem for problem in problems if problem is not None]
     if messages:
         raise ValueError("; ".join(messages))
@@ -35,23 +35,19 @@ def not_above(limit: float, **values: float) -> list[str]:
 class ReplicaSpeed:
     """The speed of one rollout replica.
 
-    A step gives each of the replica's n sequences one token, and takes `base / speed + per_sequence · n` seconds.
+    A decode step gives one token to each of the n sequences that the replica holds. It takes `base /
+    speed + per_sequence · n` seconds.
     """
 
     slots: int = 64
     """Maximum number of sequences that the replica decodes at a time."""
     base: float = 1.0
-    """Seconds of a decode step that do not depend on the number of sequences.
-
-    They are mainly for reading the weights.
-    """
+    """Seconds of a decode step, at speed 1, that do not depend on the number of sequences: mainly for reading the weights."""
     per_sequence: float = 0.004
     """Seconds that each sequence adds to a decode step, for its KV cache and its computation."""
     speed: float = 1.0
-    """Factor by which the replica reads its weights faster, because it has more or faster devices.
-
-    Reading them takes `base / speed` seconds.
-    """
+    """Factor by which the replica reads its weights faster, because it has more or faster devices:
+    reading takes `base / speed` seconds."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -62,18 +58,18 @@ class ReplicaSpeed:
         )
 
     def step(self, sequences: int) -> float:
-        """Return the duration of a step with `sequences` sequences, in seconds."""
+        """Return the seconds of a decode step with `sequences` sequences."""
         return self.base / self.speed + self.per_sequence * sequences
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that the replica generates per second if all its slots are taken."""
+        """Tokens that the replica generates per second if all its slots are occupied."""
         return self.slots / self.step(self.slots)
 
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """A number of equal replicas. A pool with different kinds of replicas has several such groups."""
+    """A number of replicas of one speed. A pool with replicas of different speeds has several such groups."""
 
     count: int = 8
     replica: ReplicaSpeed = ReplicaSpeed()
@@ -84,27 +80,26 @@ class ReplicaGroup:
 
 @dataclass(frozen=True)
 class LaneSpeed:
-    """The straggler lane: faster replicas, to which long sequences move."""
+    """The size and speed of the straggler lane: faster replicas, to which long sequences move."""
 
     replicas: int = 1
     slots: int = 96
     """Maximum number of sequences that each replica of the lane decodes at a time."""
     speed: float = 1.5
-    """Factor by which a replica of the lane reads its weights faster. Reading them takes `base / speed` seconds."""
+    """Factor by which a replica of the lane reads its weights faster. Reading takes `base / speed` seconds."""
     base: float = 1.0
     """Seconds of a decode step in the lane that do not depend on the number of sequences, at speed 1."""
     per_sequence: float = 0.003
     """Seconds that each sequence adds to a decode step in the lane."""
     arrival_steps: float = 200.0
-    """Decode steps that a sequence loses when it moves to the lane, in addition to the prefill that `prefill` charges for
-    its prompt and its tokens. With the default of `prefill`, which is free, they stand for prefill too.
-    """
+    """Decode steps that a sequence loses when it moves to the lane. The prefill of its prompt and tokens
+    comes in addition (`PrefillCost`). With the default of `PrefillCost`, under which prefill is free,
+    these steps stand for prefill too."""
     after_tokens: int = 4000
     """Number of response tokens after which a sequence may move to the lane."""
     breaks_even: bool = True
-    """Whether a sequence moves only if it is expected to finish sooner in the lane, as in real runs. If not, every sequence
-    moves after `after_tokens` tokens, for comparison.
-    """
+    """Whether a sequence moves only if it is expected to finish sooner in the lane, as in real runs. If False, every
+    sequence moves after `after_tokens` tokens, for comparison."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -121,16 +116,17 @@ class LaneSpeed:
 
 @dataclass(frozen=True)
 class TrainSpeed:
-    """The speed of a train pool of `units` equal units.
+    """The speed of the train pool, which consists of `units` equal units.
 
-    A batch takes `tokens · seconds_per_token / units + overhead` seconds.
+    A unit is a device, or as many devices as a rollout replica has. A batch takes `tokens ·
+    seconds_per_token / units + overhead` seconds.
     """
 
     units: int = 8
     seconds_per_token: float = 0.0375
     """Seconds that one unit of the train pool takes per trained token."""
     overhead: float = 0.0
-    """Seconds that a batch takes in addition, independently of its size."""
+    """Seconds that a batch takes in addition, whatever its number of tokens."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -140,26 +136,26 @@ class TrainSpeed:
         )
 
     def seconds(self, tokens: float) -> float:
-        """Return the duration of a batch with `tokens` tokens, in seconds."""
+        """Return the seconds in which the pool trains a batch with `tokens` tokens."""
         return tokens * self.seconds_per_token / self.units + self.overhead
 
 
 @dataclass(frozen=True)
 class PublicationCost:
-    """The cost of bringing new weights to every replica."""
+    """The time that a publication takes: bringing new weights to every replica."""
 
     copy: float = 0.0
-    """Seconds to copy the weights. The trainer does nothing else during this time."""
+    """Seconds to copy the weights. The trainer does not train during this time."""
     transfer: float = 0.0
     """Seconds to transfer the copy to the replicas. Replicas and trainer continue to work during this time."""
     pause: float = 0.0
     """Seconds for which each replica stops decoding while it loads the weights."""
     rolling: bool = False
-    """Whether the replicas load the weights one after the other. Otherwise all of them load at the same time."""
+    """Whether the replicas load the weights one after the other. If False, all of them load at the same time."""
     recompute: bool = False
-    """Whether a replica recomputes the KV cache of its sequences after it has loaded weights, at the speed of prefill.
+    """Whether a replica recomputes the KV cache of its sequences, at the speed of prefill, after it has loaded weights.
 
-    Otherwise the sequences continue with the cache that older weights computed.
+    If False, the sequences continue with the cache that older weights computed.
     """
 
     def __post_init__(self) -> None:
@@ -169,16 +165,17 @@ class PublicationCost:
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """The cost of prefill: computing the prompt and earlier tokens of a sequence before a replica can decode it.
+    """The cost of prefill: computing the prompt and the earlier tokens of a sequence before a replica can decode it.
 
-    The replica decodes nothing during prefill. With `shared`, the replica computes a prompt once for all samples of the group
-    that it holds at the same time. The response tokens that a sequence already has are computed for each sequence.
+    The replica decodes nothing during prefill. The response tokens that a sequence already has are computed for each
+    sequence, even if samples of its group share the prompt.
     """
 
     tokens_per_second: float = math.inf
     prompt_tokens: int = 0
     shared: bool = True
-    """Whether the samples of a group that are on one replica share the computation of their prompt (prefix caching)."""
+    """Whether the samples of a group that are on one replica at the same time share the
+    computation of the prompt (prefix caching)."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -187,30 +184,33 @@ class PrefillCost:
         )
 
     def seconds(self, tokens: float) -> float:
-        """Return the time to prefill `tokens` tokens, in seconds."""
+        """Return the seconds to prefill `tokens` tokens."""
         return tokens / self.tokens_per_second
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Failures of replicas. A lost replica returns after `mttr` seconds, and then holds no sequences."""
+    """Failures of replicas. A lost replica loses its sequences, and returns without sequences after `mttr` seconds."""
 
     times: tuple[tuple[float, int], ...] = ()
-    """Failures, each as (second, number of the replica). If the replica does not exist at that time, nothing happens.
+    """Failures at given times, each as (second, number of the replica). If there is no such
+    replica at that time, nothing happens.
 
-    Replicas are numbered from 0, first those of the pool, then those of the lane.
+    Replicas are numbered from 0, first those of the pool, then those of the straggler lane.
     """
     mtbf: float | None = None
-    """Mean seconds between two random failures of a replica, exponentially distributed.
+    """Mean seconds from the start of a replica to its next random failure, exponentially
+    distributed (mean time between failures).
 
     Random failures are in addition to those in `times`. None: there are no random failures.
     """
     mttr: float = 0.0
-    """Seconds until a lost replica returns."""
+    """Seconds from the loss of a replica until it returns (mean time to repair, here constant)."""
     keep: bool = True
-    """Whether the tokens of a lost replica's sequences survive the loss.
+    """Whether reported tokens of a lost replica's sequences survive the loss.
 
-    If so, and with partial rollout, the sequences continue with these tokens. Otherwise they start over.
+    If True, and with partial rollout, the sequences continue from these tokens on another
+    replica. If False, they start over.
     """
 
     def __post_init__(self) -> None:
@@ -221,9 +221,10 @@ class Faults:
         )
 
     def gaps(self, seed: int, replica: int) -> Iterator[float]:
-        """Yield the seconds from each start of a replica to its next random failure.
+        """Yield, for one replica, the seconds from each of its starts to its next random
+        failure; nothing if `mtbf` is None.
 
-        Yields nothing if `mtbf` is None.
+        The values depend only on `seed` and `replica`, the replica's number. The iterator does not end.
         """
         draw = np.random.default_rng((seed, 1, replica))
         while self.mtbf is not None:

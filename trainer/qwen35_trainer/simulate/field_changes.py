@@ -1,9 +1,9 @@
-"""Changes to a workload by `PATH=VALUE`, the language of `--set` (see `manifest.assignment`).
+"""Changes to a workload by `PATH=VALUE`, in the same syntax as `--set` (see `manifest.assignment`).
 
     lane.after_tokens=6000    pools[1].replica.slots=128    pools.replica.base=0.02 (every pool)    cv=1.5 (a short name)
 
-A dash in a name counts as an underscore. All changes are made before the workload is checked, so their order does not
-matter.
+A dash in a name counts as an underscore. All changes are made before the workload is
+checked, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ With another policy, the default replaces the value in the manifest.
 
 
 class WorkloadRefused(ValueError):
-    """A workload that cannot be simulated. `problems` lists every problem found."""
+    """Raised for a workload that cannot be simulated. `problems` lists every problem found."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -47,14 +47,14 @@ class WorkloadRefused(ValueError):
 
 
 class ChangeRefused(WorkloadRefused):
-    """A change that is wrong for every workload: its path does not exist, or its value does not fit the field."""
+    """Raised for a change that is wrong for every workload: its path does not exist, or its value does not fit the field."""
 
 
 @dataclass(frozen=True)
 class FieldChange:
     """A change of one field of the workload.
 
-    path: the path of the field. value: its new value, as YAML text or as a Python value.
+    path: path of the field, or a short name. value: the new value, as YAML text or as a Python value.
     """
 
     path: str
@@ -62,7 +62,7 @@ class FieldChange:
 
     @classmethod
     def parse(cls, text: str) -> FieldChange:
-        """Parse a change of the form `PATH=VALUE`. Raises ChangeRefused if there is no value."""
+        """Parse a change of the form `PATH=VALUE`. Raises ChangeRefused if the text has no equals sign."""
         try:
             return cls(*split_assignment(text))
         except AssignmentError as error:
@@ -70,24 +70,29 @@ class FieldChange:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The names and indices of the path. A short name is replaced by the path that it stands for."""
+        """The names and indices of the full path.
+
+        A short name is replaced by the path that it stands for, and dashes by underscores.
+        """
         first, *later = split_path(self.path.strip().replace("-", "_"))
         return (*split_path(SHORT_NAMES.get(str(first), str(first))), *later)
 
     @property
     def field(self) -> str:
-        """The path without indices. Changes of the same field in different items of a list have the same text here."""
+        """The full path without indices, so that it is the same for every item of a list:
+        `pools.count` for `pools[1].count`.
+        """
         return ".".join(segment for segment in self.segments if isinstance(segment, str))
 
 
 def is_workload_path(path: str) -> bool:
-    """Return whether a path begins with a field of the workload, or with the short name of a field."""
+    """Return whether a path begins with the name of a field of the workload, or with the short name of a field."""
     first = str(FieldChange(path, None).segments[0])
     return first in {field.name for field in fields(Workload)}
 
 
 def apply_changes(workload: Workload, changes: Sequence[FieldChange]) -> Workload:
-    """Apply all changes to a workload.
+    """Return the workload with all changes applied.
 
     Raises WorkloadRefused with all problems of the changes and of the changed workload. The error is a ChangeRefused if
     a change is wrong for every workload.
@@ -108,9 +113,9 @@ def apply_changes(workload: Workload, changes: Sequence[FieldChange]) -> Workloa
 
 
 class _Draft:
-    """A copy of a dataclass that can be changed.
+    """A mutable copy of a dataclass.
 
-    In place of a field's dataclass, or a list of them, it has drafts too.
+    A field that contains a dataclass, or a list of dataclasses, contains drafts of them instead.
     """
 
     def __init__(self, original: Any) -> None:  # noqa: ANN401  (any dataclass)
@@ -118,7 +123,7 @@ class _Draft:
         self._parts: dict[str, Any] = {part.name: _drafted(getattr(original, part.name)) for part in fields(original)}
 
     def put(self, path: Sequence[Segment], value: object, parent: str = "the workload") -> None:
-        """Set the field at `path`.
+        """Set the field at `path` to `value`.
 
         Raises ValueError for a wrong path or value. parent: name of this draft in messages.
         """
@@ -139,7 +144,8 @@ class _Draft:
             draft.put(remainder, value, name)
 
     def drop_deadline_fields(self, changed: set[str]) -> None:
-        """If the workload's policy is not deadline-first, give the fields that only this policy uses their defaults.
+        """Reset the fields that only the policy deadline-first uses to their defaults,
+        if the workload has another policy.
 
         changed: names of the fields that a change sets; these fields keep their values.
         """
@@ -149,7 +155,7 @@ class _Draft:
     def build(self, problems: list[str]) -> Any:  # noqa: ANN401  (the type of the original)
         """Return the changed dataclass.
 
-        If its values are invalid, add the reasons to `problems` and return the original.
+        If its values are invalid, append the reasons to `problems` and return the original.
         """
         values = {name: _map_drafts(part, lambda draft: draft.build(problems)) for name, part in self._parts.items()}
         try:

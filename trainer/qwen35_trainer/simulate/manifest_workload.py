@@ -1,4 +1,4 @@
-"""The workload of a manifest, with assumptions about the quantities that a manifest does not contain."""
+"""Derives a workload from a manifest, with assumptions about the quantities that a manifest does not contain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 SPEED_FACTOR_PER_DOUBLING: Final = 1.5
 """Assumed factor by which a replica reads its weights faster when it has twice as many devices."""
 SEQUENCE_COST_FACTOR_PER_DOUBLING: Final = 0.75
-"""Assumed factor of the time that each sequence adds to a decode step, when the replica has twice as many devices."""
+"""Assumed factor by which the time that each sequence adds to a decode step changes when a
+replica has twice as many devices."""
 MEAN_LENGTH_SHARE_OF_CAP: Final = 1 / 8
 """Assumed mean response length, as a share of `data.maxResponseTokens`. The reference workload has the same share."""
 
@@ -33,14 +34,14 @@ MEAN_LENGTH_SHARE_OF_CAP: Final = 1 / 8
 PREFILL_TOKENS_PER_STEP: Final = 150.0
 """Assumed number of tokens that a replica prefills in the time in which it reads its weights once.
 
-It is computed for an H100 in bfloat16. A token takes 2 FLOP per parameter, and a parameter has 2 bytes. With half of
-989e12 FLOP/s and with 3.35e12 B/s, the result is 148.
+The number is computed for an H100 in bfloat16. A token takes 2 FLOP per parameter, and a parameter has 2 bytes. With
+half of 989e12 FLOP/s and with 3.35e12 B/s, the result is 148.
 """
 HAND_OVER_STEPS: Final = 5.0
-"""Assumed time from the decision that a sequence moves until a replica of the lane has it, in the same unit.
+"""Assumed time from the decision that a sequence moves to the lane until a replica of the lane has it,
+in decode steps. Prefill is extra.
 
-Two calls and the end of a step are tens of milliseconds, and a step of a large model takes about ten. The prefill is
-extra.
+Two calls and the end of a step are tens of milliseconds, and a step of a large model takes about ten.
 """
 COPY_STEPS: Final = 6000.0
 """Assumed time to copy the weights for a publication, as a multiple of the time in which one device reads them once.
@@ -49,7 +50,8 @@ The train pool gathers float32 weights on rank 0, which copies about 1.1 GB/s. A
 half as many bytes, with 3,350 GB/s.
 """
 CPU_COPY_STEPS: Final = 18.0
-"""Assumed time to copy the weights with the accelerator profile CPU, as a multiple of the time to read them once.
+"""Assumed time to copy the weights with the accelerator profile CPU, as a multiple of
+the time to read the weights once.
 
 A CPU reads float32 weights with about 20 GB/s.
 """
@@ -69,22 +71,23 @@ class AssumedConstant:
 class HardwareSpeeds:
     """Speeds of the hardware, given as times. All times have the same unit, which can be any.
 
-    The unit of the defaults is the duration of a decode step of a replica that holds one sequence.
+    The unit of the defaults is the decode step of a replica that holds one sequence.
     """
 
     base: float = 1.0
-    """Time of a decode step that does not depend on the number of sequences, of a replica with the manifest's
-    `rollout.tensorParallel` devices."""
+    """Time of a decode step that does not depend on the number of sequences, for a replica
+    with rollout.tensorParallel devices."""
     per_sequence: float = 0.004
     """Time that each sequence adds to a decode step."""
     train: float = 0.0375
     """Time that one device of the train pool takes per trained token."""
     lane: float = SPEED_FACTOR_PER_DOUBLING
-    """Factor by which a lane reads its weights faster for each doubling of its devices."""
+    """Factor by which a replica of the lane reads its weights faster for each doubling of its devices."""
 
     @property
     def lane_per_sequence(self) -> float:
-        """Time that each sequence adds to a decode step in a lane with twice as many devices per replica as the pool.
+        """Time that each sequence adds to a decode step in a lane whose replicas have twice as
+        many devices as those of the pool.
 
         It is shorter than `per_sequence`, because more devices share the work of a sequence.
         """
@@ -92,11 +95,11 @@ class HardwareSpeeds:
 
 
 def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -> Workload:
-    """Return the workload of a training. `constants` lists the values that a manifest does not contain and this workload assumes.
+    """Return the workload of a training. `constants` lists the assumed values in it, which a manifest does not contain.
 
-    The train pool is divided into units. A unit has as many devices as a rollout replica, so that pools that share devices can
-    take turns on the same units; if the train pool does not divide evenly into such units, a unit is one device. Raises
-    WorkloadRefused for a training without generation.
+    The train pool is divided into units. A unit has as many devices as a rollout replica, so that pools that share
+    devices can take turns on the same units. If the train pool does not divide evenly into such units, a unit is one
+    device. Raises WorkloadRefused in mode SFT, in which nothing is generated.
     """
     if spec.rollout is None:
         raise WorkloadRefused([f"spec.mode: {spec.mode} generates nothing, so there is no pipeline to simulate"])
@@ -126,7 +129,7 @@ def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -
 def constants(workload: Workload, given_fields: Collection[str]) -> tuple[AssumedConstant, ...]:
     """Return the quantities that affect the result of a simulation and that a manifest does not contain.
 
-    given_fields: the fields of the workload that options set, as paths.
+    given_fields: paths of the fields of the workload that options set; all others are marked as assumed.
     """
     replica, trainer, publication = workload.pools[0].replica, workload.train_pool, workload.publication
     quantities = [
@@ -157,7 +160,7 @@ def _is_any_given(paths: Collection[str], given_fields: Collection[str]) -> bool
 
 
 def describe_lengths(workload: Workload) -> str:
-    """Describe the distribution of the response lengths as text: "lognormal, mean 4,000, cv 1, at most 32,000"."""
+    """Return the distribution of response lengths as text, such as "lognormal, mean 4,000, cv 1, at most 32,000"."""
     match workload.lengths:
         case Lognormal(mean, cv, cap, _):
             return f"lognormal, mean {mean:,.0f}, cv {cv:g}, at most {cap:,}"

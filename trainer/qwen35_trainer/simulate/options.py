@@ -1,4 +1,4 @@
-"""The options of `qwen35 simulate` and `qwen35 plan`, from which the workload and the changes to it are built.
+"""Builds a workload and the changes to it from the options of `qwen35 simulate` and `qwen35 plan`.
 
 All problems are reported together.
 """
@@ -22,7 +22,7 @@ from qwen35_trainer.simulate.response_lengths import BoundedPareto, Replayed
 from qwen35_trainer.simulate.workload import Workload
 
 PARETO_CAP_PER_FLOOR: Final = 64
-"""The minimum of Pareto lengths is their maximum divided by this number, because --pareto sets only the exponent."""
+"""Ratio of the maximum to the minimum of Pareto lengths. The option --pareto sets only the exponent."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,34 @@ class SimulationOptions:
     train: float | None = None
     lane_speed: float | None = None
     fields: tuple[tuple[str, object], ...] = ()
-    """(field, value) of each field of the workload for which there is a separate option."""
+    """(name of a field of the workload, value) for each such field that has an option, such as --policy."""
     assignments: tuple[str, ...] = ()
     """Values of --workload, each PATH=VALUE, which change fields of the workload."""
 
 
 @dataclass(frozen=True)
 class SimulationInput:
-    """The manifest, the workload and the changes to it, as the options give them."""
+    """What the options describe: the spec, the workload, the speeds of the hardware, and
+    the changes of the workload's fields.
+    """
 
     spec: TrainingSpec | None
     """The spec of the manifest. None: no manifest was given, so the workload is the reference workload."""
     workload: Workload
-    """The workload before the changes."""
+    """The workload of the spec or the reference workload, before `changes` are applied."""
     speeds: HardwareSpeeds
+    """The speeds with which `workload` was computed. The planner uses them for the workloads of other plans."""
     changes: tuple[FieldChange, ...]
+    """Changes of fields of the workload, such as --cv=2 and --workload drift=1.1, to be applied together."""
     given_fields: frozenset[str]
-    """The fields of the workload that options set, as paths."""
+    """Paths of the fields of the workload that options set, so that they are not reported as assumed."""
 
 
 def read_options(options: SimulationOptions, problems: list[str]) -> SimulationInput:
-    """Read the options as far as possible.
+    """Read the manifest, the speeds, the lengths and the changes that the options describe.
 
-    Adds every problem of the options, the manifest and the file of lengths to `problems`.
+    problems: every problem of the options, the manifest and the file of lengths is appended. Defaults take the place of
+    what cannot be read, so the result must not be simulated if there are problems.
     """
     misplaced = _misplaced_overrides(options)
     problems += misplaced.values()

@@ -1,4 +1,4 @@
-"""Formats results as text for a terminal of 80 columns, and as JSON (`--json`)."""
+"""Formats the results of simulations, sweeps and plans as text for a terminal of 80 columns, and as JSON (`--json`)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NOTABLE_BIAS: Final = 0.05
 MAX_WIDTH_COLUMNS: Final = 80
 
 type Column = tuple[str, Callable[[SimulationResult], str], Callable[[SimulationResult], bool]]
-"""A column of a table: its head, a function that returns the text of a result's cell, and a function that returns whether the
-result has a notable value in it. A column without any notable value is left out."""
+"""A column of a table of results: its head, a function that returns the text of a result's cell, and a function that
+returns whether the column is of interest for a result. A column that is of interest for no result is left out."""
 
 
 def _always(_: SimulationResult) -> bool:
@@ -66,7 +66,7 @@ DROP_ORDER: Final = (
     "of\nideal",
     "idle\ntrainer",
 )
-"""Heads of the columns that may be left out, in this order, until the table fits into the terminal.
+"""Heads of the columns that may be left out. The first ones are left out first, until the table fits into the terminal.
 
 JSON has all columns.
 """
@@ -75,7 +75,10 @@ JSON has all columns.
 def run_table(
     workload: Workload, result: SimulationResult, seeds: int, constants: Sequence[AssumedConstant]
 ) -> RenderableType:
-    """Return the table that `qwen35 simulate` prints for one workload. seeds: number of seeds in the mean."""
+    """Return the table that `qwen35 simulate` prints for one workload.
+
+    seeds: number of seeds over which `result` is averaged. constants: quantities that the manifest does not contain.
+    """
     lane = "" if result.idle_lane is None else f"; {percent(result.idle_lane)} of the lane's"
     slots = "never all taken" if result.time_to_full is None else f"all taken after {number(result.time_to_full)}"
     share = percent(result.effective_throughput / result.ideal_throughput)
@@ -159,10 +162,11 @@ def _fitting(columns: list[Column], width: int) -> list[Column]:
 
 
 def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> RenderableType:
-    """Return the table that `qwen35 plan` prints.
+    """Return the table that `qwen35 plan` prints, with the workload, the changes as `--set`
+    options, and `constants` around it.
 
-    It has a row for the plan, for the manifest without changes if it differs from the plan, and for each neighbour, a plan
-    that differs in one choice. The text around it states the workload, the changes as `--set` options, and `constants`.
+    The rows are the recommended plan, the manifest without changes if it differs from this plan, and each neighbour: a
+    plan that differs from the recommended plan in one choice.
     """
     best = plan.recommended
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -228,9 +232,10 @@ def _assignments(axes: Sequence[SweepAxis], values: Sequence[str]) -> str:
 
 
 def describe_workload(workload: Workload, seeds: int = 1) -> list[str]:
-    """Describe a workload in three lines.
+    """Return a description of a workload in three lines.
 
-    The lines show policy, bounds of staleness and batches; the pools; and lengths and duration.
+    They have policy, bounds of staleness (s, S) and sizes of batches (P, G, K); the pools; and the response lengths,
+    the number of batches and the seeds.
     """
     window = workload.settings.window
     knobs = [str(workload.policy)]
@@ -263,7 +268,10 @@ def _lane(workload: Workload) -> list[str]:
 
 
 def describe_lags(result: SimulationResult, max_lags: int = 8) -> str:
-    """Return the share of groups by lag as text: "1: 29%, 2: 47%"."""
+    """Return the share of groups by lag as text, such as "1: 29%, 2: 47%".
+
+    max_lags: number of lags that are listed; larger lags are summed up as "above".
+    """
     total = sum(result.lag_histogram) or 1
     shares = [(lag, count / total) for lag, count in enumerate(result.lag_histogram) if count]
     texts = [f"{lag}: {percent(share)}" for lag, share in shares[:max_lags]]
@@ -298,7 +306,8 @@ def sweep_json(
 def plan_json(plan: PlanResult, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
     """Return the data that `qwen35 plan --json` prints.
 
-    They contain the plan, the unchanged manifest, and each neighbour of the plan, which differs in one choice.
+    They contain the recommended plan, the manifest without changes, and each neighbour: a plan that differs from
+    the recommended plan in one choice.
     """
     best = plan.recommended.result.effective_throughput
     neighbours = [

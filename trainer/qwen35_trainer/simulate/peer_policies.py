@@ -1,5 +1,6 @@
-"""The rules by which other projects choose the groups of a batch, each as a buffer with the interface of this project's
-buffer.
+"""The rules by which other projects choose the groups of a batch, for comparison.
+
+Each rule is a subclass of this project's `Buffer`, so that the same coordinator can use it.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class PeerBuffer(Buffer, ABC):
         return len(self._order) + trained * self.window.groups_per_batch
 
     def deadline(self, group: int) -> int:
-        """Return the group's number, because these rules have no deadlines.
+        """Return the group's number.
 
-        Stragglers move to the lane in order of this number.
+        These rules have no deadlines, but the coordinator moves stragglers to the lane in the order of this number.
         """
         return group
 
@@ -48,7 +49,7 @@ class PeerBuffer(Buffer, ABC):
         self._order[group] = False
 
     def born(self, group: int, version: int) -> None:
-        """Do nothing, because the rules of other projects do not use the version of a group's first token."""
+        """Do nothing: the rules of other projects do not use the version of a group's first token."""
 
     def finish(self, group: int) -> None:
         self._order[group] = True
@@ -72,24 +73,24 @@ class PeerBuffer(Buffer, ABC):
 
     @abstractmethod
     def _choose(self, size: int) -> list[int]:
-        """Choose `size` finished groups. Return fewer groups if, by the rule, the batch has to wait.
+        """Return `size` finished groups. Return fewer if the rule requires the batch to wait.
 
         The method is called only when at least `size` groups have finished.
         """
 
 
 class CompletionOrder(PeerBuffer):
-    """A buffer with a rule of other projects: a batch takes groups in order of completion."""
+    """A buffer with the rule that a batch takes groups in order of completion."""
 
     def _choose(self, size: int) -> list[int]:
         return [group for group, _ in zip(self._completed, range(size), strict=False)]
 
 
 class WindowedFifo(PeerBuffer):
-    """A buffer with a rule of other projects: a batch takes finished groups in order of dispatch, and may skip unfinished ones.
+    """A buffer with the rule that a batch takes finished groups in order of dispatch, and may skip unfinished ones.
 
-    It takes no group that was dispatched `reach` or more groups after the first unfinished group. A reach of 1 is strict
-    FIFO, because nothing after an unfinished group is taken.
+    A batch takes no group that was dispatched `reach` or more groups after the first unfinished group. A reach of 1 is
+    strict FIFO, because nothing after an unfinished group is taken.
     """
 
     def __init__(self, window: Window, reach: int) -> None:
@@ -116,7 +117,7 @@ class WindowedFifo(PeerBuffer):
 
 
 def buffer_of(workload: Workload) -> Buffer | None:
-    """Return the buffer for `workload.policy`, or None if the policy uses the coordinator's own buffer."""
+    """Return a new buffer for the workload's policy; None if the policy uses the coordinator's own buffer."""
     window = workload.settings.window
     match workload.policy:
         case BatchPolicy.FIFO:

@@ -1,10 +1,11 @@
-"""The planner, which chooses the split of a manifest's nodes, the two bounds of staleness, and whether there is a straggler lane.
+"""The planner of `qwen35 plan`. It recommends how to divide a manifest's nodes between the pools, both bounds of
+staleness, and a straggler lane or none.
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │
                                      └────── a neighbour is better ◄───────┴─► no neighbour is better: the plan
 
-Every simulated plan is a manifest that `qwen35 validate` accepts.
+A neighbour is a plan that differs in one choice. Every simulated plan is a manifest that `qwen35 validate` accepts.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from qwen35_trainer.simulate.plan_search import (
 from qwen35_trainer.simulate.workload import Workload
 
 MAX_SHORT_SIMULATIONS: Final = 250
-"""Maximum number of short simulations in the search. The long simulations that compare neighbours are not counted."""
+"""Number of simulations after which the search starts no further short ones. The long simulations
+that compare neighbours may exceed it."""
 MAX_ROUNDS: Final = 10
-"""Maximum number of moves from a plan to a better neighbour, which differs in one choice."""
+"""Maximum number of times that the planner simulates all neighbours of a plan and moves to the best plan found so far."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +41,35 @@ class Neighbour:
     """A plan that differs from the recommended plan in one choice."""
 
     change: str
+    """The choice that differs, as text, such as "maxVersionLag 3"."""
     trial: Trial
     is_allowed: bool
-    """Whether the planner may choose this plan.
+    """Whether the planner may recommend this plan.
 
-    It may if the plan's maximum lag is within the limit, and the plan has the manifest's policy for missed deadlines.
+    Its maximum lag must be within the limit, and its policy for missed deadlines must be the manifest's.
     """
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """The recommended plan, and the plans with which it was compared."""
+    """The recommended plan, and the plans that it was compared with."""
 
     recommended: Trial
     manifest: Trial
-    """The plan that the unchanged manifest contains, and its result."""
+    """The plan of the manifest without changes."""
     neighbours: tuple[Neighbour, ...]
     workload: Workload
     """The workload of the recommended plan."""
     estimate: Estimate
     """The analytic estimate of the recommended plan."""
     max_lag: int
+    """Limit of the maximum lag of a recommended plan, in versions."""
     simulations: int
+    """Number of simulations that the planner ran."""
 
     @property
     def changes(self) -> list[str]:
-        """The differences between the plan and the manifest, as `PATH=VALUE` for `--set`."""
+        """The values in which the recommended plan differs from the manifest, each as `PATH=VALUE` for `--set`."""
         plan, manifest = self.recommended.choice.as_dict(), self.manifest.choice.as_dict()
         return [f"{path}={_yaml(value)}" for path, value in plan.items() if value != manifest[path]]
 
@@ -76,13 +81,14 @@ def make_plan(
     max_lag: int | None = None,
     on_simulated: Callable[[], None] = lambda: None,
 ) -> PlanResult:
-    """Find the plan with the highest effective throughput among plans with a maximum lag of at most `max_lag`.
+    """Find the plan with the highest effective throughput among plans whose maximum lag is at most `max_lag`.
 
-    Of the plans within THROUGHPUT_TOLERANCE of the maximum, the plan with the minimum mean lag is recommended.
+    Of the plans within THROUGHPUT_TOLERANCE of that throughput, the plan with the minimum
+    mean lag is recommended (`preferred`).
 
-    max_lag: None stands for the maximum lag of the manifest. changes: applied to every workload. on_simulated: called
-    after each simulation. Raises WorkloadRefused for a manifest without two pools, and for workloads that cannot be
-    simulated.
+    max_lag: in versions; None stands for the maximum lag of the manifest. changes: applied to every workload.
+    on_simulated: called after each simulation. Raises WorkloadRefused for a mode other than FullyAsync, and for
+    workloads that cannot be simulated.
     """
     if spec.mode != "FullyAsync" or spec.rollout is None:
         raise WorkloadRefused([f"spec.mode: {spec.mode} has no two pools to divide the nodes between; plan FullyAsync"])
@@ -111,7 +117,7 @@ def make_plan(
 def _settle(best: Trial, grid: PlanGrid, trials: Trials) -> tuple[Trial, list[Neighbour]]:
     """Move from the plan `best` to better neighbours, until no neighbour is better in long simulations.
 
-    Returns the last plan and its neighbours.
+    Returns the last plan and its neighbours. Stops after MAX_ROUNDS moves.
     """
     allowed = {trial.choice: trial for trial in trials.simulated(long=True) if grid.allows(trial.choice)}
     for _ in range(MAX_ROUNDS):

@@ -1,6 +1,6 @@
-"""The choices of a plan, and the grid of plans to search.
+"""The choices of a plan, and the grid of plans that the planner searches.
 
-A plan chooses the split of the nodes, the two bounds of staleness and the straggler lane.
+A plan chooses the split of the nodes into rollout and train nodes, the two bounds of staleness, and the straggler lane.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class LaneChoice:
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """The values that a plan chooses. Equal plans compare as equal, so that no plan is simulated twice."""
+    """The values that a plan chooses.
+
+    Plans with equal values are equal as keys of a dictionary, so that no plan is simulated twice.
+    """
 
     rollout_nodes: int
     """Number of nodes of the rollout pool, including the nodes of the straggler lane."""
@@ -42,7 +45,7 @@ class PlanChoice:
 
     @classmethod
     def of(cls, spec: TrainingSpec) -> PlanChoice:
-        """Return the plan that a manifest contains."""
+        """Return the plan of an unchanged manifest. Its mode must have a rollout pool."""
         assert spec.rollout is not None
         knobs, lane = spec.effective_async, spec.rollout.stragglerLane
         return cls(
@@ -55,7 +58,7 @@ class PlanChoice:
         )
 
     def apply(self, spec: TrainingSpec) -> TrainingSpec:
-        """Return the spec with the values of this plan. The result may violate rules of the spec (see `is_legal`)."""
+        """Return the spec with the values of this plan. The result may violate checks of the manifest (see `is_legal`)."""
         assert spec.rollout is not None
         lane = self.lane and StragglerLaneSpec(
             nodes=self.lane.nodes, tensorParallel=self.lane.tensor_parallel, afterTokens=self.lane.after_tokens
@@ -75,9 +78,11 @@ class PlanChoice:
         )
 
     def is_legal(self, spec: TrainingSpec) -> bool:
-        """Return whether `qwen35 validate` accepts the manifest with this plan, and the plan has no lane or a faster one.
+        """Return whether `qwen35 validate` accepts the manifest with this plan, and a lane
+        in the plan is faster than the pool.
 
-        A lane is faster if its replicas have more devices than the replicas of the pool.
+        A lane is faster if its replicas have more devices than the replicas of the pool. A problem that the manifest
+        has without the plan, because the release cannot run it, does not count.
         """
         assert spec.rollout is not None
         if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:
@@ -89,14 +94,14 @@ class PlanChoice:
         return len(cannot_run(planned)) <= len(cannot_run(spec))
 
     def with_split(self, rollout_nodes: int) -> PlanChoice:
-        """Return this plan with `rollout_nodes` rollout nodes, and all other nodes of both pools as train nodes."""
+        """Return this plan with `rollout_nodes` rollout nodes. All other nodes of the two pools become train nodes."""
         moved = rollout_nodes - self.rollout_nodes
         return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values that the plan chooses, as path in the manifest → value.
+        """Return path in the manifest → value for everything that the plan chooses.
 
-        `PATH=VALUE` of an item is what the option `--set` accepts.
+        The option `--set` accepts an item as `PATH=VALUE`.
         """
         lane = self.lane and {
             "nodes": self.lane.nodes,
@@ -114,7 +119,10 @@ class PlanChoice:
 
 
 def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
-    """Return the numbers of rollout nodes, ascending, for which the plan is legal with the same total number of nodes."""
+    """Return the numbers of rollout nodes, ascending, with which the plan is legal.
+
+    The total number of nodes of the two pools does not change.
+    """
     total = choice.rollout_nodes + choice.train_nodes
     return [nodes for nodes in range(1, total) if choice.with_split(nodes).is_legal(spec)]
 
@@ -123,24 +131,25 @@ def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
 class NeighbourSteps:
     """The steps from a plan to its neighbours, the plans that differ in one choice.
 
-    For a choice with a list of values, a neighbour has the next lower or the next higher value of that list.
+    Where the steps are a list of values, a neighbour has the next lower or the next higher value of the list.
     """
 
     splits: Sequence[int]
     """Possible numbers of rollout nodes, ascending."""
     threshold: float
-    """Difference of the staleness threshold between a plan and its neighbour, in versions."""
+    """Difference of the staleness threshold between neighbours, in versions."""
     lane_sizes: Sequence[int]
-    """Possible numbers of devices of a replica of the lane, ascending."""
+    """Possible numbers of devices per replica of the lane, ascending."""
     after_tokens: Sequence[int]
+    """Possible numbers of tokens after which a sequence may move to the lane, ascending."""
     lanes: Sequence[LaneChoice]
-    """Straggler lanes that the neighbours of a plan without a lane have."""
+    """Lanes that the neighbours of a plan without a lane have."""
 
 
 def neighbours_of(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tuple[str, PlanChoice]]:
-    """Yield (description of the change, plan) for every plan that differs from `choice` in one value.
+    """Yield (description of the change, plan) for every plan that differs from `choice` in one choice.
 
-    Some of these plans may violate the rules of the spec.
+    Some of these plans may violate checks of the manifest.
     """
     for nodes in _adjacent_values(choice.rollout_nodes, steps.splits):
         moved = choice.with_split(nodes)
@@ -181,25 +190,31 @@ def _adjacent_values(value: int, ascending: Sequence[int]) -> list[int]:
 
 
 type GridPoint = tuple[int, ...]
-"""A point of a grid of plans: for each list of the grid, the index of one of its values."""
+"""A point of a grid of plans: an index into each list of the grid."""
 
 
 @dataclass(frozen=True)
 class PlanGrid:
-    """The plans that a search considers: all combinations of the values in its lists."""
+    """The plans that a search considers: all combinations of one value from each list."""
 
     start: PlanChoice
+    """The plan from which the search begins. Its other values hold for all plans of the grid."""
     splits: list[int]
+    """Numbers of rollout nodes."""
     thresholds: list[float]
+    """Staleness thresholds, in versions."""
     lane_nodes: list[int]
+    """Numbers of nodes of the straggler lane, from 0, which stands for no lane."""
     lane_sizes: list[int]
+    """Numbers of devices per replica of the lane."""
     after_tokens: list[int]
+    """Numbers of tokens after which a sequence may move to the lane."""
 
     @classmethod
     def around(cls, spec: TrainingSpec, start: PlanChoice, workload: Workload) -> PlanGrid:
         """Return the grid of plans for a manifest.
 
-        start: the plan from which the search begins. workload: the workload of the plan `start`.
+        start: the plan from which the search begins. workload: the workload of this plan.
         """
         assert spec.rollout is not None
         bound, total = start.max_version_lag, start.rollout_nodes + start.train_nodes
@@ -225,7 +240,7 @@ class PlanGrid:
 
     @property
     def sizes(self) -> GridPoint:
-        """The number of values in each list of the grid."""
+        """The number of values in each list of the grid, in the order of a grid point."""
         return (
             len(self.splits),
             len(self.thresholds),
@@ -237,14 +252,14 @@ class PlanGrid:
     def allows(self, choice: PlanChoice) -> bool:
         """Return whether the planner may recommend a plan.
 
-        The plan's maximum lag must be at most that of the plan `start`, and its policy for missed deadlines must be that of
-        `start`.
+        The maximum lag of the plan must be at most that of `start`, and its policy for
+        missed deadlines must be the same.
         """
         bound, policy = self.start.max_version_lag, self.start.on_missed_deadline
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy
 
     def choice(self, point: GridPoint) -> PlanChoice:
-        """Return the plan whose values have the indices in `point`."""
+        """Return the plan at a point of the grid."""
         split, threshold, nodes, size, after = point
         lane = LaneChoice(self.lane_nodes[nodes], self.lane_sizes[size], self.after_tokens[after])
         return replace(
@@ -255,10 +270,11 @@ class PlanGrid:
 
 
 def _lane_sizes(pool: int, per_node: int) -> list[int]:
-    """Return the possible numbers of devices of a replica of the lane.
+    """Return the possible numbers of devices per replica of the lane: two and four
+    times `pool`, if these fit into a node.
 
-    pool: number of devices of a replica of the pool. The possible numbers are two and four times `pool`, as far as they
-    fit into a node with `per_node` devices. If neither fits, the only possible number is two times `pool`.
+    pool: number of devices per replica of the pool. per_node: number of devices of a node. If neither number fits,
+    the result is only two times `pool`.
     """
     return [pool * factor for factor in (2, 4) if pool * factor <= per_node] or [pool * 2]
 

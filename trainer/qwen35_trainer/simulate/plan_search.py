@@ -1,4 +1,4 @@
-"""The search for the best plan of a grid with few and short simulations.
+"""The search for the best plan of a grid, with a small number of short simulations.
 
     analytic estimate ─► splits with little idle time, and the minimum staleness threshold that can keep them busy
         │
@@ -29,58 +29,65 @@ from qwen35_trainer.simulate.sweep import simulate_seeds
 from qwen35_trainer.simulate.workload import Workload
 
 THROUGHPUT_TOLERANCE: Final = 0.02
-"""Share of the maximum throughput that the search gives up for a plan with a smaller lag."""
+"""Share of the maximum throughput that the planner may give up for a plan with a smaller lag."""
 MIN_RELATIVE_GAIN: Final = 0.005
 """Minimum relative increase of the throughput for which the search takes a step."""
 MAX_STARTING_SPLITS: Final = 4
-"""Maximum number of splits (rollout nodes and train nodes) from which the search starts."""
+"""Maximum number of splits into rollout and train nodes from which the search starts."""
 MIN_IDEAL_SHARE: Final = 0.6
-"""The search starts only from splits with at least this share of the best split's ideal throughput."""
+"""Minimum ideal throughput of a split from which the search starts, as a share of the best split's ideal throughput."""
 MAX_STARTING_THRESHOLD_SHARE: Final = 0.6
 """Maximum staleness threshold at the start of the search, as a share of the maximum lag.
 
-If threshold and maximum lag were equal, the scheduler would have no choice which groups a batch takes.
+If the threshold were equal to the maximum lag, the scheduler would have no choice which groups a batch takes.
 """
 MAX_CLIMBS: Final = 2
-"""Maximum number of starting points, chosen by their throughput, from which the search climbs."""
+"""Maximum number of points from which pattern search starts: those with the highest throughput."""
 LAG_TOLERANCE_VERSIONS: Final = 0.1
 """Mean lags that differ by at most this many versions count as equal."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An analytic estimate of a workload's throughput, from which the search starts. Rates are in tokens per unit of time.
+    """An analytic estimate of a workload's throughput, from which the search starts.
+    Rates are in tokens per unit of time.
 
     A group occupies one of the (1 + s)·P·K places of the window from its dispatch until the version trained on it is
     published. By Little's law, X(s) ≤ min(X*, (1 + s)·P·K·G·m / (W + t)).
 
-    X(s)  the throughput with staleness threshold s
-    X*    the throughput of the slower pool if it is always busy
-    P, K  groups per batch, batches per version
-    G, m  sequences per group, mean tokens per sequence
-    W     the decoding time of the longest sequence of a group
-    t     the time of a batch and a publication
+        X(s)   the throughput with staleness threshold s
+        X*     the throughput of the slower pool if it is always busy
+        P      groups per batch
+        K      batches per version
+        G      sequences per group
+        m      mean tokens per sequence
+        W      the decoding time of the longest sequence of a group
+        t      the time of a batch and a publication
 
     The estimate is an upper bound, because it leaves out the time that sequences wait for slots and batches for due
     groups. At s ≥ 2 it is within a quarter of the simulated throughput. At lower s it is too optimistic.
     """
 
     rollout: float
-    """Tokens that the rollout pool generates per unit of time, if all slots are taken."""
+    """Tokens that the rollout pool generates per unit of time if all slots are occupied."""
     trainer: float
-    """Tokens that the trainer trains per unit of time, if it is always busy."""
+    """Tokens that the train pool trains per unit of time if it is always busy."""
     group_time: float
-    """W + t: the time that a group spends in the window if it waits for nothing."""
+    """Time from the dispatch of a group to the publication of the version trained on it, if
+    the group waits for nothing: W + t."""
     version_tokens: float
-    """P·K·G·m: the mean number of tokens in all batches of one version."""
+    """Mean number of tokens in all batches of one version: P·K·G·m."""
 
     @property
     def ideal(self) -> float:
-        """X*, the throughput of the slower pool if it is always busy, in tokens per unit of time."""
+        """The throughput of the slower pool if it is always busy (X*), in tokens per unit of time."""
         return min(self.rollout, self.trainer)
 
     def throughput(self, staleness_threshold: float) -> float:
-        """Return X(s), the estimated maximum throughput with staleness threshold s, in tokens per unit of time."""
+        """Return the estimated maximum throughput with a staleness threshold, X(s), in tokens per unit of time.
+
+        staleness_threshold: in versions.
+        """
         return min(self.ideal, (1 + staleness_threshold) * self.version_tokens / self.group_time)
 
     @property
@@ -90,9 +97,9 @@ class Estimate:
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Estimate the throughput of a workload.
+    """Return an analytic estimate of a workload's throughput, without simulating it.
 
-    Faults, the drift of lengths and changes of the pool's size are ignored.
+    Faults, the drift of lengths, prefill and changes of the pool's size are ignored.
     """
     mean, longest = _lengths(workload.lengths, workload.group_size, workload.correlation, workload.seed)
     replicas, trainer = workload.replicas, workload.train_pool
@@ -115,7 +122,7 @@ def estimate(workload: Workload) -> Estimate:
 
 @lru_cache(maxsize=8)  # a search estimates every split of the nodes with the same lengths
 def _lengths(lengths: LengthDistribution, group_size: int, correlation: float, seed: int) -> tuple[float, float]:
-    """Return the mean length of a sequence, and the mean length of the longest sequence of a group, in tokens.
+    """Return the mean number of tokens of a sequence, and the mean number of tokens of the longest sequence of a group.
 
     Both are means over BLOCK_PROMPTS sampled groups.
     """
@@ -126,7 +133,10 @@ def _lengths(lengths: LengthDistribution, group_size: int, correlation: float, s
 
 
 def search(grid: PlanGrid, trials: Trials) -> Trial:
-    """Return the best plan that pattern search finds. Raises WorkloadRefused if no plan can be simulated."""
+    """Return the best plan of a grid that pattern search finds, as `preferred` compares plans.
+
+    Raises WorkloadRefused if no plan can be simulated.
+    """
 
     def score(point: GridPoint) -> float:
         result = trials.short(grid.choice(point))
@@ -166,10 +176,10 @@ def _starts(grid: PlanGrid, trials: Trials) -> list[GridPoint]:
 
 
 def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float]) -> GridPoint:
-    """Search for a point with a high score by pattern search from `start`, and return the best point.
+    """Return the point with the highest score that pattern search from `start` finds.
 
-    The search steps along one axis at a time to a point with a higher score. When no step leads to such a point, the
-    search halves its steps. sizes: number of points along each axis.
+    The search moves along one axis at a time to a point whose score is higher by more than MIN_RELATIVE_GAIN. When
+    there is no such point, the search halves its steps. sizes: number of points along each axis.
     """
     best, best_score = start, score(start)
     steps = [max(1, size // 4) for size in sizes]
@@ -189,9 +199,9 @@ def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float
 
 
 def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
-    """Lower the staleness threshold and then the maximum lag of a plan, and return the resulting plan.
+    """Lower the staleness threshold and then the maximum lag of the plan `best`, and return the resulting plan.
 
-    The throughput stays within THROUGHPUT_TOLERANCE of the throughput of `best`.
+    Its throughput is within THROUGHPUT_TOLERANCE of the maximum of all plans simulated so far.
     """
     low, high = 0, sum(threshold < best.choice.staleness_threshold for threshold in grid.thresholds)
     while low < high:
@@ -212,8 +222,8 @@ def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
 def preferred(trials: Sequence[Trial]) -> Trial:
     """Return the best of the trials whose throughput is within THROUGHPUT_TOLERANCE of the maximum.
 
-    The lowest mean lag is best; mean lags within LAG_TOLERANCE_VERSIONS of the minimum count as equal. Among these, the
-    best trial has the lowest maximum lag, then no lane, then the highest throughput.
+    The best trials have the lowest mean lag; mean lags within LAG_TOLERANCE_VERSIONS of the minimum count as equal. Of
+    these trials, the best has the lowest maximum lag, then no lane, then the highest throughput.
     """
     min_throughput = _min_throughput(trials)
     near = [trial for trial in trials if trial.result.effective_throughput >= min_throughput]
@@ -241,9 +251,10 @@ class Trial:
 
 
 class Trials:
-    """Simulates plans: short simulations find good plans, and long simulations compare these.
+    """Simulates plans and keeps their results.
 
-    No plan is simulated twice.
+    Short simulations find good plans, and long simulations compare them. Each plan is
+    simulated at most once in each way.
     """
 
     def __init__(
@@ -256,8 +267,8 @@ class Trials:
     ) -> None:
         """Prepare the simulation of plans.
 
-        changes: applied to every workload. limit: number of simulations after which `short` simulates no further plan.
-        on_simulated: called after each simulation.
+        changes: applied to every workload. limit: number of simulations, short or long, after which `short` simulates
+        no further plan. on_simulated: called after each simulation.
         """
         self._spec, self._speeds, self._changes, self._limit, self._on_simulated = (
             spec,
@@ -268,35 +279,39 @@ class Trials:
         )
         self._results: dict[tuple[PlanChoice, bool], SimulationResult | None] = {}
         self.simulations = 0
+        """Number of simulations so far, short and long."""
 
     def workload(self, choice: PlanChoice) -> Workload:
-        """Return the workload of a plan, whose duration is not set yet.
+        """Return the workload of a plan, with the default number of batches.
 
         Raises WorkloadRefused for an invalid workload.
         """
         return apply_changes(workload_of(choice.apply(self._spec), self._speeds), self._changes)
 
     def is_legal(self, choice: PlanChoice) -> bool:
-        """Return whether the manifest with the values of a plan is valid."""
+        """Return whether a plan is legal for the manifest (`PlanChoice.is_legal`)."""
         return choice.is_legal(self._spec)
 
     def short(self, choice: PlanChoice) -> SimulationResult | None:
-        """Simulate a plan for a short time.
+        """Return the result of a short simulation of a plan.
 
-        Returns None if the plan is not legal, or the limit of simulations is reached.
+        Returns None if the plan is not legal or cannot be simulated, or if the limit of simulations is reached.
         """
         if (choice, False) not in self._results and self.simulations >= self._limit:
             return None
         return self._result(choice, long=False)
 
     def long(self, choice: PlanChoice) -> SimulationResult | None:
-        """Simulate a plan for a long time, to compare it with other plans. Returns None if the plan is not legal."""
+        """Return the result of a long simulation of a plan, for comparison with other plans.
+
+        Returns None if the plan is not legal or cannot be simulated.
+        """
         return self._result(choice, long=True)
 
     def simulated(self, *, long: bool) -> list[Trial]:
-        """Return the plans that have been simulated, in the order of simulation.
+        """Return the plans that have been simulated, with their results, in the order of simulation.
 
-        long: in long or in short simulations.
+        long: whether to return the results of long simulations; otherwise those of short ones.
         """
         results = ((choice, result) for (choice, was_long), result in self._results.items() if was_long == long)
         return [Trial(choice, result) for choice, result in results if result is not None]

@@ -1,4 +1,4 @@
-"""Draws results as an HTML page of charts."""
+"""Draws the results of a simulation or a sweep as an HTML page of charts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ _MAX_TICKS: Final = 10
 
 
 def write_plot(path: Path, workload: Workload, axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> None:
-    """Write an HTML page with the charts of a run or a sweep. The file is replaced atomically. Raises OSError if that fails.
+    """Write an HTML page with the charts of a simulation or a sweep to `path`. The file is replaced atomically.
 
-    axes, rows: the axes of the sweep and its results. A single run has no axes and one row.
+    axes: the axes of the sweep; empty for a single simulation. rows: the results, one row for a single
+    simulation. workload: the workload of the first row. Raises OSError if the file cannot be written, and
+    ImportError if plotly is not installed.
     """
     write_page(path, _page(workload, axes, rows))
 

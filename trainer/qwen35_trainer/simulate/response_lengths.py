@@ -23,7 +23,10 @@ BLOCK_PROMPTS = 512
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormal lengths, clipped at both ends. `mean` and `cv` describe the distribution before clipping."""
+    """Lognormal lengths, clipped to at least `floor` and at most `cap` tokens.
+
+    `mean` and `cv` describe the distribution before clipping.
+    """
 
     mean: float = 4000.0
     cv: float = 1.0
@@ -39,14 +42,14 @@ class Lognormal:
         )
 
     def at(self, normal: Floats) -> Floats:
-        """Convert standard normal deviates to lengths in tokens, which are not clipped yet."""
+        """Convert standard normal deviates to lengths in tokens, before clipping."""
         sigma = math.sqrt(math.log1p(self.cv**2))
         return np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * normal)
 
 
 @dataclass(frozen=True)
 class BoundedPareto:
-    """Lengths with a density proportional to x^(-alpha - 1) between floor and cap."""
+    """Pareto lengths with bounds: a density proportional to x^(-alpha - 1) between `floor` and `cap` tokens."""
 
     alpha: float = 1.1
     floor: int = 500
@@ -56,17 +59,18 @@ class BoundedPareto:
         raise_if_any(*not_above(0, **{"lengths.alpha": self.alpha}), *_ends(self.floor, self.cap))
 
     def at(self, normal: Floats) -> Floats:
-        """Convert standard normal deviates to lengths in tokens."""
+        """Convert standard normal deviates to lengths in tokens, which lie between `floor` and `cap`."""
         share = _share(normal)
         return np.asarray(self.floor * (1 - share * (1 - (self.floor / self.cap) ** self.alpha)) ** (-1 / self.alpha))
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Observed lengths, drawn with replacement. `Replayed.read` reads them from a file."""
+    """Observed lengths, from which lengths are drawn with replacement. `Replayed.read` reads them from a file."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """For each prompt, the observed lengths of its responses, in tokens. A group gets lengths drawn from those of one prompt.
+    """For each prompt, the observed lengths of its responses, in tokens. All lengths of a group
+    are drawn from those of one prompt.
 
     If the file does not name prompts, all lengths belong to one prompt.
     """
@@ -102,12 +106,12 @@ class Replayed:
 
     @property
     def cap(self) -> int:
-        """The maximum of the observed lengths, in tokens. Lengths that have become longer by drift are clipped to it."""
+        """The maximum of the observed lengths, in tokens. Lengths that drift makes longer are clipped to it."""
         return max(map(max, self.prompts))
 
     @property
     def floor(self) -> int:
-        """The minimum length, in tokens. Lengths that have become shorter by drift are raised to it."""
+        """The minimum length, in tokens. Lengths that drift makes shorter are raised to it."""
         return 1
 
 
@@ -115,7 +119,7 @@ type LengthDistribution = Lognormal | BoundedPareto | Replayed
 
 
 class GroupSampler:
-    """Draws the response lengths of the groups of a simulated run, and whether they have signal.
+    """Draws the response lengths of the groups of a simulated run, and whether the rewards of a group differ (signal).
 
     A prompt gets the same lengths under every policy, and new lengths each time that it is dispatched again.
     """
@@ -123,6 +127,12 @@ class GroupSampler:
     def __init__(
         self, lengths: LengthDistribution, group_size: int, correlation: float, drift: float, signal: float, seed: int
     ) -> None:
+        """Create a sampler.
+
+        correlation: share, 0 to 1, of the variance of the logarithm of the length that depends on the prompt.
+        drift: factor by which lengths grow from one batch to the next. signal: probability that the rewards of a
+        group differ. seed: seed of all draws.
+        """
         self._lengths, self._size, self._seed = lengths, group_size, seed
         self._shared, self._own = math.sqrt(correlation), math.sqrt(1 - correlation)
         self._drift, self._signal = drift, signal
@@ -131,9 +141,10 @@ class GroupSampler:
         self._last_position = -1
 
     def draw(self, position: int, batch: int) -> tuple[list[int], bool]:
-        """Draw the numbers of response tokens of a group's sequences, and whether the group has signal.
+        """Draw the number of response tokens of each sequence of a group, and whether the rewards of the group differ.
 
-        batch: the number of the next batch to train, because lengths drift from batch to batch.
+        position: position of the group's prompt in the data. A position that was drawn before gets new lengths. batch:
+        number of the next batch to train, with which lengths drift.
         """
         repeat = 0
         if position <= self._last_position:
@@ -149,8 +160,8 @@ class GroupSampler:
         return self._clip(lengths[row], self._drift**batch), signal[row]
 
     def mean(self, batches: range) -> float:
-        """Return the mean length of a response, in tokens, over the batches with the numbers `batches`, including
-        drift.
+        """Return the mean number of tokens of a response over the batches with the numbers
+        `batches`, including drift and clipping.
         """
         factors = [1.0] if self._drift == 1 else [self._drift**batch for batch in batches]
         return float(np.mean([mean_length(self._lengths, factor) for factor in factors]))
@@ -183,7 +194,7 @@ class GroupSampler:
 
 
 def mean_length(lengths: LengthDistribution, factor: float = 1.0) -> float:
-    """Return the mean of a distribution of lengths after every length is multiplied by `factor` and then clipped."""
+    """Return the mean length, in tokens, of a distribution whose lengths are multiplied by `factor` and then clipped."""
     if isinstance(lengths, Replayed):
         means = [np.clip(np.rint(np.array(prompt) * factor), 1, lengths.cap).mean() for prompt in lengths.prompts]
         return float(np.mean(means))

@@ -1,9 +1,11 @@
-"""Virtual time, and one rollout replica in it.
+"""The virtual clock, and a rollout replica in virtual time.
 
-All sequences of a replica grow at the same rate, so one number is enough for all of them. This number is the replica's
-`service`: the tokens that a sequence would have if it had been on the replica from the start. A sequence that joins at
-service 500 and stops after 2000 tokens therefore stops when the service reaches the mark 2500, even if the rate changes
-meanwhile. The marks are in a heap, and the lowest mark is the next stop. The service at which each version of the weights was
+All sequences of a replica grow at the same rate, so one number is enough for all of them: the replica's
+`service`, the number of tokens that a sequence would have if it had been on the replica from the start. A
+sequence that joins at service 500 and stops after 2000 tokens therefore stops when the service reaches the mark
+2500, even if the rate changes in between.
+
+The marks are in a heap, and the lowest mark is the next stop. The service at which each version of the weights was
 loaded is also kept, so that the tokens of a sequence can be divided among versions.
 """
 
@@ -19,14 +21,15 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.simulate.cost_model import ReplicaSpeed
 
 ROUNDING_TOLERANCE_TOKENS = 1e-6
-"""Difference, in tokens, by which the service may be below a mark, because of rounding, and still count as having
-reached it."""
+"""Tokens by which a replica's service may be below the mark of a stop, because of rounding,
+and the stop still counts as reached."""
 MAX_VERSION_MARKS = 64
-"""When more than this number of loaded versions is kept, those that no running sequence needs are removed."""
+"""Number of loaded versions that a replica records. When there are more, versions that no
+running sequence needs are removed."""
 
 
 class VirtualClock:
-    """Calls functions in order of time. Calls for the same moment happen in the order in which they were scheduled."""
+    """Calls functions in order of virtual time. Calls at the same time happen in the order in which they were scheduled."""
 
     __slots__ = ("_calls", "_serial", "now")
 
@@ -36,15 +39,15 @@ class VirtualClock:
         self._serial = itertools.count()
 
     def at(self, time: float, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401, passed to function
-        """Schedule the call `function(argument)` at the virtual time `time`."""
+        """Schedule the call `function(argument)` at the virtual time `time`, in seconds."""
         heapq.heappush(self._calls, (time, next(self._serial), function, argument))
 
     def after(self, seconds: float, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401, as above
-        """Schedule the call `function(argument)` after `seconds` seconds of virtual time."""
+        """Schedule the call `function(argument)` in `seconds` seconds of virtual time from now."""
         heapq.heappush(self._calls, (self.now + seconds, next(self._serial), function, argument))
 
     def step(self) -> bool:
-        """Advance to the time of the next scheduled call, and make the call. Returns False if no call is scheduled."""
+        """Advance to the time of the next scheduled call, and make this call. Returns False if no call is scheduled."""
         if not self._calls:
             return False
         self.now, _, function, argument = heapq.heappop(self._calls)
@@ -72,32 +75,28 @@ class SimulatedSequence:
     def __init__(self, name: SequenceId, length: int) -> None:
         self.name = name
         self.length = length
-        """Number of tokens that the sequence has at its end."""
+        """Number of tokens that the sequence has when it ends."""
         self.tokens = 0.0
-        """Number of tokens that the sequence had at the end of its latest stretch of decoding: the sum of the numbers
-        in `spans`."""
+        """Number of tokens at the end of the latest stretch of decoding: the sum of the numbers in `spans`."""
         self.spans: list[tuple[int, float]] = []
-        """How many tokens came from which version, as (version, tokens), in the order of generation."""
+        """(version, number of tokens that the version generated), in the order of generation."""
         self.joined = 0.0
-        """The service of the replica (see `simulated_replica.py`) at the start of the present stretch of decoding."""
+        """The replica's service (see `simulated_replica.py`) at the start of the present stretch of decoding."""
         self.stamp = 0
-        """Identifies the valid entry of the sequence in the replica's heap of stops. 0 while it does not decode."""
+        """Identifies the valid entry of the sequence in the replica's heap of stops. 0 while the sequence does not decode."""
         self.stop = 0.0
         """Number of tokens that the sequence has at its next stop."""
         self.replica: SimulatedReplica | None = None
-        """The replica that holds the sequence. None: it waits for one."""
+        """The replica that holds the sequence. None: the sequence waits for a replica."""
         self.turns = 0
-        """Number of completed turns of the conversation with the environment."""
+        """Number of completed turns of the conversation with the environment (`Turns`)."""
         self.in_environment = False
-        """Whether the sequence waits for an answer of the environment.
-
-        It keeps its slot meanwhile, and decodes nothing.
-        """
+        """Whether the sequence waits for an answer of the environment. It then keeps its slot, and decodes nothing."""
         self.crossed = False
         """Whether an event has reported to the coordinator that the sequence is long enough for the straggler lane."""
 
     def keep(self, tokens: int) -> None:
-        """Drop all tokens of the sequence except the first `tokens`."""
+        """Drop all tokens except the first `tokens`. The sequence must not be decoding."""
         spans, remaining = [], float(tokens)
         for version, count in self.spans:
             if remaining > 0:
@@ -107,7 +106,10 @@ class SimulatedSequence:
 
 
 class SimulatedReplica:
-    """A simulated replica and the sequences that it holds. All methods act at the time of the latest `advance`."""
+    """A simulated replica and the sequences that it holds.
+
+    Methods other than `advance` act at the time of the latest `advance`.
+    """
 
     __slots__ = (
         "_marks",
@@ -136,19 +138,18 @@ class SimulatedReplica:
         self.version = version
         self.held: dict[SequenceId, SimulatedSequence] = {}
         self.active = 0
-        """Number of sequences that decode. Sequences that wait for their environment are not counted."""
+        """Number of sequences that decode. Sequences that wait for the environment are not counted."""
         self.measured = 0
-        """Largest number of decoding sequences with which the coordinator knows the duration of a step."""
+        """Largest number of decoding sequences for which the duration of a step was reported to the coordinator."""
         self.service = 0.0
+        """Number of tokens that a sequence would have if it had been on the replica from the start."""
         self.ready = now
-        """Time until which the replica decodes nothing, because of prefill or because it loads weights."""
+        """Time before which the replica decodes nothing, because it prefills or loads weights."""
         self.due = inf
-        """Time at which the clock next wakes this replica; infinity if that is not scheduled."""
+        """Time at which the clock next wakes the replica to handle a stop; infinity if no such call is scheduled."""
         self.decoding = self.busy = 0.0
-        """Time of decoding so far.
-
-        `decoding`: sum over all sequences, in sequence-seconds. `busy`: seconds with any sequence.
-        """
+        """Time of decoding so far: `decoding` is the sum over all sequences, in sequence-seconds; `busy` is the time
+        with at least one sequence, in seconds."""
         self.leaving = self.lost = False
         self._now = now
         self._marks: list[tuple[float, int, SimulatedSequence]] = []  # (service at the stop, stamp, sequence)
@@ -157,7 +158,7 @@ class SimulatedReplica:
         self._step_seconds = [speed.step(sequences) for sequences in range(speed.slots + 1)]
 
     def advance(self, now: float) -> None:
-        """Decode from the time of the previous call up to `now`."""
+        """Decode all active sequences from the time of the previous call up to `now`."""
         start = self._now
         if now > start:
             self._now = now
@@ -170,23 +171,27 @@ class SimulatedReplica:
                     self.busy += seconds
 
     def pause(self, seconds: float) -> None:
-        """Stop decoding for `seconds` seconds, in addition to earlier pauses."""
+        """Decode nothing for `seconds` seconds, which begin now or at the end of earlier pauses."""
         self.ready = max(self.ready, self._now) + seconds
 
     def begin_decoding(self, sequence: SimulatedSequence, until: float, extra_steps: float = 0.0) -> None:
-        """Begin to decode a sequence until it has `until` tokens, after `extra_steps` steps that give no token."""
+        """Begin to decode a sequence.
+
+        until: number of tokens that the sequence has at its next stop. extra_steps: number of
+        decode steps before its first token.
+        """
         self.active += 1
         sequence.joined = self.service + extra_steps
         self.set_stop(sequence, until)
 
     def set_stop(self, sequence: SimulatedSequence, until: float) -> None:
-        """Set the next stop of a decoding sequence to the moment at which it has `until` tokens."""
+        """Replace the next stop of a decoding sequence. until: number of tokens that the sequence has at this stop."""
         self._stamps += 1
         sequence.stamp, sequence.stop = self._stamps, until
         heapq.heappush(self._marks, (sequence.joined + until - sequence.tokens, self._stamps, sequence))
 
     def end_decoding(self, sequence: SimulatedSequence) -> None:
-        """Stop decoding a sequence, and record in its `spans` how many tokens came from each version."""
+        """Stop decoding a sequence, and add to its `spans` how many tokens each version generated."""
         self.active -= 1
         sequence.stamp = 0
         service, joined, versions = self.service, sequence.joined, self._versions
@@ -206,7 +211,7 @@ class SimulatedReplica:
             sequence.spans.append((version, service - max(since, joined)))
 
     def load(self, version: int) -> None:
-        """Load the weights of `version`, which generate all tokens from now on."""
+        """Switch to the weights of `version`, which generate all tokens from now on. The time of loading is not included."""
         self.version = version
         self._versions.append((self.service, version))
         if len(self._versions) > MAX_VERSION_MARKS:
@@ -216,10 +221,7 @@ class SimulatedReplica:
             self._versions = self._versions[first:]
 
     def next_stopped(self) -> SimulatedSequence | None:
-        """Return a sequence that has reached its next stop, and remove that stop.
-
-        Returns None if no sequence has reached its stop.
-        """
+        """Return a sequence that has reached its next stop, and remove this stop. Returns None if no sequence has."""
         marks = self._marks
         while marks:
             mark, stamp, sequence = marks[0]
@@ -254,7 +256,7 @@ class SimulatedReplica:
 
 
 class Capacity:
-    """The number of slots and replicas of a pool now, and their sums over time so far (slot-seconds, replica-seconds)."""
+    """The slots and replicas that a pool has now, and their integrals over time (slot-seconds, replica-seconds)."""
 
     __slots__ = ("_since", "replica_seconds", "replicas", "slot_seconds", "slots")
 
@@ -263,13 +265,13 @@ class Capacity:
         self.slot_seconds = self.replica_seconds = self._since = 0.0
 
     def advance(self, now: float) -> None:
-        """Add the slot-seconds and replica-seconds between the previous call and `now`."""
+        """Add the slot-seconds and replica-seconds from the time of the previous call up to `now`."""
         self.slot_seconds += self.slots * (now - self._since)
         self.replica_seconds += self.replicas * (now - self._since)
         self._since = now
 
     def add(self, now: float, replicas: int, slots: int) -> None:
-        """Add replicas and slots at the time `now`, or remove them if the numbers are negative."""
+        """Add replicas and slots to the pool at the time `now`. Negative numbers remove them."""
         self.advance(now)
         self.replicas += replicas
         self.slots += slots

@@ -1,4 +1,4 @@
-"""The rollout pool and the straggler lane in virtual time: decoding, faults, changes of size, and publications."""
+"""The rollout pool and the straggler lane in virtual time: decoding, faults, changes of the pool's size, and publications."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from qwen35_trainer.simulate.simulated_replica import Capacity, SimulatedReplica
 from qwen35_trainer.simulate.workload import Workload
 
 UNREPORTED_SHARE = 1 / 8
-"""Mean share of a sequence's tokens that a replica has not reported, and that are lost with it.
+"""Mean share of a sequence's tokens that a replica has not reported yet, and that are lost with the replica.
 
-A replica reads an eighth of a response at a time (`rollout_worker.PROGRESS_SHARE`). On average, half of that is unread, and
-a running sequence has half of its tokens.
+A replica reports an eighth of a response at a time (`rollout_worker.PROGRESS_SHARE`). On average, half of that is
+unreported, and a running sequence has half of its tokens.
 """
 
 
 class SimulatedRollout:
-    """All rollout replicas of a simulated run, driven by the coordinator's actions."""
+    """All rollout replicas of a simulated run. The simulation calls a method for each action of the coordinator."""
 
     def __init__(
         self,
@@ -33,15 +33,15 @@ class SimulatedRollout:
         send: Callable[[on.Event], None],
         finish: Callable[[SimulatedSequence], None],
     ) -> None:
-        """Create a rollout without replicas, which join when `begin` is called.
+        """Create a rollout without replicas. `begin` adds the replicas.
 
-        send: passes an event to the coordinator. finish: called with each complete sequence, after it has left its
-        replica.
+        send: passes an event to the coordinator. finish: called with each complete sequence, after
+        the sequence has left its replica.
         """
         self.pool, self.lane = Capacity(), Capacity()
         self.lost = self.moves = 0
         self.full_at: float | None = None
-        """Time at which all slots of the pool were taken for the first time. None: that has not happened."""
+        """Time at which all slots of the pool were occupied for the first time; None before."""
         self.prefill_tokens = 0
         """Number of tokens that prefill computed: prompts, and earlier response tokens of sequences that start again."""
         self._held_of_group: Counter[tuple[int, int]] = Counter()  # (replica, group) → sequences
@@ -62,7 +62,10 @@ class SimulatedRollout:
         self._lane_after = inf if after is None else float(after)
 
     def begin(self) -> None:
-        """Let every replica join, and schedule the faults and the changes of the pool's size that the workload lists."""
+        """Add all replicas and announce them to the coordinator.
+
+        Also schedule the faults and the changes of the pool's size that the workload lists.
+        """
         replicas = [self._add(number) for number in range(len(self._speeds))]
         for replica in replicas:
             self._announce(replica)
@@ -74,9 +77,9 @@ class SimulatedRollout:
     # Actions of the coordinator.
 
     def start(self, number: int, sequences: list[tuple[SimulatedSequence, int]]) -> None:
-        """Start sequences on a replica.
+        """Start sequences on a replica, after a prefill of the prompts and the kept tokens.
 
-        number: number of the replica. sequences: each with the number of its response tokens that it keeps.
+        number: number of the replica. sequences: (sequence, number of its response tokens to keep).
         """
         replica = self._replicas[number]
         replica.advance(self._clock.now)
@@ -92,7 +95,7 @@ class SimulatedRollout:
             self.full_at = self._clock.now
 
     def move(self, action: do.MoveSequences) -> None:
-        """Move sequences from a replica of the pool to a replica of the lane."""
+        """Move sequences and the tokens that they have from a replica of the pool to a replica of the straggler lane."""
         assert self._workload.lane is not None
         for name in action.sequences:
             sequence = self._release(self._replicas[action.source].held[name])
@@ -104,7 +107,7 @@ class SimulatedRollout:
             self.moves += 1
 
     def cancel(self, action: do.CancelSequences) -> None:
-        """Remove cancelled sequences from their replica."""
+        """Remove cancelled sequences from the replica that holds them."""
         for name in action.sequences:
             self._release(self._replicas[action.replica].held[name])
 
@@ -128,7 +131,7 @@ class SimulatedRollout:
                 self._clock.after(replica.speed.step(replica.active), self._measure, replica)
 
     def _measure(self, replica: SimulatedReplica) -> None:
-        """Report the speed of a replica with up to as many sequences as it decodes now."""
+        """Report to the coordinator how long a decode step of a replica takes, for up to as many sequences as decode now."""
         lane, most = self._workload.lane, replica.active
         if lane is None or replica.lost or most <= replica.measured:
             return
@@ -185,8 +188,9 @@ class SimulatedRollout:
         self._schedule(replica)
 
     def _at_stop(self, replica: SimulatedReplica, sequence: SimulatedSequence) -> None:
-        """Handle a stop of a sequence: it has ended, has become long enough for the lane, or has come to the end of a
-        turn.
+        """Handle a stop of a sequence.
+
+        The sequence has ended, has become long enough for the lane, or has come to the end of a turn.
         """
         if sequence.stop == sequence.length:
             self._finish(self._release(sequence))
@@ -203,7 +207,7 @@ class SimulatedRollout:
             self._clock.after(seconds, self._environment_answered, sequence)
 
     def _environment_answered(self, sequence: SimulatedSequence) -> None:
-        """Continue to decode a sequence, on the same replica, after the environment has answered."""
+        """Continue to decode a sequence on the same replica after the environment has answered."""
         if not sequence.in_environment:
             return  # it was lost meanwhile, and starts this turn over
         sequence.in_environment = False
@@ -213,7 +217,11 @@ class SimulatedRollout:
             self._schedule(sequence.replica)
 
     def _next_stop(self, sequence: SimulatedSequence) -> float:
-        """Return the number of tokens that a sequence has at its next stop: end, end of a turn, or length for the lane."""
+        """Return the number of tokens that a sequence has at its next stop.
+
+        The stop is the end of the sequence, the end of a turn, or the length from which it may
+        move to the lane, whichever is first.
+        """
         stop = float(sequence.length)
         turns = self._workload.turns.count
         if sequence.turns + 1 < turns:
@@ -223,7 +231,7 @@ class SimulatedRollout:
     # Faults, and other sizes of the pool.
 
     def _add(self, number: int) -> SimulatedReplica:
-        """Add a new or returning replica, which has the newest published weights."""
+        """Add a new or returning replica with the newest version whose publication has begun."""
         speed, lane = self._speeds[number]
         replica = self._replicas[number] = SimulatedReplica(
             number, speed, lane=lane, version=self.publication.newest, now=self._clock.now
@@ -310,9 +318,9 @@ class SimulatedRollout:
     # Measurement.
 
     def decoded(self, *, lane: bool) -> tuple[float, float]:
-        """Return the time of decoding so far as (sequence-seconds, replica-seconds).
+        """Return the time that replicas have decoded so far, as (sequence-seconds, replica-seconds).
 
-        lane: of the lane; otherwise of the pool.
+        lane: whether to sum over the replicas of the straggler lane; otherwise over those of the pool.
         """
         for replica in self._replicas.values():
             replica.advance(self._clock.now)
@@ -324,9 +332,9 @@ class SimulatedRollout:
 
 
 class SimulatedPublication:
-    """Publishes versions of the weights in a simulated run.
+    """Publishes versions of the weights to the replicas of a simulated run.
 
-    A publication transfers the version. Then each replica pauses, and uses the version after its pause.
+    A publication transfers the version. Then each replica pauses to load it, and generates with it after the pause.
     """
 
     def __init__(
@@ -343,7 +351,7 @@ class SimulatedPublication:
         self._replicas, self._send = replicas, send
 
     def publish(self, version: int) -> None:
-        """Begin the transfer of a version to every replica."""
+        """Begin the publication of a version: schedule the end of its transfer to every replica."""
         self.newest = version
         self._clock.after(self._cost.transfer, self._arrive, version)
 

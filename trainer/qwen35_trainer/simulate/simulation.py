@@ -25,7 +25,8 @@ from qwen35_trainer.simulate.workload import Workload
 def simulate(workload: Workload) -> SimulationResult:
     """Simulate a workload, and return the measures of the run. Equal workloads give equal results.
 
-    Raises ValueError if the run cannot end, because with dynamic sampling too few groups have signal.
+    Raises ValueError if the run cannot end, because with dynamic sampling too few groups
+    have signal (rewards that differ).
     """
     try:
         return Simulation(workload).run()
@@ -44,7 +45,7 @@ class _SimulatedGroup:
 
 
 class Simulation:
-    """One simulated run of a workload, with the coordinator of real runs in virtual time."""
+    """One simulated run of a workload: the coordinator of real runs with a virtual clock and models of the pools."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -83,7 +84,10 @@ class Simulation:
         }
 
     def run(self) -> SimulationResult:
-        """Simulate the whole run, and return its measures."""
+        """Simulate the whole run, and return its measures. May be called once.
+
+        Raises RuntimeError if nothing is scheduled before the run has ended.
+        """
         self.rollout.begin()
         while not self._ended:
             if not self.clock.step():

@@ -1,4 +1,4 @@
-"""The result of a simulated run, which is measured from the end of the warm-up to the last measured batch."""
+"""The measures of a simulated run, taken from the end of the warm-up to the last measured batch."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class SimulationResult:
     """
 
     throughput: float
-    """Tokens of trained groups per second, including tokens that were masked because of their age."""
+    """Tokens of trained groups per second, including tokens that are masked because the lag is above the maximum."""
     effective_throughput: float
-    """Trained tokens per second, without tokens that were masked because of their age."""
+    """Tokens in the loss per second: those of trained groups without masked tokens."""
     ideal_throughput: float
-    """Tokens per second if the slower pool were always busy."""
+    """Tokens per second if the slower pool were always busy (`ideal_throughput`)."""
     mean_lag: float
-    """Mean lag of the trained groups: versions from the oldest token of a group to its training."""
+    """Mean lag of the trained groups. The lag of a group is the number of versions from its oldest token to its training."""
     max_lag: int
-    """Maximum lag of a trained group: versions from the oldest token of the group to its training."""
+    """Maximum lag of a trained group. The lag of a group is the number of versions from its oldest token to its training."""
     lag_histogram: tuple[int, ...]
     """Number of trained groups by lag: the item at index n counts the groups with a lag of n versions."""
     mean_token_lag: float
@@ -38,12 +38,13 @@ class SimulationResult:
     max_token_lag: int
     """Maximum lag of a token in the loss, in versions."""
     masked_share: float
-    """Share of the tokens of trained groups that were masked because of their age."""
+    """Share of the tokens of trained groups that are masked because the lag is above the maximum."""
     discarded_share: float
-    """Number of groups that missed their deadline, over the number of all groups that left the pipeline in the whole run."""
+    """Share of the groups that left the pipeline in the whole run, trained or not, that were discarded
+    because they missed their deadline."""
     filtered_share: float
-    """Number of groups left out because all their rewards were equal, over the number of all groups that left the pipeline
-    in the whole run."""
+    """Share of the groups that left the pipeline in the whole run, trained or not, that were dropped
+    because all their rewards were equal."""
     mean_trained_length: float
     """Mean number of response tokens of the trained sequences."""
     true_mean_length: float
@@ -64,9 +65,9 @@ class SimulationResult:
     None: there is no lane.
     """
     train_idle: float
-    """Time during which the trainer waited for a batch, over the time of the measured batches."""
+    """Share of the time of the measured batches during which the trainer waited for a batch."""
     train_copying: float
-    """Time during which the trainer copied weights instead of training, over the time of the measured batches."""
+    """Share of the time of the measured batches during which the trainer copied weights instead of training."""
     prefill_tokens: float
     """Number of tokens that prefill computed: prompts, and earlier response tokens of sequences that start again."""
     replicas_per_group: float
@@ -78,7 +79,7 @@ class SimulationResult:
     time_to_first_batch: float
     """Seconds from the start until the first batch began to train."""
     time_to_full: float | None
-    """Seconds from the start until all slots of the pool were taken. None if that never happened."""
+    """Seconds from the start until all slots of the pool were occupied for the first time. None: that never happened."""
     publications: int
     """Number of publications in the whole run."""
     lost_replicas: int
@@ -99,7 +100,7 @@ class SimulationResult:
         return self.mean_trained_length / self.true_mean_length - 1
 
     def as_dict(self) -> dict[str, object]:
-        """Return the result as plain data for JSON, with camelCase keys."""
+        """Return all measures and `bias` as plain data for JSON, with camelCase keys."""
         return {_camel(name): value for name, value in {**asdict(self), "bias": self.bias}.items()}
 
 
@@ -119,7 +120,7 @@ class TrainedTotals:
         self._mask_above = max_token_lag
 
     def add(self, version: int, group: Iterable[SimulatedSequence]) -> None:
-        """Add a group that trains at `version`."""
+        """Add a group that trains. version: version of the weights at which the group trains."""
         birth = version
         for sequence in group:
             self.sequences += 1
@@ -137,7 +138,10 @@ class TrainedTotals:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Sums over the rollout pool from the start of the run up to one moment: the time used, and the time available."""
+    """Sums from the start of the run up to one moment.
+
+    The difference of two such objects measures the time between the two moments.
+    """
 
     time: float
     training: float
@@ -157,7 +161,10 @@ class _Totals:
 
 
 class Measurement:
-    """Collects the measures of one simulated run. The run reports each batch before and after the batch trains."""
+    """Collects the measures of one simulated run.
+
+    The simulation calls `batch_begins` before a batch trains, and `batch_trained` afterwards.
+    """
 
     def __init__(self, workload: Workload, sampler: GroupSampler, rollout: SimulatedRollout) -> None:
         masking = (
@@ -178,9 +185,10 @@ class Measurement:
     def batch_begins(
         self, now: float, batch: int, version: int, groups: Iterable[list[SimulatedSequence]], replicas: int
     ) -> None:
-        """Add a batch that begins to train at `version`.
+        """Add a batch that begins to train.
 
-        replicas: sum over the groups of the number of replicas on which sequences of the group started.
+        version: version of the weights at which the batch trains. groups: the sequences of each group. replicas: for
+        each group, the number of replicas on which its sequences started, summed over the groups.
         """
         if self.first_batch_at is None:
             self.first_batch_at = now
@@ -190,7 +198,7 @@ class Measurement:
                 self.trained.add(version, group)
 
     def batch_trained(self, now: float, batch: int, seconds: float) -> None:
-        """Add the duration of a batch that has trained."""
+        """Add the training time of a batch that has trained, in seconds."""
         self.train_seconds += seconds
         if batch + 1 == self._workload.warm_up:
             self._begin = self._totals(now)
@@ -214,7 +222,11 @@ class Measurement:
         )
 
     def result(self, left_by_reason: dict[LeaveReason, int], publications: int, events: int) -> SimulationResult:
-        """Return the measures of the run. May be called only after the end of the run."""
+        """Return the measures of the run. May be called only after the end of the run.
+
+        left_by_reason: reason → number of groups that left the pipeline.
+        publications, events: numbers in the whole run.
+        """
         workload, trained, begin, end = self._workload, self.trained, self._begin, self._end
         seconds = end.time - begin.time
         batches = workload.batches - workload.warm_up
@@ -256,10 +268,11 @@ class Measurement:
 
 
 def ideal_throughput(workload: Workload) -> float:
-    """Return the tokens per second of the slower pool if it is always busy, with all slots taken.
+    """Return the tokens per second of the slower pool if it were always busy with all slots occupied.
 
-    If both pools share hardware, the result is the throughput when they use it in turn. Prefill, environments,
-    publications and the trainer's overhead are not included, so the real throughput is lower.
+    With the policy `colocated`, both pools use the same hardware in turn, and the result is the throughput of
+    the two turns together. Prefill, environments, publications and the trainer's overhead are not included, so
+    the simulated throughput is lower.
     """
     lane = () if workload.lane is None else workload.lane.replicas * (workload.lane.replica,)
     rollout = sum(replica.tokens_per_second for replica in (*workload.replicas, *lane))

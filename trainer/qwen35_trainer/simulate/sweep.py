@@ -19,14 +19,18 @@ MAX_ROWS = 1000
 
 @dataclass(frozen=True)
 class SweepAxis:
-    """A field of the workload, and the values that it has in a sweep."""
+    """A field of the workload, and the values that the field has in a sweep."""
 
     key: str
+    """Path of the field, or its short name."""
     values: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> SweepAxis:
-        """Parse an axis of the form `KEY=a,b,c`. Raises ChangeRefused for any other text."""
+        """Parse an axis of the form `KEY=a,b,c`.
+
+        A repeated value counts once. Raises ChangeRefused for text of any other form.
+        """
         key, equals, text_values = text.partition("=")
         values = tuple(value.strip() for value in text_values.split(","))
         if not equals or not all(values):
@@ -50,7 +54,7 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SkippedCombination:
-    """A combination of values in a sweep that cannot be simulated, with the reasons."""
+    """A combination of values in a sweep that cannot be simulated, and the reasons."""
 
     values: tuple[str, ...]
     problems: tuple[str, ...]
@@ -59,9 +63,10 @@ class SkippedCombination:
 def simulate_seeds(
     workload: Workload, seeds: int, on_simulated: Callable[[], None] = lambda: None
 ) -> tuple[SimulationResult, ...]:
-    """Simulate a workload `seeds` times: with the seed in the workload, and with the following seeds.
+    """Simulate a workload with `seeds` consecutive seeds, beginning with the seed of the
+    workload. Returns a result for each seed.
 
-    on_simulated: called after each simulation. Raises WorkloadRefused if the run cannot end.
+    on_simulated: called after each simulation. Raises WorkloadRefused if a run cannot end.
     """
     results = []
     for seed in range(workload.seed, workload.seed + seeds):
@@ -76,12 +81,11 @@ def simulate_seeds(
 def combinations(
     workload: Workload, changes: Sequence[FieldChange], axes: Sequence[SweepAxis]
 ) -> tuple[list[tuple[tuple[str, ...], Workload]], list[SkippedCombination]]:
-    """Return the workload of each combination of a sweep, and the combinations that are invalid.
+    """Return ((values, workload) of each valid combination of a sweep, the invalid combinations).
 
-    changes: apply to every combination. Each workload comes with the values of the axes, in the order of `axes`.
-
-    For example, a combination is invalid if its staleness threshold is above its maximum lag. Raises WorkloadRefused if
-    all combinations are invalid, if a name or a value is wrong, or if there are too many rows.
+    changes: applied to every combination. The values are in the order of `axes`. A combination is invalid if, for
+    example, its staleness threshold is above its maximum lag. Raises WorkloadRefused if all combinations are invalid,
+    if a name or a value is wrong, or if there are more than MAX_ROWS combinations.
     """
     _check(axes)
     workloads: list[tuple[tuple[str, ...], Workload]] = []
@@ -103,8 +107,10 @@ def combinations(
 
 
 def average(results: Sequence[SimulationResult]) -> SimulationResult:
-    """Combine the results of several seeds: maximum lags by their maximum, counts by their sum, all other measures by
-    their mean.
+    """Return the results of several seeds as one result.
+
+    Measures whose name begins with max_ are combined by the maximum, counts by the sum, and all other measures by the
+    mean. An optional measure is None if any seed does not have it.
     """
     if len(results) == 1:
         return results[0]

@@ -1,4 +1,4 @@
-"""The workload, which describes a run to simulate.
+"""The workload: everything that describes a run to simulate.
 
 Its defaults are the reference workload of docs/design/staleness.md.
 """
@@ -49,20 +49,25 @@ class BatchPolicy(StrEnum):
     """The rule by which a batch takes groups. The first rule is this project's; the others are for comparison."""
 
     DEADLINE_FIRST = "deadline-first"
-    """Take groups with the earliest deadline first: this project's rule, with staleness threshold s and maximum lag S."""
+    """Take the groups with the earliest deadline first: this project's rule. The staleness threshold s
+    and the maximum lag S bound the lag."""
     FIFO = "fifo"
-    """Take groups in order of dispatch, and wait for each. The maximum lag S has no effect; s alone bounds the lag."""
+    """Take groups strictly in order of dispatch, and wait for each. Only the staleness threshold bounds the
+    lag; the maximum lag S has no effect."""
     WINDOWED_FIFO = "windowed-fifo"
-    """Take finished groups in order of dispatch, skipping unfinished ones, among the W groups from the first unfinished one on.
+    """Take finished groups in order of dispatch, skipping unfinished ones, among the W groups
+    from the first unfinished group on.
 
-    The maximum lag S has no effect; the lag is at most s + W / P.
+    The lag is at most s + W / P, with the staleness threshold s and P groups per batch; `window_fraction` sets
+    W. The maximum lag S has no effect.
     """
     COMPLETION = "completion"
-    """Take groups in order of completion. The maximum lag S has no effect, and the lag is not bounded."""
+    """Take groups in order of completion. The lag is not bounded; the maximum lag S has no effect."""
     SYNCHRONOUS = "synchronous"
-    """Generate all batches of a version, train them, then publish the next version. Both s and S are 0."""
+    """Generate all batches of a version, train them, then publish the next version. s and S count as 0, so the lag is 0."""
     COLOCATED = "colocated"
-    """Generate, train and publish as with `synchronous`, but each pool in turn uses the hardware of both pools.
+    """Generate, train and publish in turn as with `synchronous`, while each pool uses the
+    hardware of both pools in its turn.
 
     A unit of the train pool has the same hardware as a replica of the first kind in `pools`.
     """
@@ -70,13 +75,16 @@ class BatchPolicy(StrEnum):
 
 @dataclass(frozen=True)
 class Turns:
-    """Conversations of a model with an environment: a response consists of `count` equal parts, with waits between them."""
+    """Conversations of a model with an environment.
+
+    A response consists of `count` equal parts, and waits for the environment between two parts.
+    """
 
     count: int = 1
     latency: float = 0.0
-    """Mean seconds between two parts, exponentially distributed.
+    """Mean seconds that the environment takes to answer between two parts, exponentially distributed.
 
-    The sequence keeps its slot meanwhile, without decoding.
+    The sequence keeps its slot during this time, and does not decode.
     """
 
     def __post_init__(self) -> None:
@@ -89,12 +97,12 @@ class Turns:
 class Workload:
     """The run to simulate: response lengths, pools, costs, and the rule by which a batch takes groups.
 
-    Raises ValueError for values with which a run would never end or would measure nothing. The error lists every violated
-    inequality.
+    Raises ValueError for values with which a run would never end or would measure nothing. The
+    error lists every violated inequality.
     """
 
     pools: tuple[ReplicaGroup, ...] = (ReplicaGroup(),)
-    """The replicas of the rollout pool, by kind. Replicas are numbered in this order, followed by those of the lane."""
+    """The replicas of the rollout pool, by kind. Replicas are numbered in this order; those of the lane follow."""
     lane: LaneSpeed | None = None
     """The straggler lane, to which long sequences move. None: there is no lane."""
     trainer: TrainSpeed = field(default_factory=TrainSpeed)
@@ -117,7 +125,7 @@ class Workload:
     Above 1, responses become longer during the run.
     """
     signal: float = 1.0
-    """Probability that the rewards of a group differ."""
+    """Probability that the rewards of a group differ, so that the group has a gradient."""
 
     faults: Faults = field(default_factory=Faults)
     elastic: tuple[tuple[float, int], ...] = ()
@@ -128,7 +136,8 @@ class Workload:
 
     policy: BatchPolicy = BatchPolicy.DEADLINE_FIRST
     window_fraction: float = 0.3
-    """Size of the window of the policy `windowed-fifo`, as a share of the window's limit: W = ⌊fraction · limit⌋."""
+    """Number of groups W among which the policy `windowed-fifo` chooses, as a share of the window's limit: W =
+    ⌊window_fraction · limit⌋, at least 1."""
     prompts_per_batch: int = 32
     """P: number of groups (prompts) per batch."""
     group_size: int = 8
@@ -136,19 +145,20 @@ class Workload:
     batches_per_version: int = 1
     """K: number of batches between two publications."""
     staleness_threshold: float = 2.0
-    """s: the staleness threshold, in versions. It has no effect with the policies `synchronous` and `colocated`."""
+    """s: the staleness threshold, in versions. It counts as 0 with the policies `synchronous` and `colocated`."""
     max_version_lag: int = 4
     """S: the maximum lag, in versions. It has an effect only with the policy `deadline-first`."""
     on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT
     partial_rollout: bool = True
     group_affinity: bool = True
-    """Whether the samples of a prompt go to the same replica. Otherwise each goes to the least loaded replica."""
+    """Whether the samples of a prompt go to the same replica. If False, each goes to the least loaded replica."""
     adaptive: bool = False
+    """Whether dispatch adapts to predicted deadlines and idle slots, as with spec.async.adaptiveDispatch."""
     dynamic_sampling: bool = False
-    """Whether groups without signal (all rewards equal) are replaced by other groups. Otherwise they train."""
+    """Whether groups whose rewards are all equal are replaced by other groups. If False, they train."""
 
     batches: int = 62
-    """Number of batches up to and including the last measured batch."""
+    """Number of batches up to and including the last measured batch; warm-up is included."""
     warm_up: int = 12
     """Number of batches at the start that are not measured."""
     cool_down: int | None = None
@@ -205,9 +215,9 @@ class Workload:
 
     @property
     def replicas(self) -> tuple[ReplicaSpeed, ...]:
-        """The speed of each replica of the rollout pool at the start.
+        """The speed of each replica of the rollout pool at the start of the run.
 
-        With the policy `colocated`, the replicas include the trainer's hardware.
+        With the policy `colocated`, the trainer's hardware counts as further replicas.
         """
         replicas = tuple(pool.replica for pool in self.pools for _ in range(pool.count))
         return replicas + self.trainer.units * replicas[:1] if self.policy is BatchPolicy.COLOCATED else replicas
@@ -216,7 +226,7 @@ class Workload:
     def train_pool(self) -> TrainSpeed:
         """The speed of the train pool.
 
-        With the policy `colocated`, the train pool includes the rollout pool's hardware.
+        With the policy `colocated`, the rollout pool's hardware counts as further units of the train pool.
         """
         if self.policy is not BatchPolicy.COLOCATED:
             return self.trainer
@@ -224,7 +234,7 @@ class Workload:
 
     @property
     def settings(self) -> CoordinatorSettings:
-        """The settings of the coordinator for this workload."""
+        """The settings of a coordinator that runs this workload."""
         strict = self.policy in {BatchPolicy.SYNCHRONOUS, BatchPolicy.COLOCATED}
         count = 0.0 if strict else self.staleness_threshold
         # The other rules do not use an age, but the window requires one that is not below the count.
