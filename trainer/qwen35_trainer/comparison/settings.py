@@ -11,8 +11,9 @@ from qwen35_trainer.manifest.training import TrainingSpec
 
 
 def differing_settings(specs: Sequence[TrainingSpec]) -> tuple[ComparedRow, ...]:
-    """Return a row for each field that not all specs set to the same value. A value is shown as text, "not set"
-    if a spec does not have the field.
+    """Return a row for each field that not all specs set to the same value.
+
+    Values are text; "not set" stands for a field that a spec does not have.
 
     Each spec includes all defaults. A field that an earlier release did not have counts with today's default.
     """

@@ -1,4 +1,6 @@
-"""spec.algorithm: the advantage, the policy loss, the KL penalty, and the off-policy correction."""
+"""spec.algorithm: the advantage, the policy loss, the KL penalty, and the off-policy correction of
+staleness and train-inference mismatch.
+"""
 
 from typing import Literal
 

@@ -22,8 +22,8 @@ def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kerne
                   chunk that is computed again; the kernels overwrite a chunk by its gradient (`head_kernels.py`)
 
     The gradient of the weight (vocabulary × hidden) has `width` bytes per number, and another 4 bytes for a
-    float32 sum if there are several chunks. With one chunk, Fused needs only half of the bytes counted here,
-    because nothing is computed again.
+    float32 sum if there are several chunks. With one chunk, nothing is computed again, and the logits of Fused
+    have only half of the bytes counted here.
 
     scored: number of rows of the micro-batch. width: bytes of a number in the model's precision.
     """

@@ -34,7 +34,7 @@ class MemoryPlan:
     """Bytes that a device has; infinity for a CPU."""
     train: RankMemory
     replica: ReplicaMemory | None
-    """None: the mode is SFT."""
+    """The memory of one device of a replica; None in mode SFT."""
     pods: tuple[PodMemory, ...]
     """One pod of each pool. In mode Colocated, a single pod with ranks and replicas."""
 
@@ -65,8 +65,8 @@ def memory_plan(
 
 
 def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield a problem, with a fix, if a train rank does not fit on its device, and if a
-    replica cannot hold a single sequence.
+    """Yield a problem, with a fix, if a train rank does not fit on its device, and one if a replica cannot hold a
+    single sequence of the maximum length.
     """
     limit = plan.device_memory * (1 - DEVICE_RESERVE)
     needed = plan.train.device.total

@@ -2,7 +2,7 @@
 
     weights        in bfloat16, with the Torch engine in the model's precision; matrices, experts and tables are divided over
                    the replica's devices (`weights/qwen3_5_divisions.py`)
-    keys, values   2 tensors of heads · channels numbers for each token and full-attention layer; each device has at least one head
+    KV cache       keys and values: 2 · heads · channels numbers for each token and full-attention layer; each device has at least one head
     states         a Gated DeltaNet layer keeps a float32 matrix for each head, and its last inputs, whatever the length of the
                    sequence; vLLM keeps them twice for its prefix cache
     workspace      logits of a step in float32, and the activations of the step's tokens

@@ -27,7 +27,7 @@ class TrainMemory:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
     def with_parts(self, **parts: float) -> TrainMemory:
-        """Return the sum of this memory and `parts`, which are bytes by the name of a field."""
+        """Return a copy in which some fields are larger. parts: name of a field → bytes that are added to it."""
         return replace(self, **{name: getattr(self, name) + value for name, value in parts.items()})
 
 

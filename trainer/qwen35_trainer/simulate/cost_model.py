@@ -35,8 +35,8 @@ def not_above(limit: float, **values: float) -> list[str]:
 class ReplicaSpeed:
     """The speed of one rollout replica.
 
-    A decode step gives one token to each of the n sequences that the replica holds. It takes `base /
-    speed + per_sequence · n` seconds.
+    A decode step gives one token to each of the n sequences that the replica holds. It takes
+    `base / speed + per_sequence · n` seconds.
     """
 
     slots: int = 64
@@ -118,8 +118,8 @@ class LaneSpeed:
 class TrainSpeed:
     """The speed of the train pool, which consists of `units` equal units.
 
-    A unit is a device, or as many devices as a rollout replica has. A batch takes `tokens ·
-    seconds_per_token / units + overhead` seconds.
+    A unit is a device, or as many devices as a rollout replica has. A batch takes
+    `tokens · seconds_per_token / units + overhead` seconds.
     """
 
     units: int = 8
@@ -190,7 +190,7 @@ class PrefillCost:
 
 @dataclass(frozen=True)
 class Faults:
-    """Failures of replicas. A lost replica loses its sequences, and returns without sequences after `mttr` seconds."""
+    """Failures of replicas. A lost replica gives up its sequences, and returns without sequences after `mttr` seconds."""
 
     times: tuple[tuple[float, int], ...] = ()
     """Failures at given times, each as (second, number of the replica). If there is no such

@@ -136,8 +136,8 @@ class Workload:
 
     policy: BatchPolicy = BatchPolicy.DEADLINE_FIRST
     window_fraction: float = 0.3
-    """Number of groups W among which the policy `windowed-fifo` chooses, as a share of the window's limit: W =
-    ⌊window_fraction · limit⌋, at least 1."""
+    """Number of groups W among which the policy `windowed-fifo` chooses, as a share of the window's limit:
+    `W = ⌊window_fraction · limit⌋`, at least 1."""
     prompts_per_batch: int = 32
     """P: number of groups (prompts) per batch."""
     group_size: int = 8
