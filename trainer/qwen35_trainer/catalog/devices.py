@@ -26,8 +26,7 @@ class Device:
 
     profile: ProfileName
     memory: float
-    """Bytes that a process can allocate. It is the total capacity in PyTorch's out-of-memory messages,
-    which is less than in the data sheet."""
+    """Bytes that a process can allocate: the total capacity in PyTorch's out-of-memory messages. The data sheet states more."""
     flops: float
     """Peak dense bfloat16 floating-point operations per second."""
     bandwidth: float

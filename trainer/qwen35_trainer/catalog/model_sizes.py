@@ -65,7 +65,7 @@ class ModelSizes:
 
     @property
     def full_layers(self) -> int:
-        """Number of layers with full attention. In every `full_attention_interval` consecutive layers it is the last one."""
+        """Number of layers with full attention: the last of every `full_attention_interval` consecutive layers."""
         return self.layers // self.full_attention_interval
 
     @property

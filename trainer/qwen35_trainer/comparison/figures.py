@@ -35,7 +35,8 @@ def figure_sections(runs: Sequence[ComparedRun]) -> list[RowSection]:
 
 
 def update_seconds(run: ComparedRun) -> dict[str, float]:
-    """Return part of an update's time → mean seconds over all updates of a run; empty if the run has no update.
+    """Return the mean seconds that the updates of a run spend on each part: name of the part
+    → seconds. Empty without an update.
 
     The part "not divided" is time that belongs to no recorded part. It is left out if it is at most 1 % of the whole.
     """

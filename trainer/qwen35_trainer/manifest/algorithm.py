@@ -301,6 +301,8 @@ class AlgorithmSpec(Section):
 
     @property
     def own_functions(self) -> dict[str, str]:
-        """Path of a field below `spec.algorithm` → the user's function that the field names, as `module:name`."""
+        """The user's functions: path of the field below `spec.algorithm` → the function that
+        the field names, as `module:name`.
+        """
         functions = {"loss.function": self.loss.function, "advantageFunction": self.advantageFunction}
         return {path: function for path, function in functions.items() if function is not None}

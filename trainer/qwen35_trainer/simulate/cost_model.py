@@ -142,7 +142,7 @@ class TrainSpeed:
 
 @dataclass(frozen=True)
 class PublicationCost:
-    """The time that a publication takes: bringing new weights to every replica."""
+    """The time of a publication, in which every replica gets new weights."""
 
     copy: float = 0.0
     """Seconds to copy the weights. The trainer does not train during this time."""

@@ -99,7 +99,7 @@ class PlanChoice:
         return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return path in the manifest → value for everything that the plan chooses.
+        """Return everything that the plan chooses: path in the manifest → value.
 
         The option `--set` accepts an item as `PATH=VALUE`.
         """

@@ -211,7 +211,7 @@ class SimulatedReplica:
             sequence.spans.append((version, service - max(since, joined)))
 
     def load(self, version: int) -> None:
-        """Switch to the weights of `version`, which generate all tokens from now on. The time of loading is not included."""
+        """Generate all tokens from now on with the weights of `version`. The time of loading is not included."""
         self.version = version
         self._versions.append((self.service, version))
         if len(self._versions) > MAX_VERSION_MARKS:

@@ -1,8 +1,8 @@
 """A run in virtual time: the real coordinator, and models of everything that it controls.
 
-    Coordinator ── actions ──► Simulation ──► SimulatedRollout, the trainer's cost ──► VirtualClock
-         ▲                         │                                                       │
-         └──────── events ─────────┴───────────────────── time passes ◄────────────────────┘
+Coordinator ── actions ──► Simulation ──► SimulatedRollout, the trainer's cost ──► VirtualClock
+     ▲                         │                                                       │
+     └──────── events ─────────┴───────────────────── time passes ◄────────────────────┘
 """
 
 from __future__ import annotations

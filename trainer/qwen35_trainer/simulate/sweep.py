@@ -81,7 +81,7 @@ def simulate_seeds(
 def combinations(
     workload: Workload, changes: Sequence[FieldChange], axes: Sequence[SweepAxis]
 ) -> tuple[list[tuple[tuple[str, ...], Workload]], list[SkippedCombination]]:
-    """Return ((values, workload) of each valid combination of a sweep, the invalid combinations).
+    """Return the valid combinations of a sweep, each as (values, workload), and the invalid ones.
 
     changes: applied to every combination. The values are in the order of `axes`. A combination is invalid if, for
     example, its staleness threshold is above its maximum lag. Raises WorkloadRefused if all combinations are invalid,

@@ -66,8 +66,8 @@ class BatchPolicy(StrEnum):
     SYNCHRONOUS = "synchronous"
     """Generate all batches of a version, train them, then publish the next version. s and S count as 0, so the lag is 0."""
     COLOCATED = "colocated"
-    """Generate, train and publish in turn as with `synchronous`, while each pool uses the
-    hardware of both pools in its turn.
+    """Generate, train and publish in turn, as with `synchronous`. During its turn, a
+    pool uses the hardware of both pools.
 
     A unit of the train pool has the same hardware as a replica of the first kind in `pools`.
     """
