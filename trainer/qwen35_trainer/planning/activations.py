@@ -24,7 +24,7 @@ CHUNK_POSITIONS: Final = 64
 
 @dataclass(frozen=True)
 class Computation:
-    """What decides the bytes of a micro-batch's activations on one rank, in addition to the model's sizes."""
+    """The numbers that, together with the model's sizes, decide the bytes of a micro-batch's activations on one rank."""
 
     width: int
     """Bytes of a number in the model's precision: 2 for bfloat16, 4 for float32."""

@@ -65,7 +65,9 @@ def memory_plan(
 
 
 def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield a problem, with a fix, if a train rank does not fit on its device, and one if a replica cannot hold a
+    """Yield what the devices cannot hold, each as a problem with a fix.
+
+    There is a problem if a train rank does not fit, and one if a replica cannot hold a
     single sequence of the maximum length.
     """
     limit = plan.device_memory * (1 - DEVICE_RESERVE)

@@ -49,8 +49,8 @@ class SimulationOptions:
 
 @dataclass(frozen=True)
 class SimulationInput:
-    """What the options describe: the spec, the workload, the speeds of the hardware, and
-    the changes of the workload's fields.
+    """The result of reading the options: the spec, the workload, the speeds of the hardware,
+    and changes of the workload's fields.
     """
 
     spec: TrainingSpec | None
