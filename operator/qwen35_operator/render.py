@@ -30,7 +30,7 @@ def objects(
 
     namespace: replaces the namespace in the manifest. If neither is given, the namespace is "default". settings: None
     for the default settings. file: the path that errors name. Raises ManifestError if the namespace is invalid, if no
-    objects can be built from the manifest, or if its devices are too small for the model.
+    objects can be built from the manifest, or if the model does not fit the devices.
     """
     if namespace is not None and not NAMESPACE_PATTERN.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."

@@ -45,7 +45,7 @@ def _cells(view: TrainingView, now: datetime) -> list[str | Text]:
 def _waiting(view: TrainingView) -> str:
     """Return the first unmet condition and the number of further unmet conditions, such as "ClusterReady +2".
 
-    If every condition is met, return the reason of the condition Ready, or an empty text if this reason repeats the
+    If every condition is met, return the reason of the condition Ready, or an empty string if the reason equals the
     state or the training has ended.
     """
     if unmet := unmet_conditions(view):

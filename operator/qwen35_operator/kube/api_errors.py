@@ -35,7 +35,7 @@ class Forbidden(ApiError):
 
 
 class Invalid(ApiError):
-    """400 or 422: the object is invalid, or a test in a patch has failed."""
+    """400 or 422: the object is invalid, or a test operation of a JSON patch has failed."""
 
 
 class Unavailable(ApiError):

@@ -133,7 +133,7 @@ class RestClient:
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, accept: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Context manager: open a watch. Gives an iterator of its lines.
+        """Context manager: open a watch, and yield an iterator of the lines of the answer.
 
         The iterator ends when the API server ends the watch, or when nothing has arrived for READ_IDLE_SECONDS. accept:
         media type of the lines. Raises ApiError if the API server refuses the watch or the connection fails.

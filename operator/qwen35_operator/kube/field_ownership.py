@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 FIELD_MANAGER: Final = "qwen35-operator"
-"""The operator's name in managedFields. Earlier releases wrote under it too: it is their User-Agent."""
+"""The operator's name in managedFields. Earlier releases wrote under the same name, because it was their User-Agent."""
 
 type FieldsEntry = Mapping[str, Any]
 """One entry of metadata.managedFields."""

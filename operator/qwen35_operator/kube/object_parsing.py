@@ -95,7 +95,7 @@ def _bounded(text: str | None) -> bytes | None:
 
 
 def _owns(entry: Mapping[str, Any], key: str) -> bool:
-    """Whether the manager of this entry of managedFields has written the field `key` of `data`."""
+    """Return whether an entry of managedFields contains the field `key` of a ConfigMap's `data`."""
     return f"f:{key}" in entry.get("fieldsV1", {}).get("f:data", {})
 
 

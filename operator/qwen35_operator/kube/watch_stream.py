@@ -8,15 +8,16 @@ from qwen35_operator.kube.api_errors import ApiError, Gone
 from qwen35_operator.kube.client import JsonObject, Query, RestClient
 
 SERVER_TIMEOUT_SECONDS = 290
-"""Time after which the API server ends a watch. New watches then also reach API servers that were started later."""
+"""Time after which the API server ends a watch. The next watch may then reach an API server that was started later."""
 
 
 @asynccontextmanager
 async def watch_events(
     client: RestClient, path: str, selector: Query, version: str, *, accept: str
 ) -> AsyncIterator[AsyncIterator[JsonObject]]:
-    """Context manager: open a watch. Gives an iterator of its events, bookmarks included, which ends with the stream.
+    """Context manager: open a watch, and yield an iterator of the events, bookmarks included.
 
+    The iterator ends when the API server ends the watch, or when nothing has arrived for READ_IDLE_SECONDS.
     version: the resourceVersion from which to watch. selector: labelSelector or fieldSelector. accept: media type of
     the events. Opening and iterating raise Gone if the version is too old, and ApiError for any other error.
     """

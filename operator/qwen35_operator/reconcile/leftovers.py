@@ -51,7 +51,7 @@ class Leftovers:
 def leftovers(observed: Observed, number: int, now: datetime) -> Leftovers:
     """Return the clusters and pods that hold up the attempt `number`.
 
-    If the user has forced its start, these are only RayClusters whose deletion was not requested.
+    If the user has forced the start of this attempt, only RayClusters whose deletion was not requested hold it up.
     """
     if is_forced(observed, number):
         return Leftovers(tuple(cluster.name for cluster in observed.clusters if cluster.deleting is None), (), ())
