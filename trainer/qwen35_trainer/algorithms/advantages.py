@@ -46,8 +46,9 @@ WHITEN_EPSILON = 1e-8
 class AdvantageInputs:
     """A whole batch of N scored samples with up to T response tokens each: the argument of an advantage function.
 
-    Advantage functions that a user provides have this argument, too. The constructor raises ValueError. The message
-    names every field of a wrong shape or, if all shapes are right, every field with a value that is not finite.
+    Advantage functions that a user provides have this argument, too. The constructor raises ValueError for wrong
+    fields. The message names every field of a wrong shape or, if all shapes are right, every field with a value
+    that is not finite.
     """
 
     rewards: Tensor
@@ -114,7 +115,7 @@ class TrainedTokens:
     """The argument of an estimator: the scores of all N samples of a batch, and R trained tokens.
 
     The R tokens are the trained tokens of one rank's share of the samples, concatenated. The constructor raises
-    ValueError; the message names every field with a value that is not finite.
+    ValueError if a field has a value that is not finite; the message names all these fields.
     """
 
     rewards: Tensor

@@ -58,10 +58,10 @@ KL_PLACEMENTS = ("None", "Loss", "Reward", "LossAndReward")
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the policy objective. A function is given by its name in the registry; the loss can
-    also be `module:function`.
+    """Settings of the policy objective. A function is given by its name in the registry, the loss
+    also as `module:function`.
 
-    The constructor raises ValueError, which names all wrong fields.
+    The constructor raises ValueError if a field is wrong; the message names all wrong fields.
     """
 
     loss: str

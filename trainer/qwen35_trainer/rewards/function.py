@@ -62,8 +62,8 @@ def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
 def load_function(target: str, base: str) -> Callable[..., Any]:
     """Import and return the function `module:function`.
 
-    target: `module:function`. base: the manifest's folder. It becomes the first entry of sys.path, like the folder
-    of a script. Raises RewardError if the module or the function does not exist, the import fails, or the
+    target: `module:function`. base: the manifest's folder, which is inserted at the start of sys.path unless
+    sys.path contains it. Raises RewardError if the module or the function does not exist, the import fails, or the
     parameters do not fit.
     """
     if base not in sys.path:

@@ -1,6 +1,6 @@
 """The rewards of a spec as plain data, and the number of processes that score.
 
-This file imports no library, so the processes that use it start fast.
+Importing this file imports only the standard library, so that the processes which use it start fast.
 
 cores   scoring processes   maximum of worker processes per plain function, over all scoring processes
 2       1                   8

@@ -3,7 +3,7 @@
     reduce     One program per row sweeps once over the vocabulary (online softmax, https://arxiv.org/abs/1805.02867).
                It keeps the maximum logit so far, and the sum of exp(logit - maximum). For the entropy, it also keeps
                the sum of exp(logit - maximum) · (logit - maximum), and at the end divides this sum by the first sum.
-    gradient   One program per block of a row overwrites the logits with the gradient with respect to them.
+    gradient   One program per block of a row overwrites the logits with their gradient.
 
 For each 16-bit logit, the kernels move 6 bytes to and from memory: `reduce` reads it, `gradient` reads and writes it.
 Torch's operations move 30 bytes without entropies, and 80 bytes with entropies. The kernels were tested in Triton's

@@ -3,11 +3,11 @@
 Routing is that of transformers: softmax, then the top k. The losses are:
 
     load balancing   per sequence of T tokens: E · Σ_e f_e · P_e, which is 1 if all experts are used equally.
-                     f_e: fraction of the sequence's k · T choices that fall on expert e. P_e: mean probability of
-                     e. Switch Transformer, arXiv:2101.03961, eq. 4-6; per sequence as in DeepSeek-V2,
-                     arXiv:2405.04434, eq. 23, and in Megatron's seq_aux_loss, which equals its aux_loss for
-                     micro-batches of one sequence.
-    z                per token: (log Σ_e exp(logit_e))², which keeps logits small. ST-MoE, arXiv:2202.08906, eq. 5.
+                     f_e is the fraction of the sequence's k · T choices that fall on expert e, and P_e the mean
+                     probability of expert e. (Switch Transformer, arXiv:2101.03961, eq. 4-6; per sequence as in
+                     DeepSeek-V2, arXiv:2405.04434, eq. 23, and in Megatron's seq_aux_loss, which equals its
+                     aux_loss for micro-batches of one sequence)
+    z                per token: (log Σ_e exp(logit_e))², which keeps logits small (ST-MoE, arXiv:2202.08906, eq. 5)
 
 transformers' `load_balancing_loss_func` counts the choices of a whole batch, which are known only after the batch's
 last micro-batch. Here losses are per sequence. A sequence is never divided among micro-batches, so every division into

@@ -1,6 +1,6 @@
 """Compute the input of the first layer: token embeddings, and at placeholders the features of images and videos.
 
-    tokens ─► embedding ─────────────────────────────────────────┐
+    tokens ─► embedding ───────────────────────────────────────────────────────┐
     patches (pixel_values): images, then videos ─► tower ─► features ─► at the placeholders ─► (n, L, D)
     no picture in the micro-batch: one blank picture ─► tower ─► features ─► not used, gradient 0
 
