@@ -26,6 +26,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.api_errors import ApiError, Unavailable, api_error
 from qwen35_operator.kube.kubeconfig import problem
+from qwen35_operator.kube.text_lines import lines
 from qwen35_operator.operator_settings import SettingsRefused
 
 logger = logging.getLogger(__name__)
@@ -227,18 +228,14 @@ async def connect(kubeconfig: str | None, observer: RequestObserver, context: st
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Yield whole lines of any length. The iterator ends without an error after READ_IDLE_SECONDS of silence.
 
-    aiohttp limits the length of a line when it reads by lines. A ConfigMap of 1 MiB can be six times as long in JSON.
+    A line that is cut off at the end is left out. aiohttp limits the length of a line when it reads by lines. A ConfigMap of 1 MiB can be
+    six times as long in JSON.
     """
-    parts: list[bytes] = []
-    with suppress(
-        aiohttp.ServerTimeoutError
-    ):  # silence is not an error: without changes there may be no bookmarks either
-        async for chunk in content.iter_any():
-            *ends, rest = chunk.split(b"\n")
-            for end in ends:
-                yield b"".join((*parts, end))
-                parts.clear()
-            parts.append(rest)
+    # Silence is not an error: without changes there may be no bookmarks either.
+    with suppress(aiohttp.ServerTimeoutError):
+        async for line in lines(content.iter_any()):
+            if line.endswith(b"\n"):
+                yield line[:-1]
 
 
 def _proxy(url: str) -> str | None:

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator
 from itertools import accumulate
 from typing import Any, Final
 
+from qwen35_operator.kube.text_lines import lines
+
 MAX_DEPTH: Final = 100
 """Number of levels that are read. A pod's spec has about 15."""
 TOO_DEEP: Final = "nested too deeply"
@@ -54,15 +56,9 @@ async def shallow_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
     The last line has no line break if the text ends without one.
     """
-    parts: list[bytes] = []
-    async for chunk in chunks:
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            yield shallow(b"".join((*parts, end))) + b"\n"
-            parts.clear()
-        parts.append(rest)
-    if last := b"".join(parts):
-        yield shallow(last)
+    async for line in lines(chunks):
+        text = line.removesuffix(b"\n")
+        yield shallow(text) + line[len(text) :]
 
 
 def _cut(text: bytes) -> bytes:
