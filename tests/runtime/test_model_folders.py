@@ -17,10 +17,10 @@ from qwen35_trainer.runtime.prepare import check_vocabulary
 TEXT = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 100}
 
 
-def spec(engine: str, train: dict[str, Any] | None = None) -> TrainingSpec:
+def spec(engine: str, train: dict[str, Any] | None = None, profile: str = "CPU") -> TrainingSpec:
     return TrainingSpec.model_validate(
         {
-            "accelerator": {"profile": "CPU"},
+            "accelerator": {"profile": profile},
             "model": {"name": "tiny", "source": {"path": "model"}},
             "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
             "rewards": [{"name": "right", "type": "Gym"}],
@@ -31,13 +31,17 @@ def spec(engine: str, train: dict[str, Any] | None = None) -> TrainingSpec:
 
 
 def problems(
-    tmp_path: Path, config: dict[str, Any], engine: str = "VLLM", train: dict[str, Any] | None = None
+    tmp_path: Path,
+    config: dict[str, Any],
+    engine: str = "VLLM",
+    train: dict[str, Any] | None = None,
+    profile: str = "CPU",
 ) -> list[str]:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5"} | config))
     (folder / "tokenizer_config.json").write_text("{}")
-    return [f"{problem.path}: {problem.message}" for problem in problems_of(spec(engine, train), tmp_path)]
+    return [f"{problem.path}: {problem.message}" for problem in problems_of(spec(engine, train, profile), tmp_path)]
 
 
 def test_a_folder_that_fits_has_no_problem(tmp_path: Path) -> None:
@@ -57,6 +61,31 @@ def test_heads_without_kernels_are_named_with_the_sizes_that_have_some(tmp_path:
 
 def test_the_torch_engine_takes_heads_of_any_size(tmp_path: Path) -> None:
     assert problems(tmp_path, {"text_config": TEXT | {"head_dim": 8}}, "Torch") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        TEXT | {"rope_parameters": {"rope_theta": 1e7}},
+        TEXT | {"rope_parameters": {"mrope_section": []}},
+        TEXT | {"rope_parameters": "default"},
+    ],
+    ids=str,
+)
+def test_positions_without_sections_are_refused_on_ascend_only(tmp_path: Path, text: dict[str, Any]) -> None:
+    [problem] = problems(tmp_path, {"text_config": text}, profile="Ascend")
+    place, message = "spec.model.source.path", "rope_parameters in config.json has no mrope_section"
+    assert problem.startswith(f"{place}: {message}")
+    for number, (engine, profile) in enumerate([("Torch", "Ascend"), ("VLLM", "NVIDIA"), ("VLLM", "CPU")]):
+        other = tmp_path / str(number)
+        other.mkdir()
+        assert problems(other, {"text_config": text}, engine, profile=profile) == []
+
+
+def test_a_published_folder_has_the_sections_that_ascend_needs(tmp_path: Path) -> None:
+    positions = {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_theta": 10_000_000}
+    assert problems(tmp_path, {"text_config": TEXT | {"rope_parameters": positions}}, profile="Ascend") == []
 
 
 EXPERTS = {"model_type": "qwen3_5_moe", "text_config": TEXT}

@@ -103,6 +103,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_router(spec, base),
         *_quantization(spec, base),
         *_vllm_on_cpu(spec, base),
+        *_vllm_on_ascend(spec, base),
         *_vllm_split(spec, base),
     ]
 
@@ -195,6 +196,24 @@ def _vllm_on_cpu(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
             yield Problem("spec.model.source.path", message, "Use another model, or set rollout.engine to Torch.")
     if spec.train.lora is not None and "moe" in str(config.get("model_type")):
         yield experts_with_adapters()
+
+
+def _vllm_on_ascend(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    """Yield a problem if a model in a folder lacks the sections of positions, which vllm-ascend's attention reads.
+
+    `cannot_run` refuses random models, which lack them, too.
+    """
+    on_ascend = spec.accelerator.profile == "Ascend"
+    if spec.rollout is None or spec.rollout.engine != "VLLM" or not on_ascend or spec.model.source.random is not None:
+        return
+    if (config := _configuration(spec, base)) is None:
+        return
+    text = config.get("text_config", config)
+    positions = text.get("rope_parameters") if isinstance(text, Mapping) else None
+    if not isinstance(positions, Mapping) or not positions.get("mrope_section"):
+        message = "rope_parameters in config.json has no mrope_section, which vllm-ascend needs."
+        fix = "Copy rope_parameters from config.json of the published model, or set rollout.engine to Torch."
+        yield Problem("spec.model.source.path", message, fix)
 
 
 def _vllm_split(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
