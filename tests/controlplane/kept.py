@@ -131,7 +131,14 @@ WRITTEN: list[Document] = [
             },
         },
         "train": {
-            "parallelism": {"tensor": 1, "pipeline": 1, "context": 1, "copies": 2, "expertTensor": 1},
+            "parallelism": {
+                "tensor": 1,
+                "pipeline": 1,
+                "virtualPipeline": 1,
+                "context": 1,
+                "copies": 2,
+                "expertTensor": 1,
+            },
             "batch": {"promptsPerUpdate": 8},
         },
     },

@@ -26,6 +26,7 @@ SIZES: dict[str, SearchStrategy[Any]] = {
     "devicesPerNode": st.sampled_from([1, 2, 4, 8, 8, 16]),
     "tensor": POWERS,
     "pipeline": st.sampled_from([1, 1, 1, 2]),
+    "virtualPipeline": st.sampled_from([1, 1, 1, 2]),
     "context": st.sampled_from([1, 1, 1, 2]),
     "expert": POWERS,
     "expertTensor": st.sampled_from([1, 1, 1, 2]),
@@ -223,7 +224,7 @@ def _mend_kl(kl: Document) -> None:
 def _mend_engines(spec: Document) -> None:
     train, rollout = _section(spec, "train"), spec.get("rollout", {})
     train.pop("engine", None)
-    for axis in ("tensor", "pipeline", "expert", "expertTensor"):
+    for axis in ("tensor", "pipeline", "virtualPipeline", "expert", "expertTensor"):
         _section(train, "parallelism").pop(axis, None)
     rollout.pop("engine", None)
     rollout.pop("tensorParallel", None)
@@ -273,6 +274,8 @@ def _mend_train(train: Document, world: int) -> None:
     for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("copies",)):
         if world % math.prod(int(_number(cut, axis, 1)) for axis in axes):
             cut.clear()
+    if _number(cut, "pipeline", 1) == 1 or _number(cut, "virtualPipeline", 1) != 2:
+        cut.pop("virtualPipeline", None)
     batch = _section(train, "batch")
     batch.pop("dynamicMicroBatches", None)
     batch |= {"microBatchSequences": 1, "promptsPerUpdate": world}

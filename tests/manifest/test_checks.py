@@ -92,6 +92,29 @@ CASES = {
         "spec.train.parallelism.copies",
         {**EIGHT, "train.parallelism.copies": 2, "train.engine": "FSDP"},
     ),
+    "virtual stages without stages": (
+        {**EIGHT, "train.parallelism.virtualPipeline": 2},
+        "spec.train.parallelism.virtualPipeline",
+        {**EIGHT, "train.parallelism": {"virtualPipeline": 2, "pipeline": 2}},
+    ),
+    "virtual stages of a model with too few layers": (
+        {**EIGHT, "train.parallelism": {"virtualPipeline": 4, "pipeline": 2}},
+        "spec.train.parallelism.virtualPipeline",
+        {**EIGHT, "train.parallelism": {"virtualPipeline": 2, "pipeline": 2}},
+    ),
+    "virtual stages that do not divide the layers": (
+        {
+            **EIGHT,
+            "train.parallelism": {"virtualPipeline": 3, "pipeline": 2},
+            "model.source": {"random": {"layers": 8}},
+        },
+        "spec.train.parallelism.virtualPipeline",
+        {
+            **EIGHT,
+            "train.parallelism": {"virtualPipeline": 4, "pipeline": 2},
+            "model.source": {"random": {"layers": 8}},
+        },
+    ),
     "heads of a sequence's devices": (
         {**EIGHT, "train.parallelism.context": 4},
         "spec.train.parallelism.context",

@@ -73,10 +73,6 @@ BEYOND = {
     ),
     "Megatron with packed rows": (BEYOND_MEGATRON, ["spec.train.batch.removePadding"]),
     "Megatron with Muon": (MEGATRON | {"train.optimizer.type": "Muon"}, ["spec.train.optimizer.type"]),
-    "Megatron with offload": (
-        MEGATRON | {"train.offload": {"parameters": True, "gradients": True, "optimizer": True}},
-        ["spec.train.offload.parameters", "spec.train.offload.gradients", "spec.train.offload.optimizer"],
-    ),
     "Megatron with losses of routers": (
         MEGATRON | {"train.router": {"loadBalancingLoss": 0.01, "zLoss": 0.001}},
         ["spec.train.router.loadBalancingLoss", "spec.train.router.zLoss"],
@@ -89,6 +85,10 @@ BEYOND = {
     "Megatron with adapters": (MEGATRON | {"train.lora": {"rank": 4}}, ["spec.train.lora"]),
     "FSDP with tensor parallelism": (EIGHT | {"train.parallelism.tensor": 2}, ["spec.train.parallelism.tensor"]),
     "FSDP with stages": (EIGHT | {"train.parallelism.pipeline": 2}, ["spec.train.parallelism.pipeline"]),
+    "FSDP with virtual stages": (
+        EIGHT | {"train.parallelism": {"pipeline": 2, "virtualPipeline": 2}},
+        ["spec.train.parallelism.pipeline", "spec.train.parallelism.virtualPipeline"],
+    ),
     "FSDP with expert parallelism": (EIGHT | {"train.parallelism.expert": 2}, ["spec.train.parallelism.expert"]),
     "FSDP with split experts": (
         EIGHT | {"train.parallelism.expertTensor": 2},

@@ -15,6 +15,7 @@ from qwen35_trainer.commands import app
 from qwen35_trainer.manifest import parse_spec
 from qwen35_trainer.planning import fsdp_memory, megatron_memory, rollout_memory
 from qwen35_trainer.planning.measured_run import MeasuredRun
+from qwen35_trainer.planning.train_time import train_time
 from qwen35_trainer.progress.records import UpdateRecord, to_line
 from tests.manifest.conftest import SMALL
 
@@ -68,6 +69,25 @@ def test_state_of_zero_3_is_sixteen_bytes_for_each_parameter_over_the_ranks():
     spec = spec_of(train={"nodes": 8})
     planned = fsdp_memory.rank_memory(MODELS["Qwen/Qwen3.5-27B"], spec, "Fused", pictures=False)
     assert planned.state == pytest.approx(12 * 26.9e9 / 64, rel=0.02)
+
+
+@pytest.mark.parametrize(("offloads", "code"), [("true", 0), ("false", 3)])
+def test_the_recipe_for_122b_fits_its_devices_because_it_offloads_the_optimizer(offloads, code):
+    [file] = [file for file in EXAMPLES if "122b" in file.stem]
+    settings = ("--set", f"train.offload.optimizer={offloads}", "--device", "H20")
+    assert run(file, "--resources", *settings).exit_code == code
+
+
+def test_virtual_stages_shorten_the_bubble_and_hold_more_activations():
+    shape = replace(MODELS["Qwen/Qwen3.5-27B"], vision=None)
+    times, activations = [], []
+    for virtual in (1, 2):
+        degrees = {"tensor": 2, "pipeline": 4, "virtualPipeline": virtual}
+        spec = spec_of(train={"engine": "Megatron", "nodes": 1, "parallelism": degrees})
+        times.append(train_time(shape, spec, DEVICES["H100"], 1000.0).bubble)
+        activations.append(megatron_memory.rank_memory(shape, spec, "Fused").device.activations)
+    assert times == pytest.approx([3 / 35, 3 / 67])  # (P - 1) / (v m + P - 1), with 32 micro-batches
+    assert activations[0] < activations[1] < 1.4 * activations[0]
 
 
 def test_megatron_has_six_bytes_and_twelve_over_the_copies_for_each_parameter():

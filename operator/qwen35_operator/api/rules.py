@@ -60,6 +60,7 @@ WORLD = "self.train.nodes * self.accelerator.devicesPerNode"
 DENSE = "(self.train.parallelism.tensor * self.train.parallelism.pipeline * self.train.parallelism.context)"
 EXPERT = "(self.train.parallelism.expertTensor * self.train.parallelism.expert * self.train.parallelism.pipeline)"
 COPIES = "(self.train.parallelism.copies * self.train.parallelism.context)"
+VIRTUAL = "self.train.parallelism.virtualPipeline"
 GROUP = "(self.mode == 'SFT' ? 1 : self.algorithm.groupSize)"
 MAX_SEQUENCE_TOKENS = "self.data.maxPromptTokens + self.data.maxResponseTokens"
 STALENESS_THRESHOLD = "(has(self.async.stalenessThreshold) ? self.async.stalenessThreshold : 0.5)"
@@ -228,6 +229,18 @@ LAYOUT = (
         "self.train.engine == 'FSDP' || self.train.parallelism.copies == 1",
         "copies has no effect with this engine, whose copies follow from the other degrees. Remove it, or use engine FSDP.",
         field=".train.parallelism.copies",
+    ),
+    Rule(
+        f"{VIRTUAL} == 1 || self.train.parallelism.pipeline > 1",
+        "Virtual stages need pipeline stages, and pipeline is 1. Set virtualPipeline to 1, or pipeline to at least 2.",
+        field=".train.parallelism.virtualPipeline",
+    ),
+    Rule(
+        f"!has(self.model.source.random) || {VIRTUAL} == 1 || self.train.parallelism.pipeline == 1 || "
+        f"(self.model.source.random.layers % {VIRTUAL} == 0 && "
+        f"self.model.source.random.layers >= {VIRTUAL} * self.train.parallelism.pipeline)",
+        "virtualPipeline must divide the model's layers, and leave at least one layer for each virtual stage.",
+        field=".train.parallelism.virtualPipeline",
     ),
     Rule(
         "!has(self.model.source.random) || ["

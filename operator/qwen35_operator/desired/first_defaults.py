@@ -146,6 +146,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "train.updates": None,
     "train.parallelism.tensor": 1,
     "train.parallelism.pipeline": 1,
+    "train.parallelism.virtualPipeline": 1,
     "train.parallelism.context": 1,
     "train.parallelism.copies": 1,
     "train.parallelism.expert": 1,

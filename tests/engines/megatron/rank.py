@@ -24,7 +24,7 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
-from qwen35_trainer.engines.megatron import layers  # noqa: E402
+from qwen35_trainer.engines.megatron import grouped_step, layers  # noqa: E402
 from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
 from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
@@ -35,6 +35,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
 from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
 from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build  # noqa: E402
+from qwen35_trainer.weights.parked_tensors import bytes_on  # noqa: E402
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
 from tests.engines.megatron.fused_adam import installed  # noqa: E402
 from tests.live_bytes import LiveBytes  # noqa: E402
@@ -52,16 +53,20 @@ def train(
     save: Path | None = None,
     spoilt: bool = False,
     fused: bool = False,
+    sleeps: bool = False,
+    group_numbers: int = grouped_step.GROUP_NUMBERS,
 ) -> dict[str, Any]:
     """Log-probs of the first batch's trained tokens (samples, longest response), metrics of each update, the gradient of the first
-    update before clipping, and what is published before and after.
+    update before clipping, what is published before and after, the bytes that each sleep gave back, and what was on the device
+    while the model computed.
 
     The model is the spec's random one, or what a `folder` holds. layout: degrees, if not those of the spec. spoilt: whether
-    the loss is NaN. fused: whether the optimizer is the stand-in for FusedAdam.
+    the loss is NaN. fused: whether the optimizer is the stand-in for FusedAdam. sleeps: whether the engine sleeps after each batch.
+    group_numbers: maximum number of values of a group of parameters that step together.
     """
     parsed, source = _parsed(spec, folder)
     try:
-        with installed() if fused else nullcontext():
+        with installed() if fused else nullcontext(), patch.object(grouped_step, "GROUP_NUMBERS", group_numbers):
             engine = MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
         if restore is not None:
             engine.restore(restore)
@@ -71,7 +76,14 @@ def train(
             losses = engine._losses
             engine._losses = lambda *each: (losses(*each)[0] * torch.nan, losses(*each)[1])  # type: ignore[method-assign]
         scores = [_scores_of(engine, batch) for batch in batches[:1]]
-        metrics = [each for batch in batches for each in engine.train(_share_of(engine, batch), [rate] * batch.updates)]
+        passes, moments, metrics, changes = _passes_of(engine), _moments_of(engine), [], []
+        for batch in batches:
+            engine.wake()
+            metrics += engine.train(_share_of(engine, batch), [rate] * batch.updates)
+            if sleeps:
+                changes.append(engine.sleep())
+        engine.wake()
+        passes, moments = list(passes), list(moments)
         if save is not None:
             engine.save(save)
             assert engine.saved(wait=True)
@@ -81,6 +93,9 @@ def train(
             "metrics": metrics,
             "gradients": gradients,
             "published": published_by(engine),
+            "changes": changes,
+            "passes": passes,
+            "moments": moments,
             "likelihood": [engine.negative_log_likelihood(_share_of(engine, batch)) for batch in batches[:1]],
         }
     finally:
@@ -189,6 +204,44 @@ def _scores_of(engine: MegatronEngine, batch: TrainBatch) -> torch.Tensor:
     scores = torch.zeros(batch.samples, int(batch.response_lengths.max()))
     scores[held] = table.rows(held, scores[held])
     return engine._ranks.sum(scores)
+
+
+def _passes_of(engine: MegatronEngine) -> list[dict[str, Any]]:
+    """Will hold the bytes on the device of each part of the engine, each time when micro-batches begin to pass through the model."""
+    passes: list[dict[str, Any]] = []
+    run, optimizer = engine._run, engine._optimizer
+
+    def recorded(*arguments: Any, forward_only: bool = False) -> list[Any]:
+        tensors = {
+            "Trained": [each for stage in engine._stages for each in stage.parameters()],
+            "Reference": [each for stage in engine._reference or () for each in stage.parameters()],
+            "Gradients": list(optimizer.gradients),
+            "Optimizer": _state_of(engine),
+        }
+        passes.append({"scored": forward_only} | {part: bytes_on(each, CPU) for part, each in tensors.items()})
+        return run(*arguments, forward_only=forward_only)
+
+    engine._run = recorded  # type: ignore[method-assign]
+    return passes
+
+
+def _state_of(engine: MegatronEngine) -> list[torch.Tensor]:
+    """Float32 weights and moments."""
+    optimizer = engine._optimizer
+    return [*optimizer.weights, *(each for group in range(optimizer.groups) for each in optimizer.moments(group))]
+
+
+def _moments_of(engine: MegatronEngine) -> list[int]:
+    """Will hold the bytes of moments on the device, each time when the engine needs other parts there."""
+    counted: list[int] = []
+    need = engine._offload.need
+
+    def recorded(*parts: str) -> None:
+        need(*parts)
+        counted.append(bytes_on(_state_of(engine), CPU) - bytes_on(engine._optimizer.weights, CPU))
+
+    engine._offload.need = recorded  # type: ignore[method-assign]
+    return counted
 
 
 def _gradients_of(engine: MegatronEngine) -> list[tuple[str, int, torch.Tensor]]:

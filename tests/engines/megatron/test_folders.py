@@ -40,6 +40,7 @@ def folder_of(place: Path, shape: str, **options: Any) -> tuple[dict[str, Any], 
     ("shape", "options", "layout"),
     [
         ("27B, untied", {}, {"pipeline": 2}),
+        ("27B, untied", {}, {"pipeline": 2, "virtual": 2}),
         ("35B-A3B", {}, {"expert": 2}),
         ("35B-A3B", {"per_expert": True}, {"tensor": 2, "sequence": True, "expert_tensor": 2}),
         ("0.8B, tied", {}, {"tensor": 2, "sequence": True}),
@@ -62,6 +63,14 @@ def test_what_is_loaded_is_published_bit_for_bit(
         ("27B, untied", True, {"expert": 2}, "expert: 2, but the model has no experts"),
         ("27B, untied", True, {"tensor": 4}, "tensor: 4 does not divide num_key_value_heads 2"),
         ("0.8B, tied", True, {"pipeline": 2}, "output layer is its embedding"),
+        ("27B, untied", True, {"virtual": 2}, "virtualPipeline: 2, but pipeline is 1"),
+        ("27B, untied", True, {"pipeline": 2, "virtual": 3}, "virtualPipeline: 3 does not divide the model's 4 layers"),
+        (
+            "27B, untied",
+            True,
+            {"pipeline": 2, "virtual": 4},
+            "virtualPipeline: 4 × pipeline 2 is above the model's 4 layers",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_by_name(

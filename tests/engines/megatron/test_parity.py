@@ -13,11 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from tests.distributed.distance import distance
 from tests.distributed.group import Group
 from tests.distributed.samples import batch_of, policy_spec_of, spec_of
-from tests.distributed.test_parity import SCORES, TEXT, batches, exact, library_model, reference, reference_scores
+from tests.distributed.test_parity import (
+    OFFLOAD,
+    SCORES,
+    TEXT,
+    batches,
+    exact,
+    library_model,
+    reference,
+    reference_scores,
+)
 from tests.models.rounding import allowed
 
 pytestmark = pytest.mark.processes
@@ -38,12 +48,30 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "tensor 2, sequence, MoE": (2, "MoE", {"tensor": 2, "sequence": True}, {"batch": {"microBatchSequences": 4}}),
     "pipeline 2, dense": (2, "dense", {"pipeline": 2}, {}),
     "pipeline 2, MoE": (2, "MoE", {"pipeline": 2}, {"batch": {"microBatchSequences": 2}}),
+    "pipeline 2, virtual 2, dense": (2, "dense", {"pipeline": 2, "virtual": 2}, {}),
+    "pipeline 2, virtual 2, MoE": (2, "MoE", {"pipeline": 2, "virtual": 2}, {"batch": {"microBatchSequences": 4}}),
+    "pipeline 2, virtual 2, recomputed, three micro-batches": (
+        2,
+        "dense",
+        {"pipeline": 2, "virtual": 2},
+        {"activationCheckpointing": True, "batch": {"dynamicMicroBatches": True, "maxTokensPerDevice": 39}},
+    ),
     "expert 2, MoE": (2, "MoE", {"expert": 2}, {}),
     "tensor 2, expert 2, MoE": (2, "MoE", {"tensor": 2, "sequence": True, "expert": 2}, {}),
     "expert tensor 2, MoE": (2, "MoE", {"expert_tensor": 2}, {"batch": {"microBatchSequences": 2}}),
     "tensor 2, expert tensor 2, MoE": (2, "MoE", {"tensor": 2, "sequence": True, "expert_tensor": 2}, {}),
     "tensor 2, pipeline 2, MoE": (4, "MoE", {"tensor": 2, "sequence": True, "pipeline": 2}, {}),
+    "tensor 2, pipeline 2, virtual 2, MoE": (
+        4,
+        "MoE",
+        {"tensor": 2, "sequence": True, "pipeline": 2, "virtual": 2},
+        {"batch": {"microBatchSequences": 2}},
+    ),
 }
+
+
+UNEVEN = {"dense, 6 layers": {"layers": 6}}
+"""The virtual stages of the first of two pipeline stages then have two layers each, and those of the second one."""
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -89,16 +117,31 @@ def joined(parts: list[tuple[str, int, Tensor]], like: dict[str, Tensor]) -> dic
         ({"tensor": 2, "sequence": True}, "dense", {"kl": "Loss"}),
         ({"pipeline": 2}, "MoE", {"kl": "Reward", "algorithm": {"entropyCoefficient": 0.01}}),
         ({"expert": 2}, "MoE", {"algorithm": {"correction": {"type": "TokenTIS"}}}),
+        ({"pipeline": 2, "virtual": 2}, "dense, 6 layers", {"kl": "Loss"}),
     ],
 )
 @pytest.mark.parametrize("truncated", [False, True], ids=["", "truncated sampling"])
 def test_a_policy_update_is_that_of_the_fsdp_engine(
     groups: Callable[[int], Group], layout: dict[str, Any], kind: str, settings: dict[str, Any], truncated: bool
 ) -> None:
-    spec = policy_spec_of(2, random=TEXT[kind], **settings)
+    spec = policy_spec_of(2, random=(TEXT | UNEVEN)[kind], **settings)
     samples = [batch_of(8, 0, truncated=truncated)]
     ours = groups(2).run("train", spec=spec, batches=samples, layout=layout)[0]["metrics"][0]
     theirs = groups(2).run("train_with_fsdp", spec=spec, batches=samples)[0]["metrics"][0]
+    assert_equal_updates(ours, theirs)
+
+
+@pytest.mark.soak
+def test_four_uneven_stages_of_two_virtual_stages_update_as_the_fsdp_engine(groups: Callable[[int], Group]) -> None:
+    """The first pipeline stage has four layers, and each other one has two."""
+    spec = policy_spec_of(4, "Loss", random={"layers": 10})
+    samples = [batch_of(8, 0)]
+    ours = groups(4).run("train", spec=spec, batches=samples, layout={"pipeline": 4, "virtual": 2})[0]["metrics"][0]
+    theirs = groups(4).run("train_with_fsdp", spec=spec, batches=samples)[0]["metrics"][0]
+    assert_equal_updates(ours, theirs)
+
+
+def assert_equal_updates(ours: UpdateMetrics, theirs: UpdateMetrics) -> None:
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-6)  # it is a difference of advantages: small
     assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=GRADIENTS)
     assert ours.tokens == theirs.tokens
@@ -113,13 +156,17 @@ def test_a_checkpoint_is_continued_in_another_layout_and_by_the_other_engine(
     kind, first, second = "MoE", batch_of(8, 0, supervised=True), batch_of(8, 1, supervised=True)
     spec = spec_of(2, random=TEXT[kind])
     tensor, pipeline, expert = {"tensor": 2, "sequence": True}, {"pipeline": 2}, {"expert": 2}
+    virtual = pipeline | {"virtual": 2}
     straight = groups(2).run("train", spec=spec, batches=[first, second], layout=tensor)[0]
     both = straight["metrics"]
     folder = tmp_path / "tensor"
     folder.mkdir()
     saved = groups(2).run("train", spec=spec, batches=[first], layout=tensor, save=folder)[0]
-    for layout in (pipeline, expert):
-        restored = groups(2).run("train", spec=spec, batches=[second], layout=layout, restore=folder)[0]
+    of_virtual = tmp_path / "virtual"
+    of_virtual.mkdir()
+    groups(2).run("train", spec=spec, batches=[], layout=virtual, restore=folder, save=of_virtual)
+    for layout, source in ((pipeline, folder), (virtual, folder), (expert, of_virtual)):
+        restored = groups(2).run("train", spec=spec, batches=[second], layout=layout, restore=source)[0]
         for name, values in saved["published"].items():
             assert torch.equal(restored["first"][name], values), name
         assert restored["metrics"][0].loss == pytest.approx(both[1].loss, rel=TOTAL)
@@ -161,8 +208,15 @@ def test_an_optimizer_that_counts_its_steps_in_groups_continues_where_it_was(
     spec = spec_of(1, random={})
     straight = groups(1).run("train", spec=spec, batches=[first, second])[0]["published"]
     saved = groups(1).run("train", spec=spec, batches=[first], save=tmp_path, fused=True)[0]["published"]
-    for fused in (False, True):
-        continued = groups(1).run("train", spec=spec, batches=[second], restore=tmp_path, fused=fused)[0]["published"]
+    for fused, offload in ((False, {}), (True, {}), (True, OFFLOAD)):
+        continued = groups(1).run(
+            "train",
+            spec=spec_of(1, random={}, **offload),
+            batches=[second],
+            restore=tmp_path,
+            fused=fused,
+            group_numbers=3000,
+        )[0]["published"]
         for name, values in straight.items():
             step = values - saved[name]
             assert float((continued[name] - values).norm()) <= 0.05 * float(step.norm()) + 1e-7, name
@@ -175,11 +229,15 @@ def test_a_gradient_that_is_not_finite_changes_nothing(groups: Callable[[int], G
     assert all(torch.equal(result["published"][name], values) for name, values in result["first"].items())
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("dense", {"tensor": 2, "sequence": True}), ("MoE", {"expert": 2})])
+@pytest.mark.parametrize(
+    ("kind", "layout", "train"),
+    [("dense", {"tensor": 2, "sequence": True}, {}), ("MoE", {"expert": 2}, OFFLOAD)],
+    ids=["dense", "MoE, offload"],
+)
 def test_a_bfloat16_model_has_float32_decays_and_continues_exactly(
-    groups: Callable[[int], Group], tmp_path: Path, kind: str, layout: dict[str, Any]
+    groups: Callable[[int], Group], tmp_path: Path, kind: str, layout: dict[str, Any], train: dict[str, Any]
 ) -> None:
-    spec = spec_of(2, random=TEXT[kind])
+    spec = spec_of(2, random=TEXT[kind], **train)
     spec["model"]["precision"] = "BF16"
     first, second = batch_of(8, 0, supervised=True), batch_of(8, 1, supervised=True)
     straight = groups(2).run("train", spec=spec, batches=[first, second], layout=layout)[0]

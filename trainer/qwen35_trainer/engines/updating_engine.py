@@ -33,6 +33,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.models.qwen3_5.head import TokenScores
+from qwen35_trainer.weights.host_blocks import HostBlocks
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on
 
@@ -70,7 +71,8 @@ class UpdatingEngine(ABC):
         self._objective = objective(spec)
         self._uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
         self._skipped_updates = SkippedUpdates(sft=spec.mode == "SFT")
-        self._parked: ParkedTensors | None = None  # while the engine sleeps
+        self._host_blocks = HostBlocks.of(device)
+        self._parked: list[ParkedTensors] = []  # while the engine sleeps
 
     @abstractmethod
     def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
@@ -102,6 +104,10 @@ class UpdatingEngine(ABC):
     @abstractmethod
     def _held_tensors(self) -> Iterable[Tensor]:
         """Return all tensors that this rank holds between two calls: of models, gradients and optimizers."""
+
+    def _scratch_tensors(self) -> Iterable[Tensor]:
+        """Return those of the held tensors whose values no later call uses."""
+        return ()
 
     @property
     @abstractmethod
@@ -136,13 +142,16 @@ class UpdatingEngine(ABC):
     def sleep(self) -> MemoryChange:
         held = list(self._held_tensors())
         before = bytes_on(held, self._device)
-        self._parked = ParkedTensors(held, self._device)
+        self._parked = [
+            ParkedTensors(self._scratch_tensors(), self._device, keep_values=False),
+            ParkedTensors(held, self._device, blocks=self._host_blocks),
+        ]
         return MemoryChange(before, bytes_on(held, self._device))
 
     def wake(self) -> None:
-        if self._parked is not None:
-            self._parked.restore()
-            self._parked = None
+        for parked in self._parked:
+            parked.restore()
+        self._parked = []
 
     def _update(
         self,

@@ -24,6 +24,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (layout.dense, ("accelerator", "train")),
     (layout.expert, ("accelerator", "train")),
     (layout.copies, ("accelerator", "train")),
+    (layout.virtual_stages, ("model", "train")),
     (layout.heads, ("model", "train")),
     (layout.offload, ("train",)),
     (layout.batch, ("mode", "accelerator", "algorithm", "train")),

@@ -31,6 +31,26 @@ def expert(spec: TrainingSpec) -> Iterator[Problem]:
         yield from _divides(spec, ("expertTensor", "expert", "pipeline"))
 
 
+def virtual_stages(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that pipeline stages can be divided into virtual stages with equal numbers of layers.
+
+    The number of layers of a checkpoint is not in the manifest, so the engine checks it when it loads the checkpoint.
+    """
+    cut, random = spec.train.parallelism, spec.model.source.random
+    path = f"{PARALLELISM}.virtualPipeline"
+    if cut.virtualPipeline == 1:
+        return
+    if cut.pipeline == 1:
+        message = f"{cut.virtualPipeline} virtual stages need pipeline stages, and pipeline is 1."
+        yield Problem(path, message, "Set it to 1, or pipeline to at least 2.")
+    elif random is not None and (
+        random.layers % cut.virtualPipeline or random.layers < cut.virtualPipeline * cut.pipeline
+    ):
+        divisors = [part for part in range(1, random.layers // cut.pipeline + 1) if random.layers % part == 0]
+        message = f"{cut.virtualPipeline} virtual stages of each of {cut.pipeline} pipeline stages cannot divide {random.layers} layers evenly."
+        yield Problem(path, message, f"Use {either(_around(cut.virtualPipeline, divisors)) if divisors else 1}.")
+
+
 def copies(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that FSDP's copies of the model (HSDP) have equal numbers of devices, and that a
     context-parallel group is within one copy.

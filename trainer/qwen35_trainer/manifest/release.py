@@ -113,7 +113,7 @@ def _train(spec: TrainingSpec) -> Iterator[Problem]:
     if train.engine == "Megatron":
         yield from _megatron(spec)
         return
-    for name in ("tensor", "pipeline", "expert", "expertTensor"):
+    for name in ("tensor", "pipeline", "virtualPipeline", "expert", "expertTensor"):
         if (degree := getattr(train.parallelism, name)) != 1:
             path = f"spec.train.parallelism.{name}"
             message = f"the FSDP engine has no {name} parallelism, so the degree cannot be {degree}."
@@ -136,9 +136,6 @@ def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
     without = {
         "batch.removePadding": (train.batch.removePadding, "pads sequences", "Set it to false"),
         "optimizer.type": (train.optimizer.type != "AdamW", f"has no {train.optimizer.type}", "Set it to AdamW"),
-        "offload.parameters": (train.offload.parameters, "offloads nothing", "Set it to false"),
-        "offload.gradients": (train.offload.gradients, "offloads nothing", "Set it to false"),
-        "offload.optimizer": (train.offload.optimizer, "offloads nothing", "Set it to false"),
         "router.loadBalancingLoss": (train.router.loadBalancingLoss > 0, "has no losses of routers", "Set it to 0"),
         "router.zLoss": (train.router.zLoss > 0, "has no losses of routers", "Set it to 0"),
         "freeze": (bool(train.freeze), "trains all parameters", "Remove it"),

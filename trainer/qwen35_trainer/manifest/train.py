@@ -38,6 +38,15 @@ class ParallelismSpec(Section):
         description="Number of pipeline stages that the layers are divided into. Default 1, which has no bubble. "
         "verl: actor_rollout_ref.actor.megatron.pipeline_model_parallel_size.",
     )
+    virtualPipeline: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Number of virtual stages of each pipeline stage; Megatron only. With several, stages wait less for "
+        "each other, but hold more activations and exchange more. It must divide the model's layers. Default 1, which "
+        "needs the minimum of communication and memory. verl: "
+        "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size.",
+    )
     context: int = Field(
         1,
         ge=1,
@@ -205,14 +214,16 @@ class OffloadSpec(Section):
     parameters: bool = Field(
         False,
         description="Offload parameters. With FSDP, gradients and optimizer state are offloaded with them, and the "
-        "optimizer step runs on the host. Default false, because the copies take time. verl: "
+        "optimizer step runs on the host. With Megatron, the reference model is on the device only while it scores, and "
+        "the trained one at all other times. Default false, because the copies take time. verl: "
         "actor_rollout_ref.actor.fsdp_config.offload_policy, "
         "actor_rollout_ref.actor.megatron.param_offload.",
     )
     gradients: bool = Field(
         False,
-        description="Offload gradients. With FSDP they are where the parameters are. Default false, because the "
-        "copies take time. verl: actor_rollout_ref.actor.megatron.grad_offload.",
+        description="Offload gradients. With FSDP they are where the parameters are. With Megatron their buffers take "
+        "memory only during an update, so that scoring has more. Default false, because the copies take time. verl: "
+        "actor_rollout_ref.actor.megatron.grad_offload.",
     )
     optimizer: bool = Field(
         False,

@@ -150,4 +150,4 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     }
     peak, memory = largest(candidates)
     host = (weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0)
-    return RankMemory(peak, memory, host, state.total)
+    return RankMemory(peak, memory, host, state.total, parked=state.total)

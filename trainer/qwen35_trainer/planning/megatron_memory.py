@@ -7,8 +7,11 @@ gradients         float32 buffers of all these parameters, allocated once
 optimizer state   two float32 moments, and float32 master weights if the model is in bfloat16, sharded over the ranks with the same
                   parameters (ZeRO-1, arXiv:1910.02054, section 5; megatron-core, docs "distributed optimizer":
                   6 + 12 / d bytes per parameter with d data-parallel ranks)
+offload           the optimizer's master weights only during the step, and the moments of one group of parameters after another
+                  (`engines/megatron/offload.py`); of trained and reference model, only the one that computes
 activations       those of all micro-batches that the stage has begun and not ended: with P stages, the first stage has
-                  P of them (1F1B, arXiv:2104.04473, section 2.2)
+                  P of them (1F1B, arXiv:2104.04473, section 2.2); with v virtual stages of each stage, 2 (P - 1) + (v - 1) P + 1,
+                  each of 1 / v of its layers (interleaved 1F1B, ibid.)
 """
 
 from __future__ import annotations
@@ -24,46 +27,62 @@ from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
 from qwen35_trainer.planning.parameters import Parameters
 from qwen35_trainer.planning.train_memory import RankMemory, TrainMemory, largest
 
+MOMENTS_BYTES = 8 * 2**27
+"""Bytes of the moments of a group of parameters that step together: `megatron/grouped_step.py`."""
+
 
 @dataclass(frozen=True)
 class Stage:
     """A pipeline stage: consecutive decoder layers, and the embedding or the output layer at an end of the model."""
 
-    first: int
-    """Index of the stage's first layer in the model, from 0."""
-    layers: int
-    """Number of decoder layers of the stage."""
+    parts: tuple[range, ...]
+    """Numbers of the decoder layers of each virtual stage, in the model, from 0."""
     is_first: bool
     is_last: bool
     begun: int
-    """Maximum number of micro-batches whose activations the stage holds at a time."""
+    """Maximum number of passes of a micro-batch through a virtual stage whose activations the stage holds at a time."""
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers of the stage."""
+        return sum(map(len, self.parts))
 
 
-def stages(layers: int, count: int) -> list[Stage]:
+def stages(layers: int, count: int, virtual: int = 1) -> list[Stage]:
     """Return the pipeline stages of a model. The layers are divided as in the engine (`engines/megatron/layout.py`).
 
-    layers: number of decoder layers of the model. count: number of stages.
+    layers: number of decoder layers of the model. count: number of stages. virtual: number of virtual stages of each
+    stage. If the engine refuses the division, the virtual stages have different sizes here.
     """
-    if layers % count == 0:
-        sizes = [layers // count] * count
-    elif count == 2:
-        sizes = [layers - layers // 2, layers // 2]
-    else:
-        middle = -(-layers // count)
-        if layers - middle * (count - 2) < 2:
-            middle -= 1
-        rest = layers - middle * (count - 2)
-        sizes = [rest - rest // 2, *[middle] * (count - 2), rest // 2]
-    starts = [sum(sizes[:number]) for number in range(count)]
-    return [
-        Stage(start, size, number == 0, number == count - 1, count - number)
-        for number, (start, size) in enumerate(zip(starts, sizes, strict=True))
-    ]
+    blocks = [layers * (number + 1) // virtual - layers * number // virtual for number in range(virtual)]
+    of_blocks = [_sizes(block, count) for block in blocks]
+    listed = []
+    for stage in range(count):
+        starts = [sum(blocks[:number]) + sum(of_blocks[number][:stage]) for number in range(virtual)]
+        parts = tuple(range(start, start + sizes[stage]) for start, sizes in zip(starts, of_blocks, strict=True))
+        begun = count - stage if virtual == 1 else 2 * (count - stage - 1) + (virtual - 1) * count + 1
+        listed.append(Stage(parts, stage == 0, stage == count - 1, begun))
+    return listed
+
+
+def _sizes(layers: int, stages: int) -> list[int]:
+    """Divide consecutive layers over pipeline stages."""
+    if layers % stages == 0:
+        return [layers // stages] * stages
+    if stages == 2:
+        return [layers - layers // 2, layers // 2]
+    middle = -(-layers // stages)
+    if layers - middle * (stages - 2) < 2:
+        middle -= 1
+    rest = layers - middle * (stages - 2)
+    return [rest - rest // 2, *[middle] * (stages - 2), rest // 2]
 
 
 def stage_parameters(shape: ModelSizes, stage: Stage) -> Parameters:
     """Return the numbers of parameters of a stage, before tensor-parallel and expert-parallel ranks divide them."""
-    held = parameters.layers(shape, stage.first, stage.layers)
+    held = Parameters()
+    for part in stage.parts:
+        held += parameters.layers(shape, part.start, len(part))
     if stage.is_first:
         held += parameters.embedding(shape)
     if stage.is_last:
@@ -80,7 +99,8 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_c
     Transformer Engine, and gloo's reduce-scatter copies the buffer of gradients.
     """
     cut = spec.train.parallelism
-    ranks = [_stage_memory(shape, spec, stage, kernels, on_cpu=on_cpu) for stage in stages(shape.layers, cut.pipeline)]
+    all_stages = stages(shape.layers, cut.pipeline, cut.virtualPipeline)
+    ranks = [_stage_memory(shape, spec, stage, kernels, on_cpu=on_cpu) for stage in all_stages]
     return max(ranks, key=lambda rank: rank.device.total)
 
 
@@ -89,26 +109,33 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     held, micro = stage_parameters(shape, stage), MicroBatchSize.of(spec)
     dense, experts = _on_rank(held, cut)
     master = 4 if width == 2 else 0  # float32 parameters are their own master copies
+    weights, offload = width * (dense + experts), spec.train.offload
+    gradients = 4 * (dense + experts)
+    optimizer = (master + 8) * (dense / spec.data_parallel + experts / spec.expert_data_parallel)
+    reference = weights if spec.mode != "SFT" and spec.algorithm.kl.placement != "None" else 0.0
+    host = optimizer if offload.optimizer else 0.0
+    if offload.parameters and reference:
+        # The trained model leaves the device for the reference model, and its memory in the host stays pinned.
+        host += reference if on_cpu else weights + reference
     state = TrainMemory(
-        parameters=width * (dense + experts),
-        gradients=4 * (dense + experts),
-        optimizer=(master + 8) * (dense / spec.data_parallel + experts / spec.expert_data_parallel),
-        reference=width * (dense + experts) if spec.mode != "SFT" and spec.algorithm.kl.placement != "None" else 0,
+        parameters=weights,
+        gradients=gradients,
+        optimizer=0.0 if offload.optimizer else optimizer,
+        reference=0.0 if offload.parameters else reference,
     )
     # Sequence parallelism divides what is between matrix products too, so every term is divided.
     length = micro.length + -micro.length % cut.tensor
     tokens = micro.tokens * length / micro.length / cut.tensor
     computation = Computation(width, kernels, tokens, length, matrices=on_cpu)
-    full = sum(
-        (number + 1) % shape.full_attention_interval == 0 for number in range(stage.first, stage.first + stage.layers)
-    )
-    recompute = spec.train.activationCheckpointing
-    begun = min(stage.begun, micro.count)
-    of_micro_batch = activations.stack(shape, computation, stage.layers, full, recompute=recompute)
-    temporaries = activations.backward_temporaries(shape, computation)
-    kept = of_micro_batch - temporaries - (activations.largest_layer(shape, computation) if recompute else 0.0)
+    full = sum((number + 1) % shape.full_attention_interval == 0 for part in stage.parts for number in part)
+    recompute, virtual = spec.train.activationCheckpointing, cut.virtualPipeline
+    begun = min(stage.begun, micro.count * virtual)
+    of_stage = activations.stack(shape, computation, stage.layers, full, recompute=recompute)
+    computed = activations.backward_temporaries(shape, computation)
+    computed += activations.largest_layer(shape, computation) if recompute else 0.0
+    kept = (of_stage - computed) / virtual
     largest_matrix = 4 * shape.vocabulary * shape.hidden / cut.tensor if stage.is_first or stage.is_last else 0.0
-    moments = {"backward pass of a layer": state.with_parts(activations=of_micro_batch + (begun - 1) * kept)}
+    moments = {"backward pass of a layer": state.with_parts(activations=computed + begun * kept)}
     if on_cpu:
         moments["sum of gradients"] = state.with_parts(gradients=state.gradients)
     if stage.is_last:
@@ -118,8 +145,16 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
         moments["gradient of the table"] = state.with_parts(
             activations=(begun - 1) * kept, head=largest_matrix * width / 4
         )
+    if offload.optimizer and not on_cpu:  # on a CPU, what comes to the device leaves the host
+        in_step = optimizer * master / (master + 8) + min(optimizer * 8 / (master + 8), MOMENTS_BYTES)
+        moments["optimizer step"] = state.with_parts(optimizer=in_step)
+        moments["checkpoint"] = state.with_parts(
+            optimizer=optimizer, gradients=-gradients if offload.gradients else 0.0
+        )
     peak, memory = largest(moments)
-    return RankMemory(peak, memory, 0.0, state.total)
+    without_gradients = state.total - gradients  # a sleeping rank drops them
+    between = without_gradients if offload.gradients else state.total
+    return RankMemory(peak, memory, host, between, parked=without_gradients)
 
 
 def _on_rank(held: Parameters, cut: ParallelismSpec) -> tuple[float, float]:

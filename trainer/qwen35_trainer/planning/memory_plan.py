@@ -60,7 +60,7 @@ def memory_plan(
     of_train, of_rollout = train_pod(shape, spec, of_rank), rollout_pod(shape, spec, of_replica)
     pods = (of_train,) if of_rollout is None else (of_train, of_rollout)
     if of_rollout is not None and spec.mode == "Colocated":
-        pods = (colocated_pod(shape, spec, of_train, of_rollout, 0.0 if on_cpu else train.state),)
+        pods = (colocated_pod(shape, spec, of_train, of_rollout, 0.0 if on_cpu else train.parked),)
     return MemoryPlan(device, memory, train, replica, pods)
 
 
@@ -100,6 +100,8 @@ def _train_fix(spec: TrainingSpec, plan: MemoryPlan) -> str:
         fixes.append("set train.activationCheckpointing to true")
     if train.engine == "FSDP" and not train.offload.parameters:
         fixes.append("set train.offload.parameters to true")
+    if train.engine == "Megatron" and not train.offload.optimizer:
+        fixes.append("set train.offload.optimizer to true")
     if train.engine == "Megatron":
         fixes.append("raise train.parallelism.tensor, pipeline or expert")
     if parts.activations > parts.total / 4 and train.engine == "FSDP":

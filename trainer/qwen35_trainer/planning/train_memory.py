@@ -48,3 +48,5 @@ class RankMemory:
     """Bytes of offloaded state in host memory, which is pinned on machines with an accelerator."""
     state: float
     """Bytes on the device between two updates."""
+    parked: float
+    """Bytes that a sleeping rank has in the host in addition, in mode Colocated."""

@@ -46,19 +46,19 @@ def train_time(
     """Return the time in which the train pool computes one update.
 
     tokens_per_sample: mean tokens of a prompt and its response. utilisation: share of the device's peak operations per
-    second; None: the assumed one. With P pipeline stages and m micro-batches, a stage waits for (P - 1) / (m + P - 1)
-    of the time, the bubble (1F1B, arXiv:2104.04473, section 2.2).
+    second; None: the assumed one. With P pipeline stages of v virtual stages each, and m micro-batches, a stage waits for
+    (P - 1) / (v·m + P - 1) of the time, the bubble (interleaved 1F1B, arXiv:2104.04473, section 2.2).
     """
     share = utilisation or (EXPERT_UTILISATION if shape.experts else DENSE_UTILISATION)
     passes, samples = forward_passes(spec), spec.samples_per_update
     operations = samples * tokens_per_sample * floating_point_operations.forward(shape, tokens_per_sample / 2) * passes
-    stages = spec.train.parallelism.pipeline
+    stages, virtual = spec.train.parallelism.pipeline, spec.train.parallelism.virtualPipeline
     batch = spec.train.batch
     per_rank = samples / spec.data_parallel
     micro = per_rank / batch.microBatchSequences
     if batch.dynamicMicroBatches:
         micro = per_rank * tokens_per_sample / batch.maxTokensPerDevice
     micro = max(1.0, micro)
-    bubble = (stages - 1) / (micro + stages - 1)
+    bubble = (stages - 1) / (virtual * micro + stages - 1)
     seconds = operations / (spec.world_size * device.flops * share) / (1 - bubble)
     return TrainTime(passes, seconds, bubble)

@@ -15,39 +15,53 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
+from qwen35_trainer.weights.host_blocks import BLOCK_BYTES, HostBlocks
+
 
 class ParkedTensors:
     """The tensors on `device` whose memory is freed until `restore`. Tensors on other devices stay as they are.
 
     keep_values: whether the values are kept in host memory and restored; otherwise the tensors contain zeros after
-    `restore`. Nothing may use the tensors before `restore`.
+    `restore`. blocks: the host memory for the values; None: memory that nothing else uses. for_others: whether other
+    processes can use the freed memory; otherwise PyTorch keeps it for this process. Nothing may use the tensors before
+    `restore`.
     """
 
     @torch.no_grad()
-    def __init__(self, tensors: Iterable[Tensor], device: torch.device, *, keep_values: bool = True) -> None:
-        # Copies from pinned memory are faster, and pinned memory needs an accelerator.
-        pinned = keep_values and device.type != "cpu"
-        self._parked: list[tuple[UntypedStorage, int, Tensor | None]] = []
+    def __init__(
+        self,
+        tensors: Iterable[Tensor],
+        device: torch.device,
+        *,
+        keep_values: bool = True,
+        blocks: HostBlocks | None = None,
+        for_others: bool = True,
+    ) -> None:
+        self._blocks = blocks or HostBlocks.of(device)
+        self._parked: list[tuple[UntypedStorage, int, list[Tensor] | None]] = []
         for storage in _storages(tensors, device):
             size, values = storage.nbytes(), None
             if keep_values:
-                values = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-                values.copy_(_bytes_of(storage))
+                values = self._blocks.take(size)
+                for part, block in zip(_bytes_of(storage).split(BLOCK_BYTES), values, strict=True):
+                    block.copy_(part)
             storage.resize_(0)
             self._parked.append((storage, size, values))
-        if device.type != "cpu":
-            torch.accelerator.empty_cache()  # another process needs what PyTorch would keep for itself
+        if for_others and device.type != "cpu":
+            torch.accelerator.empty_cache()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Allocate the memory of the tensors again, with the kept values, or with zeros if no values were kept."""
-        for storage, size, values in self._parked:
+        while self._parked:
+            storage, size, values = self._parked.pop()
             storage.resize_(size)
             if values is None:
                 _bytes_of(storage).zero_()
-            else:
-                _bytes_of(storage).copy_(values)
-        self._parked.clear()
+                continue
+            for part, block in zip(_bytes_of(storage).split(BLOCK_BYTES), values, strict=True):
+                part.copy_(block)
+            self._blocks.give_back(values)
 
 
 def bytes_on(tensors: Iterable[Tensor], device: torch.device) -> int:

@@ -20,7 +20,8 @@ def transformer_config(
     model: the configuration of a text model in transformers. precision: type of the computation. recompute: whether the
     backward pass computes the activations of each layer again.
     """
-    first, last = stage_sizes(model.num_hidden_layers, layout.pipeline)
+    first, last = stage_sizes(model.num_hidden_layers, layout.pipeline, layout.virtual)
+    interleaved = layout.virtual > 1
     return TransformerConfig(
         num_layers=model.num_hidden_layers,
         hidden_size=model.hidden_size,
@@ -49,7 +50,12 @@ def transformer_config(
         sequence_parallel=layout.sequence,
         pipeline_model_parallel_size=layout.pipeline,
         num_layers_in_first_pipeline_stage=first,
-        num_layers_in_last_pipeline_stage=last,
+        # Of two stages with virtual stages, megatron-core cannot take both numbers: it divides by the number of stages between them.
+        num_layers_in_last_pipeline_stage=None if layout.pipeline == 2 else last,
+        virtual_pipeline_model_parallel_size=layout.virtual if interleaved else None,
+        # With two stages, each is both before and after the other: what a batch of sends and receives moves would be mixed up.
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
         params_dtype=precision,

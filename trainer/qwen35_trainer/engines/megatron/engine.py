@@ -11,10 +11,11 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,10 +26,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from qwen35_trainer.engines.megatron import checkpoint, model_problems
+from qwen35_trainer.engines.megatron import checkpoint, model_problems, offload
 from qwen35_trainer.engines.megatron import layout as layouts
 from qwen35_trainer.engines.megatron.layout import Layout
-from qwen35_trainer.engines.megatron.model import StageModel, build_stage
+from qwen35_trainer.engines.megatron.model import StageModel, build_stages
+from qwen35_trainer.engines.megatron.offload import GRADIENTS, REFERENCE, TRAINED, WEIGHTS, Offload
 from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, with_gradient_buffers
 from qwen35_trainer.engines.megatron.published_model import PublishedModel, Read
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks
@@ -65,29 +67,48 @@ class MegatronEngine(UpdatingEngine):
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         read = _reader(origin, model)
-        self._reference: StageModel | None = None
+        self._reference: list[StageModel] | None = None
         if self._uses_kl:
             self._reference, weights = self._build()
             weights.load(read)
-        self._stage, self._weights = self._build()
-        self._stage.config.finalize_model_grads_func = _sum_gradients
-        self._trained = with_gradient_buffers(self._stage)
+        self._stages, self._weights = self._build()
+        self._stages[0].config.finalize_model_grads_func = _sum_gradients
+        self._trained = [with_gradient_buffers(stage) for stage in self._stages]
         bfloat16 = spec.model.precision == "BF16"
         self._optimizer = MegatronOptimizer(self._trained, spec.train.optimizer, bfloat16=bfloat16)
         self._weights.load(read, lambda parameter, values: self._optimizer.put(parameter, WEIGHT, values))
+        self._moments = [offload.moments(group) for group in range(self._optimizer.groups)]
+        self._offload = Offload(self._offloaded(), device, self._host_blocks)
+        if spec.train.offload.optimizer:
+            self._optimizer.step_by_groups(
+                lambda group: self._offload.need(TRAINED, GRADIENTS, WEIGHTS, self._moments[group])
+            )
 
-    def _build(self) -> tuple[StageModel, PublishedModel]:
+    def _build(self) -> tuple[list[StageModel], PublishedModel]:
         """Build this rank's part of the model, without its values."""
-        stage = build_stage(
+        stages = build_stages(
             self._model_config,
             self._layout,
             PRECISIONS[self._spec.model.precision],
             recompute=self._spec.train.activationCheckpointing,
         )
         shape = ModelShape.of(self._model_config)
-        return stage, PublishedModel(stage, shape, self._shapes, self._model_config.num_hidden_layers)
+        return stages, PublishedModel(stages, shape, self._shapes, self._model_config.num_hidden_layers)
+
+    def _offloaded(self) -> dict[str, Callable[[], Iterable[Tensor]]]:
+        """Return functions that return the tensors of each part that is offloaded."""
+        fields, parts = self._spec.train.offload, dict[str, Callable[[], Iterable[Tensor]]]()
+        if fields.parameters and self._reference is not None:  # without it, every step needs all parameters
+            parts |= {TRAINED: partial(_tensors_of, self._stages), REFERENCE: partial(_tensors_of, self._reference)}
+        if fields.gradients:
+            parts[GRADIENTS] = lambda: self._optimizer.gradients
+        if fields.optimizer:
+            parts[WEIGHTS] = lambda: self._optimizer.weights
+            parts |= {name: partial(self._optimizer.moments, group) for group, name in enumerate(self._moments)}
+        return parts
 
     def shards(self) -> list[WeightShard]:
+        self._offload.need(TRAINED)
         precision = published_precision(self._spec)
         shards = []
         for part in self._weights.publish(nn.Parameter.detach):
@@ -97,15 +118,18 @@ class MegatronEngine(UpdatingEngine):
         return shards
 
     def save(self, folder: Path) -> None:
+        self._offload.need(TRAINED, WEIGHTS, *self._moments)
         checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
 
     def saved(self, *, wait: bool = False) -> bool:
         return True  # `save` returns when all ranks have written
 
     def restore(self, folder: Path) -> None:
+        self._offload.need(TRAINED, WEIGHTS, *self._moments)
         checkpoint.restore(folder, self._weights, self._optimizer, self._shapes)
 
     def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
+        self._offload.need(TRAINED, GRADIENTS)
         self._optimizer.zero_grad()
 
         def losses(stage: StageModel, micro: MicroBatch, samples: NDArray[np.int64], hidden: Tensor) -> Any:  # noqa: ANN401
@@ -119,7 +143,7 @@ class MegatronEngine(UpdatingEngine):
             loss, metrics = self._losses(update, samples, micro.responses, scores)
             return loss, torch.ones((), dtype=torch.int), metrics
 
-        results = self._run(self._stage, update.batch, update.offsets, shares, losses)
+        results = self._run(self._stages, update.batch, update.offsets, shares, losses)
         totals: dict[str, Tensor] = {}
         for metrics in results:
             for name, value in metrics.items():
@@ -128,7 +152,7 @@ class MegatronEngine(UpdatingEngine):
 
     def _run(
         self,
-        stage: StageModel,
+        stages: Sequence[StageModel],
         batch: TrainBatch,
         offsets: Offsets,
         shares: Sequence[NDArray[np.int64]],
@@ -141,17 +165,23 @@ class MegatronEngine(UpdatingEngine):
         results: called on the last stage with the stage, the micro-batch, its samples and its hidden states; returns loss, a number and
         the result of the micro-batch. Returns the results on the last stage, and nothing on other stages.
         """
+        if self._layout.virtual > 1:
+            # The interleaved schedule takes as many micro-batches at a time as there are stages.
+            empty = np.empty(0, dtype=np.int64)
+            shares = [*shares, *[empty] * (-len(shares) % self._layout.pipeline)]
 
         def forward(batches: Iterator[NDArray[np.int64]], called: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
             samples = next(batches)
+            stage = cast("StageModel", getattr(called, "module", called))  # without its gradient buffers
             micro = micro_batch(batch, offsets, samples, self._model_config, packed=False, device=self._device)
             return called(*stage.inputs(micro)), lambda output: results(stage, micro, samples, output)
 
         schedule = get_forward_backward_func()
+        models = list(stages) if forward_only else self._trained
         outputs: list[Any] = schedule(
             forward_step_func=forward,
-            data_iterator=iter(shares),
-            model=stage if forward_only else self._trained,
+            data_iterator=[iter(shares) for _ in models],
+            model=models,
             num_microbatches=len(shares),
             seq_length=1,  # the stages exchange the shapes of their tensors: `variable_seq_lengths`
             micro_batch_size=1,
@@ -170,11 +200,17 @@ class MegatronEngine(UpdatingEngine):
         return {name: torch.tensor(value, device=self._device) for name, value in numbers[0].items()}
 
     def _step(self, learning_rate: float) -> float:
-        return self._optimizer.step(learning_rate)
+        self._offload.need(TRAINED, GRADIENTS, WEIGHTS)  # the optimizer's step brings the moments
+        norm = self._optimizer.step(learning_rate)
+        self._offload.need(TRAINED)
+        return norm
 
     @torch.no_grad()
     def _score(self, policy: ScoredPolicy, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:
-        stage = self._stage if policy == "Current" or self._reference is None else self._reference
+        stages = self._stages
+        if policy == "Reference" and self._reference is not None:
+            stages = self._reference
+        self._offload.need(REFERENCE if stages is self._reference else TRAINED)
         table = TokenTable.zeros(batch, offsets)
 
         def fill(stage: StageModel, micro: MicroBatch, samples: NDArray[np.int64], hidden: Tensor) -> Any:  # noqa: ANN401
@@ -189,7 +225,7 @@ class MegatronEngine(UpdatingEngine):
             return hidden.sum(), torch.ones((), dtype=torch.int), None
 
         shares = [samples for part in batch.parts for samples in self._plan(batch, part)]
-        self._run(stage, batch, offsets, shares, fill, forward_only=True)
+        self._run(stages, batch, offsets, shares, fill, forward_only=True)
         if self._layout.pipeline > 1:
             values = table.values.to(self._device)
             source = parallel_state.get_pipeline_model_parallel_last_rank()
@@ -198,15 +234,24 @@ class MegatronEngine(UpdatingEngine):
         return table
 
     def _held_tensors(self) -> Iterator[Tensor]:
-        for stage in (self._stage, self._reference):
-            if stage is not None:
-                yield from stage.parameters()
-                yield from stage.buffers()
-        yield from self._optimizer.tensors
+        yield from _tensors_of([*self._stages, *(self._reference or ())])
+        yield from self._optimizer.gradients
+        yield from self._optimizer.weights
+        for group in range(self._optimizer.groups):
+            yield from self._optimizer.moments(group)
+
+    def _scratch_tensors(self) -> Iterator[Tensor]:
+        return self._optimizer.gradients
 
     @property
     def _layers(self) -> int:
         return int(self._model_config.num_hidden_layers)
+
+
+def _tensors_of(stages: Sequence[StageModel]) -> Iterator[Tensor]:
+    for stage in stages:
+        yield from stage.parameters()
+        yield from stage.buffers()
 
 
 def _sum_gradients(stages: list[nn.Module], _tokens: object, **options: Any) -> None:  # noqa: ANN401  # megatron-core's

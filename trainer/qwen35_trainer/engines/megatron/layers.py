@@ -37,12 +37,15 @@ FULL_ATTENTION = "full_attention"
 """Value of `layer_types` in config.json for a layer with full attention. All other layers are Gated DeltaNets."""
 
 
-def stage_layers(config: TransformerConfig, layer_types: list[str]) -> TransformerBlockSubmodules:
-    """Return the classes of the layers of this rank's pipeline stage.
+def stage_layers(
+    config: TransformerConfig, layer_types: list[str], virtual_stage: int | None
+) -> TransformerBlockSubmodules:
+    """Return the classes of the layers of this rank's pipeline stage, or of one of its virtual stages.
 
-    layer_types: the kind of each layer of the whole model.
+    layer_types: the kind of each layer of the whole model. virtual_stage: number of the virtual stage; None: the stage has only one.
     """
-    first, count = get_transformer_layer_offset(config), get_num_layers_to_build(config)
+    first = get_transformer_layer_offset(config, virtual_stage)
+    count = get_num_layers_to_build(config, virtual_stage)
     specs = [_layer(config, kind) for kind in layer_types[first : first + count]]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ZeroCentredRMSNorm)
 

@@ -26,21 +26,34 @@ class Layout:
     pipeline: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    virtual: int = 1
+    """Number of virtual stages of each pipeline stage, each of which has consecutive layers."""
     sequence: bool = False
     """Whether tensor-parallel ranks divide the positions of a sequence between matrix products."""
 
     @classmethod
     def of(cls, degrees: ParallelismSpec) -> Layout:
         """Return the layout of a manifest. Sequence parallelism comes with tensor parallelism; it costs nothing."""
-        return cls(degrees.tensor, degrees.pipeline, degrees.expert, degrees.expertTensor, sequence=degrees.tensor > 1)
+        return cls(
+            degrees.tensor,
+            degrees.pipeline,
+            degrees.expert,
+            degrees.expertTensor,
+            degrees.virtualPipeline,
+            sequence=degrees.tensor > 1,
+        )
 
 
-def stage_sizes(layers: int, stages: int) -> tuple[int | None, int | None]:
+def stage_sizes(layers: int, stages: int, virtual: int = 1) -> tuple[int | None, int | None]:
     """Return the numbers of layers of the first and the last pipeline stage, or None for both if all stages are equal.
 
     The stages between them have equal numbers, as megatron-core requires: the mean number of layers, rounded up if at least two layers
     then remain for the ends. The last stage never has more layers than the first, because it has the output layer, too.
+    virtual: number of virtual stages of each stage, all of which have as many layers; it must divide `layers`.
     """
+    if virtual > 1:
+        first, last = stage_sizes(layers // virtual, stages)
+        return (None, None) if first is None or last is None else (first * virtual, last * virtual)
     if layers % stages == 0:
         return None, None
     if stages == 2:
@@ -71,6 +84,8 @@ def problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str]:
 def _dense_problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str]:
     if layout.pipeline > model.num_hidden_layers:
         yield f"{PLACE}.pipeline: {layout.pipeline} is above the model's {model.num_hidden_layers} layers; lower it"
+    elif layout.virtual > 1:
+        yield from _virtual_problems(layout, model.num_hidden_layers)
     if model.tie_word_embeddings and layout.pipeline > 1:
         yield f"{PLACE}.pipeline: {layout.pipeline}, but the model's output layer is its embedding; set it to 1"
     if ranks % (layout.tensor * layout.pipeline):
@@ -79,6 +94,16 @@ def _dense_problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str
         )
     heads = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
     yield from _indivisible(model, "tensor", layout.tensor, *heads)
+
+
+def _virtual_problems(layout: Layout, layers: int) -> Iterator[str]:
+    place = f"{PLACE}.virtualPipeline: {layout.virtual}"
+    if layout.pipeline == 1:
+        yield f"{place}, but pipeline is 1: virtual stages are parts of pipeline stages; set it to 1"
+    elif layers % layout.virtual:
+        yield f"{place} does not divide the model's {layers} layers; use a divisor"
+    elif layers < layout.virtual * layout.pipeline:
+        yield f"{place} × pipeline {layout.pipeline} is above the model's {layers} layers; lower one of them"
 
 
 def _expert_problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[str]:

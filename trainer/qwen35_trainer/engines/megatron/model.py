@@ -1,4 +1,4 @@
-"""The part of a model that one rank has: its pipeline stage, and its share of each layer of it."""
+"""The part of a model that one rank has: its pipeline stage or virtual stages, and its share of each of their layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from qwen35_trainer.engines.megatron import vocabulary_parallel
@@ -21,7 +22,10 @@ from qwen35_trainer.models.qwen3_5.head import TokenScores
 
 
 class StageModel(GPTModel):
-    """A pipeline stage. The last one returns hidden states after the last norm; `scores` computes the logits of scored rows only."""
+    """A pipeline stage, or a virtual stage of it.
+
+    The last one returns hidden states after the last norm; `scores` computes the logits of scored rows only.
+    """
 
     vocabulary: int
     """Number of tokens of the model, without the padding that tensor parallelism may add."""
@@ -71,25 +75,34 @@ class StageModel(GPTModel):
         return TokenScores(micro.table(scores.log_probs), entropy)
 
 
-def build_stage(model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False) -> StageModel:
-    """Build this rank's pipeline stage without its values. Model-parallel groups must exist.
+def build_stages(
+    model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False
+) -> list[StageModel]:
+    """Build this rank's virtual stages, of which there is only one by default, without their values. Model-parallel groups must exist.
 
     model: the configuration of a text model in transformers. recompute: whether the backward pass computes the activations
     of each layer again.
     """
     config = transformer_config(model, layout, precision, recompute=recompute)
+    if layout.virtual == 1:
+        return [_build_stage(model, config, None)]
+    return [_build_stage(model, config, number) for number in range(layout.virtual)]
+
+
+def _build_stage(model: HFConfig, config: TransformerConfig, virtual_stage: int | None) -> StageModel:
     rotary = model.rope_parameters
     stage = StageModel(
         config,
-        stage_layers(config, list(model.layer_types)),
-        vocab_size=model.vocab_size + -model.vocab_size % layout.tensor,
+        stage_layers(config, list(model.layer_types), virtual_stage),
+        vocab_size=model.vocab_size + -model.vocab_size % config.tensor_model_parallel_size,
         max_sequence_length=model.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         share_embeddings_and_output_weights=model.tie_word_embeddings,
         position_embedding_type="rope",
         rotary_percent=rotary.get("partial_rotary_factor", 1.0),
         rotary_base=rotary["rope_theta"],
+        vp_stage=virtual_stage,
     )
     stage.vocabulary = model.vocab_size
     return stage.to(torch.cuda.current_device())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,6 +18,7 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePred
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from qwen35_trainer.engines.megatron.grouped_step import groups_of, step_by_groups
 from qwen35_trainer.engines.megatron.model import StageModel
 from qwen35_trainer.manifest import OptimizerSpec
 
@@ -35,8 +37,8 @@ def with_gradient_buffers(stage: StageModel) -> DistributedDataParallel:
 class MegatronOptimizer:
     """The optimizer of all parameters that this rank holds."""
 
-    def __init__(self, stage: DistributedDataParallel, settings: OptimizerSpec, *, bfloat16: bool) -> None:
-        self._stage = stage
+    def __init__(self, stages: Sequence[DistributedDataParallel], settings: OptimizerSpec, *, bfloat16: bool) -> None:
+        self._stages = list(stages)
         config = OptimizerConfig(
             optimizer="adam",
             lr=settings.learningRate,
@@ -52,13 +54,24 @@ class MegatronOptimizer:
         exempt = ParamWithNamePredicate("exempt from decay", lambda parameter, name: not _decays(parameter, name))
         overrides = {} if settings.decayAll else {ParamKey(with_name_predicate=exempt): {"wd_mult": 0.0}}
         self._optimizer = get_megatron_optimizer(
-            config, [stage], config_overrides=overrides, use_gloo_process_groups=False
+            config, self._stages, config_overrides=overrides, use_gloo_process_groups=False
         )
         self._shards = {parameter: (part, weight) for part in self._parts for parameter, weight in _shards(part)}
+        self._groups = [(part, group) for part in self._parts for group in _groups(part)]
+
+    def step_by_groups(self, begin: Callable[[int], None]) -> None:
+        """Let each later step be made by one group of parameters after another.
+
+        begin: called with the number of each group before its parameters step.
+        """
+        for part in (each for each in self._parts if not each.is_stub_optimizer):
+            groups = {number: group for number, (owner, group) in enumerate(self._groups) if owner is part}
+            part.optimizer.step = partial(step_by_groups, part.optimizer, part.optimizer.step, groups, begin)
 
     def zero_grad(self) -> None:
         """Set the gradients to zero."""
-        self._stage.zero_grad_buffer()
+        for stage in self._stages:
+            stage.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     def step(self, learning_rate: float) -> float:
@@ -118,15 +131,29 @@ class MegatronOptimizer:
                 count["step"] = torch.tensor(float(steps)) if _counts_by_parameter(part) else steps
 
     @property
-    def tensors(self) -> Iterator[Tensor]:
-        """All tensors of gradients and of the optimizers' state."""
-        for buffer in (*self._stage.buffers, *self._stage.expert_parallel_buffers):
-            yield from (each for each in (buffer.grad_data, buffer.param_data) if each is not None)
+    def gradients(self) -> Iterator[Tensor]:
+        """The buffers of all gradients."""
+        for stage in self._stages:
+            yield from (buffer.grad_data for buffer in (*stage.buffers, *stage.expert_parallel_buffers))
+
+    @property
+    def weights(self) -> Iterator[Tensor]:
+        """The float32 weights of parameters in another type. Float32 parameters are their own float32 weights."""
         for part in self._parts:
-            yield from (weight for _, weight in _shards(part))
             if not part.is_stub_optimizer:
-                states = part.optimizer.state.values()
-                yield from (each for state in states for each in state.values() if isinstance(each, Tensor))
+                yield from chain(*part.shard_fp32_from_float16_groups)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of parameters."""
+        return len(self._groups)
+
+    def moments(self, group: int) -> Iterator[Tensor]:
+        """Yield the moments of a group of parameters, which exist from its first step on."""
+        part, parameters = self._groups[group]
+        for parameter in parameters:
+            state = part.optimizer.state.get(parameter, {})
+            yield from (each for each in state.values() if isinstance(each, Tensor) and each.ndim)
 
     @property
     def _parts(self) -> list[DistributedOptimizer]:
@@ -143,6 +170,13 @@ class MegatronOptimizer:
         part, weight = self._shards[parameter]
         held = part._get_model_param_range_map(parameter)["param"]
         return slice(held.start, held.end), {WEIGHT: weight} | part.optimizer.state.get(weight, {})
+
+
+def _groups(part: DistributedOptimizer) -> list[list[Tensor]]:
+    """Divide the parameters of an optimizer, as it holds them in float32, into groups."""
+    if part.is_stub_optimizer:
+        return []
+    return groups_of(parameter for group in part.optimizer.param_groups for parameter in group["params"])
 
 
 def _shards(part: DistributedOptimizer) -> Iterator[tuple[nn.Parameter, Tensor]]:

@@ -56,10 +56,10 @@ class PublishedModel:
     """
 
     def __init__(
-        self, stage: StageModel, shape: ModelShape, shapes: Mapping[str, tuple[int, ...]], layers: int
+        self, stages: Sequence[StageModel], shape: ModelShape, shapes: Mapping[str, tuple[int, ...]], layers: int
     ) -> None:
         self._shape, self._shapes = shape, shapes
-        self._entries = _entries(_named(stage), shapes, layers)
+        self._entries = _entries(_named(stages), shapes, layers)
 
     @torch.no_grad()
     def load(self, read: Read, put: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
@@ -119,15 +119,16 @@ class PublishedModel:
         return arrangement.divide(arrangement.join(parts, self._shape), self._shape, shapes)
 
 
-def _named(stage: StageModel) -> dict[str, nn.Parameter]:
-    """Return the parameters of a stage by name, with the numbers of layers counted over the whole model."""
-    numbers = {str(index): str(layer.layer_number - 1) for index, layer in enumerate(stage.decoder.layers)}
+def _named(stages: Sequence[StageModel]) -> dict[str, nn.Parameter]:
+    """Return the parameters of a rank's virtual stages by name, with the numbers of layers counted over the whole model."""
     named = {}
-    for name, parameter in stage.named_parameters():
-        parts = name.split(".")
-        if parts[:2] == ["decoder", "layers"]:
-            parts[2] = numbers[parts[2]]
-        named[".".join(parts)] = parameter
+    for stage in stages:
+        numbers = {str(index): str(layer.layer_number - 1) for index, layer in enumerate(stage.decoder.layers)}
+        for name, parameter in stage.named_parameters():
+            parts = name.split(".")
+            if parts[:2] == ["decoder", "layers"]:
+                parts[2] = numbers[parts[2]]
+            named[".".join(parts)] = parameter
     return named
 
 

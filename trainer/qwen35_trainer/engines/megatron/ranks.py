@@ -42,6 +42,7 @@ class MegatronRanks(BatchRanks):
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=layout.tensor,
             pipeline_model_parallel_size=layout.pipeline,
+            virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
             expert_model_parallel_size=layout.expert,
             expert_tensor_parallel_size=layout.expert_tensor,
             distributed_timeout_minutes=math.ceil(timeout.total_seconds() / 60),

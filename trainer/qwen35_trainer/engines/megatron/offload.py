@@ -1,0 +1,57 @@
+"""Keeps tensors of a rank in host memory while it does not need them (`spec.train.offload`).
+
+                       trained model   reference model   gradients   float32 weights   moments
+score                  device          host              –           host              host
+score the reference    host            device            –           host              host
+forward and backward   device          host              device      host              host
+optimizer step         device          host              device      device            those of one group of parameters
+publication            device          host              –           host              host
+save, restore          device          host              –           device            device
+
+The parts of a row are on the device from its beginning until a row that does not need them. Gradients have values only within an update,
+so their memory is given back without a copy. Everything else is copied to pinned memory, which is allocated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from qwen35_trainer.weights.host_blocks import HostBlocks
+from qwen35_trainer.weights.parked_tensors import ParkedTensors
+
+TRAINED, REFERENCE, GRADIENTS, WEIGHTS = "trained model", "reference model", "gradients", "float32 weights"
+"""Parts of a rank's tensors. The moments of each group of parameters are a part, too (`moments`)."""
+
+
+def moments(group: int) -> str:
+    """Return the name of the part that has the moments of a group of parameters."""
+    return f"moments {group}"
+
+
+class Offload:
+    """The parts of a rank's tensors that are in host memory while they are not needed.
+
+    parts: functions that return the tensors of each part, because the optimizer creates its own in its first step; a part that is not
+    listed stays on the device. blocks: the host memory.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Callable[[], Iterable[Tensor]]], device: torch.device, blocks: HostBlocks
+    ) -> None:
+        self._parts, self._device, self._blocks = dict(parts), device, blocks
+        self._parked: dict[str, ParkedTensors] = {}
+
+    def need(self, *needed: str) -> None:
+        """Bring `needed` to the device, and all other parts to the host."""
+        for part, tensors in self._parts.items():
+            if part not in needed and part not in self._parked:
+                keep = part != GRADIENTS
+                self._parked[part] = ParkedTensors(
+                    tensors(), self._device, keep_values=keep, blocks=self._blocks, for_others=False
+                )
+        for part in needed:
+            if part in self._parked:
+                self._parked.pop(part).restore()
