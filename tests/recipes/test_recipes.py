@@ -16,7 +16,9 @@ from tests.recipes.shrink import BATCHES, DIVISOR, SUMS, changes, shrunken
 from tests.runtime.conftest import Command, Ended
 from tests.runtime.local import Local
 
-RECIPES = sorted((Path(__file__).parents[2] / "examples").glob("qwen3.5-*.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("qwen3.5-*.yaml"))
+RECIPES = [file for file in EXAMPLES if load_manifest(file).spec.train.engine == "FSDP"]
+"""tests/engines/megatron/test_recipes.py has those that train with Megatron."""
 SHARDED = "qwen35-35b-a3b-grpo"
 """Start of the names of the recipes that train on two ranks."""
 SIZE_AND_PLACE = {

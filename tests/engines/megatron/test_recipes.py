@@ -1,0 +1,98 @@
+"""Each recipe of `examples/` that trains with Megatron makes two updates with its own settings, on a small folder of published shape.
+
+shrunk       the model's sizes and layers; devices: four processes; prompts of an update: one; lengths of sequences
+not shrunk   degrees of parallelism above 1 stay above 1 where four processes have room for them, and everything else in `spec.train`
+             and `spec.algorithm`
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qwen35_trainer.manifest import load_manifest, parse_spec
+from qwen35_trainer.manifest.training import TrainingSpec
+from tests.distributed.group import Group
+from tests.distributed.samples import batch_of
+from tests.engines.megatron.test_folders import folder_of
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+RECIPES = [file for file in EXAMPLES if load_manifest(file).spec.train.engine == "Megatron"]
+RANKS, PROMPTS, UPDATES = 4, 1, 2
+SHAPES = {True: "35B-A3B", False: "27B, untied"}
+"""Published shapes with and without experts."""
+
+
+def shrunken(spec: TrainingSpec) -> dict[str, Any]:
+    """The spec of a recipe for four processes and the model in folder `model`."""
+    document: dict[str, Any] = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    document["accelerator"] = {"profile": "CPU", "devicesPerNode": RANKS}
+    document["model"] |= {"name": "tiny", "source": {"path": "model"}}
+    document["data"] |= {"train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}], "validation": []}
+    document["data"] |= {"maxPromptTokens": 8, "maxResponseTokens": 12}
+    document["rewards"] = [{"type": "ExactMatch"}] if document.get("rewards") else []
+    if spec.rollout is not None:
+        document["rollout"] = {"engine": "Torch", "temperature": spec.rollout.temperature}
+    document["train"] |= {"nodes": 1, "parallelism": degrees(spec.train.parallelism.model_dump())}
+    document["train"]["batch"] = document["train"].get("batch", {}) | {"promptsPerUpdate": PROMPTS}
+    document.pop("checkpoint", None)
+    return document
+
+
+def degrees(published: dict[str, int]) -> dict[str, int]:
+    """Each degree above 1 becomes 2, one after another, unless that needs more than four processes."""
+    small = dict.fromkeys(published, 1)
+    for name in ("pipeline", "virtualPipeline", "tensor", "context", "expert", "expertTensor"):
+        if published[name] > 1:
+            small[name] = 2
+            dense = small["tensor"] * small["pipeline"] * small["context"]
+            if RANKS % dense or RANKS % (small["expertTensor"] * small["expert"] * small["pipeline"]):
+                small[name] = 1
+    return small
+
+
+def test_a_recipe_trains_with_megatron() -> None:
+    assert RECIPES
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_degrees_stay_above_1(file: Path) -> None:
+    published = load_manifest(file).spec.train.parallelism.model_dump()
+    small = degrees(published)
+    assert {name for name, degree in small.items() if degree > 1} == {
+        name for name, degree in published.items() if degree > 1
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file: Path) -> None:
+    recipe = load_manifest(file).spec
+    document = shrunken(recipe)
+    spec, problems = parse_spec(document)
+    assert spec is not None, problems
+    assert not problems
+    for section in ("optimizer", "offload", "router", "activationCheckpointing", "headPrecision", "freeze"):
+        assert getattr(spec.train, section) == getattr(recipe.train, section)
+    assert spec.algorithm == recipe.algorithm
+    folder_of(tmp_path, SHAPES["-A" in recipe.model.name])
+    count = UPDATES * spec.samples_per_update
+    batch = batch_of(count, 0, supervised=recipe.mode == "SFT")
+    size = 1 if recipe.mode == "SFT" else recipe.algorithm.groupSize
+    group = None if batch.group is None else np.arange(count) // size
+    results = groups(RANKS).run(
+        "train", spec=document, batches=[replace(batch, group=group, updates=UPDATES)], folder=tmp_path
+    )
+    metrics = results[0]["metrics"]
+    assert len(metrics) == UPDATES
+    assert all(math.isfinite(each.loss) and 0 < each.gradient_norm < math.inf for each in metrics)
+    assert all(each["metrics"] == metrics for each in results)
+    before, after = results[0]["first"], results[0]["published"]
+    assert before.keys() == after.keys()
+    assert any(not before[name].equal(values) for name, values in after.items())
+    if recipe.train.offload.optimizer:
+        assert {each["Optimizer"] for rank in results for each in rank["passes"]} == {0}
