@@ -16,14 +16,17 @@ CHUNK_LOGITS: Final = 2**27
 def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kernels) -> float:
     """Return the bytes that exist during the backward pass of the FSDP engine's head, in addition to the hidden states.
 
-        kernels   bytes per logit of a chunk
+        kernels   bytes for each logit of a chunk
         Torch     4 + 4 + width: log-probabilities and probabilities in float32 (`head_passes.py`), and the gradient of the logits
-        Fused     width + width: the chunk that the forward pass has kept, which autograd frees only after the backward pass, and the
+        Fused     width + width: the last chunk, which the forward pass keeps and autograd frees only after the backward pass, and a
                   chunk that is computed again; the kernels overwrite a chunk by its gradient (`head_kernels.py`)
 
-    The gradient of the weight (vocabulary × hidden) has `width` bytes per number, and another 4 bytes for a
-    float32 sum if there are several chunks. With one chunk, nothing is computed again, and the logits of Fused
-    have only half of the bytes counted here.
+    The gradient of the weight (vocabulary × hidden) has `width` bytes per number, and 4 more for a
+    float32 sum if there are several chunks.
+
+    With one chunk, nothing is computed again, and the logits of Fused have only half of these bytes. With several
+    chunks, two tensors are not counted: the kept chunk of Torch, and the gradient of the previous chunk, which exists
+    until the next gradient replaces it.
 
     scored: number of rows of the micro-batch. width: bytes of a number in the model's precision.
     """

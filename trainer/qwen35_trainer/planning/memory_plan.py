@@ -1,6 +1,6 @@
 """Plans the memory of a training, and reports what its devices cannot hold.
 
-The module is pure, and a plan takes less than a millisecond: the operator also computes it.
+The module is pure, and a plan takes less than a millisecond, because the operator computes one for each training.
 """
 
 from __future__ import annotations

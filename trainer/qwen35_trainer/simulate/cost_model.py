@@ -69,7 +69,7 @@ class ReplicaSpeed:
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """A number of replicas of one speed. A pool with replicas of different speeds has several such groups."""
+    """Replicas with the same speed. A pool with replicas of different speeds has several such groups."""
 
     count: int = 8
     replica: ReplicaSpeed = ReplicaSpeed()
