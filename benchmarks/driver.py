@@ -210,15 +210,18 @@ class FakeTrainPool:
         )
 
 
-class CountedActor:
-    """The handle of a replica's actor. It counts the calls."""
+class CountingChannel(ReplicaChannel):
+    """A channel that counts its calls, those over the connection and those through Ray."""
 
-    def __init__(self, actor: Any, counts: Counts) -> None:  # noqa: ANN401  # Ray's handles are untyped
-        self._actor, self._counts = actor, counts
+    counts: Counts
 
-    def __getattr__(self, method: str) -> Any:  # noqa: ANN401
-        self._counts.calls += 1
-        return getattr(self._actor, method)
+    async def _call(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # a worker's result
+        self.counts.calls += 1
+        return await super()._call(method, *arguments, act=act, seconds=seconds)
+
+    async def _call_through_ray(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # as above
+        self.counts.calls_through_ray += 1
+        return await super()._call_through_ray(method, *arguments, act=act, seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,8 @@ class Counts:
     """Number of times that a report contained tokens of a sequence."""
     calls: int = 0
     """Number of calls of replicas: `exchange`, each of which returns a report, and `obey`."""
+    calls_through_ray: int = 0
+    """Number of those calls that traveled through Ray instead of over the connection."""
 
 
 class CountingGeneration(Generation):
@@ -317,7 +322,8 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
             def spawn(number: int, name: str, lane: bool) -> RolloutReplica:
                 handle = actor.remote(name, load.slots, load.tokens, load.speed, folder)
                 replica = RolloutReplica(number, name, handle, lane)
-                replica.channel = ReplicaChannel(CountedActor(handle, counts), name)
+                replica.channel = channel = CountingChannel(handle, name)
+                channel.counts = counts
                 return replica
 
             slots = replica_slots(spec)
@@ -354,6 +360,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
         "tokensPerSecond": round((after.tokens - before.tokens) / seconds),
         "reportsPerSequence": round((after.reports - before.reports) / finished, 3) if finished else None,
         "callsPerSequence": round((after.calls - before.calls) / finished, 3) if finished else None,
+        "callsThroughRay": after.calls_through_ray - before.calls_through_ray,
         "partsPerSequence": round((after.parts - before.parts) / finished, 1) if finished else None,
         "processorMicrosecondsPerSequence": round(spent / finished * 1e6, 1) if finished else None,
         "withoutIdleMicroseconds": round((spent - idle * seconds) / finished * 1e6, 1) if finished else None,

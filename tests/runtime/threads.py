@@ -37,7 +37,7 @@ from ray import cloudpickle
 from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
 from qwen35_trainer.rewards.scoring import Scoring
-from qwen35_trainer.runtime.rollout_worker import EngineThread
+from qwen35_trainer.runtime.rollout_worker import EngineThread, RolloutWorker
 from tests.patience import PATIENCE
 
 WAITS = {("Driver", "run"), ("Driver", "follow"), ("RolloutWorker", "exchange")}
@@ -332,6 +332,10 @@ def _elsewhere(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...,
     return known
 
 
+async def _nowhere(_: RolloutWorker) -> None:
+    """A worker that takes no calls without Ray."""
+
+
 @dataclass(frozen=True)
 class _Argument:
     """A call whose result is the argument: Ray replaces what is not inside of something else."""
@@ -361,6 +365,9 @@ class Threads:
             patch.setattr(ray, name, getattr(self, name))
         for method in ("open", "score_group"):
             patch.setattr(Scoring, method, _elsewhere(getattr(Scoring, method)))
+        patch.setattr(
+            RolloutWorker, "_listen", _nowhere
+        )  # a connection would know no virtual time: all calls are Ray's
 
     def init(self, **_: object) -> None:
         """There is nothing to start."""

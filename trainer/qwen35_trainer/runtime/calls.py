@@ -81,10 +81,13 @@ async def answers(
         raise _lost(of, act, error) from error
     except TimeoutError as error:  # after Ray's errors, some of which are also TimeoutErrors
         silent = [name for name, call in zip(names, running, strict=False) if call.cancelled()]
-        actors = f"{of} ({', '.join(silent)})" if silent else of
-        raise Stalled(
-            f"{actors} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last"
-        ) from error
+        assert seconds is not None, "without a deadline, nothing times out"
+        raise stalled(f"{of} ({', '.join(silent)})" if silent else of, act, seconds) from error
+
+
+def stalled(of: str, act: str, seconds: float) -> Stalled:
+    """Return the error for a call that was not answered within `seconds`. of: name of the actor or actors. act: the task."""
+    return Stalled(f"{of} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last")
 
 
 async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Killed | None:

@@ -19,6 +19,7 @@ import gc
 import itertools
 import logging
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -116,6 +117,14 @@ def starting() -> Iterator[None]:
             gc.freeze()
             gc.enable()
             trim()
+
+
+def own_address() -> str:
+    """Return the address at which other processes of the run reach this one: that of the pod, or 127.0.0.1 on one machine.
+
+    Raises OSError if the pod's name has no address.
+    """
+    return socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"
 
 
 class Process:

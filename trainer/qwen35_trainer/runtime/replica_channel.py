@@ -22,6 +22,7 @@ the driver an array without copying it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -33,12 +34,15 @@ from numpy.typing import NDArray
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
-from qwen35_trainer.runtime.calls import ActorUnreachable, answer
+from qwen35_trainer.runtime.calls import ActorUnreachable, answer, stalled
 from qwen35_trainer.runtime.step_times import NO_STEPS, MeasuredSteps
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.runtime.worker_connection import ConnectionEnded, Endpoint, WorkerConnection
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
+
+logger = logging.getLogger(__name__)
 
 MAX_REPORT_SECONDS = 20.0
 """Maximum time after which a worker answers `exchange`. While sequences are short, it answers every second."""
@@ -49,6 +53,8 @@ Answers do not wait for the engine.
 """
 UNREACHABLE_SECONDS = 30.0
 """Maximum time for which calls to an unreachable worker are repeated. After this time the replica counts as lost."""
+RECONNECT_SECONDS = 60.0
+"""Minimum time between two attempts to connect to a worker. Until an attempt succeeds, calls travel through Ray."""
 _RETRY_SECONDS = 0.5
 _LARGE_BYTES = 64 * 1024
 """Size from which an array of a report stays out of the pickle. Copying a smaller one takes less time than another array."""
@@ -289,6 +295,22 @@ class ReplicaChannel:
         self._received = 0  # number of the last report
         self._answers_follow = False  # the last reports will make the coordinator send commands
         self._failure: ReplicaFailed | None = None  # raised by the next call: the last reports came before it
+        self._endpoint: Endpoint | None = None
+        self._connection: WorkerConnection | None = None
+        self._connect_at = 0.0  # time of the next attempt to connect, on the event loop's clock
+
+    async def connect(self, endpoint: Endpoint | None) -> None:
+        """Let calls travel over a connection to the worker's endpoint. None: the worker has none, so they travel through Ray.
+
+        If connecting fails, calls travel through Ray until a later attempt succeeds.
+        """
+        self._endpoint = endpoint
+        await self._connected()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
 
     def send(self, command: ReplicaCommand) -> None:
         """Queue a command.
@@ -355,11 +377,40 @@ class ReplicaChannel:
         self._queue.clear()
         return batch
 
-    async def _call(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
-        """Call a method of the worker, and repeat the call while the worker cannot be reached. Returns the result.
+    async def _call(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # a worker's result
+        """Call a method of the worker over the connection, or through Ray if there is none or it ends. Returns the result.
 
-        act: the worker's task, for errors. seconds: deadline of each call. Raises ReplicaFailed if the worker stays
-        unreachable for UNREACHABLE_SECONDS, or if the call fails for any other reason.
+        act: the worker's task, for errors. seconds: deadline of each call. Raises ReplicaFailed if the worker does not answer
+        before the deadline, and for the reasons of `_call_through_ray`.
+        """
+        has_weights = any(isinstance(argument, CommandBatch) for argument in arguments)
+        if not has_weights and (connection := await self._connected()) is not None:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await connection.call(method, *arguments)
+            except ConnectionEnded:  # Ray says whether the worker has ended
+                self._connection = None
+            except TimeoutError:
+                late = stalled(self._name, act, seconds)
+                raise ReplicaFailed(str(late)) from late
+        return await self._call_through_ray(method, *arguments, act=act, seconds=seconds)
+
+    async def _connected(self) -> WorkerConnection | None:
+        """Return the connection. If there is none, connect first, unless the last attempt is too recent. None: there is none."""
+        now = asyncio.get_running_loop().time()
+        if self._connection is None and self._endpoint is not None and now >= self._connect_at:
+            self._connect_at = now + RECONNECT_SECONDS
+            try:
+                self._connection = await WorkerConnection.connect(self._endpoint)
+            except ConnectionEnded as error:
+                logger.warning("%s: calls travel through Ray, because it cannot be connected to: %s", self._name, error)
+        return self._connection
+
+    async def _call_through_ray(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # as above
+        """Call a method of the worker through Ray, and repeat the call while the worker cannot be reached.
+
+        Returns the result. Raises ReplicaFailed if the worker stays unreachable for UNREACHABLE_SECONDS, or if the call fails for
+        any other reason.
         """
         loop = asyncio.get_running_loop()
         give_up: float | None = None

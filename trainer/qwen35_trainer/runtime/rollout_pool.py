@@ -452,11 +452,14 @@ class RolloutPool:
         except ReplicaFailed as error:
             if replica.number in self._replicas or self._starting.get(replica.name) is replica:
                 self._lose(replica, error)
+        finally:
+            replica.channel.close()
 
     async def _open(self, replica: RolloutReplica) -> None:
         """Wait until the replica's process has started, without a deadline, and then until its engine is built."""
         address = await self._answered(replica, "address", replica.address, "starting its process", None)
         replica.host, replica.state = address.host, f"loads the model on {address.host}"
+        await replica.channel.connect(address.endpoint)
         replica.token_room = await self._answered(
             replica, "open", replica.opened, "loading the model", self._limits.open
         )

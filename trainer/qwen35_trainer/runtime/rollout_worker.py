@@ -44,7 +44,7 @@ from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, RolloutEngine, SequenceRequest
 from qwen35_trainer.runtime.machine import device, manager_of
-from qwen35_trainer.runtime.process import Process, starting
+from qwen35_trainer.runtime.process import Process, own_address, starting
 from qwen35_trainer.runtime.replica_channel import (
     MAX_REPORT_SECONDS,
     CommandBatch,
@@ -65,6 +65,7 @@ from qwen35_trainer.runtime.replica_channel import (
 )
 from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.runtime.worker_connection import CallServer, Endpoint
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
@@ -130,10 +131,14 @@ class NotFiniteLogProbs(RuntimeError):
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """The address of a worker's process. In a cluster, the host is the pod."""
+    """The address of a worker's process. In a cluster, the host is the pod.
+
+    endpoint: where it takes calls without Ray; None: nowhere.
+    """
 
     host: str
     process_id: int
+    endpoint: Endpoint | None = None
 
 
 @dataclass
@@ -563,6 +568,8 @@ class RolloutWorker(Process):
         self._devices, self._base, self._threads = devices, base, threads
         self._engine: EngineThread | None = None
         self._order, self._log = CommandOrder(self._apply), ReportLog()
+        self._calls = CallServer({"exchange": self.exchange, "obey": self.obey})
+        self._listening: asyncio.Task[Endpoint | None] | None = None
         self._changed = asyncio.Event()
         self._arrived: asyncio.Queue[LoadWeights | ProbeWeights | SleepEngine | WakeEngine] = asyncio.Queue()
         self._receiver = receiver()
@@ -574,7 +581,16 @@ class RolloutWorker(Process):
 
     async def address(self) -> WorkerAddress:
         """Return the address of this process. An answer means that the process has started."""
-        return WorkerAddress(socket.gethostname(), os.getpid())
+        self._listening = self._listening or asyncio.create_task(self._listen())
+        return WorkerAddress(socket.gethostname(), os.getpid(), await asyncio.shield(self._listening))
+
+    async def _listen(self) -> Endpoint | None:
+        """Take calls without Ray. Returns None if that is impossible."""
+        try:
+            return await self._calls.open(own_address())
+        except OSError as error:
+            logger.warning("calls travel through Ray, because no port can be opened: %s", error)
+            return None
 
     async def open(self) -> int | None:
         """Build the engine.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec
 from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.runtime.machine import BACKENDS, device
-from qwen35_trainer.runtime.process import Process, starting
+from qwen35_trainer.runtime.process import Process, own_address, starting
 from qwen35_trainer.runtime.site import WorkerLocation
 from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.memory_change import MemoryChange
@@ -93,7 +92,7 @@ class TrainWorker(Process):
         """
         from torch.distributed import TCPStore  # the driver imports this module without torch
 
-        host = socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"
+        host = own_address()
         self._store = TCPStore(host, 0, ranks, is_master=True, timeout=self._timeout, wait_for_workers=False)
         return host, self._store.port
 

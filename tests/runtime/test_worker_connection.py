@@ -1,0 +1,433 @@
+"""Calls over a connection: only peers that know the key are heard, and nothing is lost however a connection ends.
+
+Real sockets on this machine. `Cuts` lies between the two ends, passes bytes on, and cuts connections where a test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.runtime import replica_channel, worker_connection
+from qwen35_trainer.runtime.calls import Stalled
+from qwen35_trainer.runtime.replica_channel import DropSequences, LoadWeights, ReplicaChannel, ReplicaFailed
+from qwen35_trainer.runtime.rollout_worker import EngineFailed
+from qwen35_trainer.runtime.worker_connection import CallServer, ConnectionEnded, Endpoint, WorkerConnection
+
+from .replicas import Actor, Engine, weights
+
+LOOPS = {"asyncio": asyncio.DefaultEventLoopPolicy, "uvloop": uvloop.EventLoopPolicy}
+"""Ray's workers, and so the driver, use uvloop if it is installed, as vLLM needs it."""
+HEADER = struct.Struct("<QIQ")
+
+
+@pytest.fixture(scope="module", params=LOOPS.values(), ids=LOOPS)
+def event_loop_policy(request) -> asyncio.AbstractEventLoopPolicy:
+    return request.param()
+
+
+class Methods:
+    """The methods of a worker, which count their calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.go_on = asyncio.Event()
+
+    async def double(self, values: Any) -> Any:
+        self.calls += 1
+        return values * 2
+
+    async def wait(self) -> str:
+        self.calls += 1
+        await self.go_on.wait()
+        return "waited"
+
+    async def fail(self) -> None:
+        raise ValueError("no such tensor")
+
+    def served(self) -> CallServer:
+        return CallServer({"double": self.double, "wait": self.wait, "fail": self.fail})
+
+
+@pytest.fixture
+def methods() -> Methods:
+    return Methods()
+
+
+@asynccontextmanager
+async def opened(methods: Methods) -> AsyncIterator[WorkerConnection]:
+    connection = await WorkerConnection.connect(await methods.served().open("127.0.0.1"))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+async def test_results_arrive_as_they_were_returned(methods):
+    large = np.arange(3_000_000, dtype=np.int32).reshape(3, -1)
+    async with opened(methods) as connection:
+        assert await connection.call("double", 21) == 42
+        assert await connection.call("double", b"") == b""
+        received = await connection.call("double", large)
+        assert np.array_equal(received, large * 2)
+        small = await connection.call("double", large[:, :5])
+        assert small.tolist() == (large[:, :5] * 2).tolist()
+
+
+async def test_calls_are_answered_in_the_order_in_which_they_end(methods):
+    async with opened(methods) as connection:
+        waiting = asyncio.create_task(connection.call("wait"))
+        assert await connection.call("double", 2) == 4
+        assert not waiting.done()
+        methods.go_on.set()
+        assert await waiting == "waited"
+
+
+async def test_the_late_result_of_a_call_that_was_given_up_is_ignored(methods):
+    async with opened(methods) as connection:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(connection.call("wait"), 0.05)
+        methods.go_on.set()
+        assert await connection.call("double", 2) == 4
+
+
+async def test_a_method_that_fails_ends_the_connection_and_every_call(methods):
+    async with opened(methods) as connection:
+        waiting = asyncio.create_task(connection.call("wait"))
+        with pytest.raises(ConnectionEnded):
+            await connection.call("fail")
+        with pytest.raises(ConnectionEnded):
+            await waiting
+        with pytest.raises(ConnectionEnded):
+            await connection.call("double", 1)
+
+
+async def test_closing_ends_the_calls_of_a_connection(methods):
+    async with opened(methods) as connection:
+        waiting = asyncio.create_task(connection.call("wait"))
+        await asyncio.sleep(0)
+        connection.close()
+        with pytest.raises(ConnectionEnded):
+            await waiting
+
+
+async def test_the_kernel_ends_a_connection_whose_peer_has_vanished(methods):
+    async with opened(methods) as connection:
+        assert connection._frames._transport is not None
+        end = connection._frames._transport.get_extra_info("socket")
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        probes = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+        idle, interval, count, unanswered = (end.getsockopt(socket.IPPROTO_TCP, option) for option in probes)
+        assert idle + interval * count == unanswered / 1000 == worker_connection.UNANSWERED_SECONDS
+
+
+# Peers that do not know the key.
+
+
+async def test_a_driver_with_another_key_is_refused(methods, caplog):
+    endpoint = await methods.served().open("127.0.0.1")
+    with pytest.raises(ConnectionEnded):
+        await WorkerConnection.connect(replace(endpoint, key=bytes(32)))
+    assert "its peer does not know the key" in caplog.text
+    assert methods.calls == 0
+
+
+async def test_a_worker_with_another_key_is_refused_before_it_gets_a_call():
+    """An impostor, which cannot compute the proof, and repeats that of the driver."""
+    refused = asyncio.Event()
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(framed(0, bytes(32)))
+        *_, proof = await parts_of(reader)
+        writer.write(framed(0, proof))
+        with contextlib.closing(writer):
+            assert await closed(reader)
+        refused.set()
+
+    server = await asyncio.start_server(play, "127.0.0.1", 0)
+    endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], bytes(32))
+    with contextlib.closing(server):
+        with pytest.raises(ConnectionEnded, match="does not know the worker's key"):
+            await WorkerConnection.connect(endpoint)
+        await asyncio.wait_for(refused.wait(), 20.0)
+
+
+async def test_a_worker_that_does_not_exist_or_does_not_answer_cannot_be_connected_to(monkeypatch):
+    monkeypatch.setattr(worker_connection, "CONNECT_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectionEnded, match="no answer"):
+            await WorkerConnection.connect(Endpoint("127.0.0.1", port, bytes(32)))
+    with pytest.raises(ConnectionEnded, match=f"127.0.0.1:{port}"):
+        await WorkerConnection.connect(Endpoint("127.0.0.1", port, bytes(32)))
+
+
+async def test_a_peer_that_proves_nothing_is_disconnected(methods, monkeypatch):
+    monkeypatch.setattr(worker_connection, "CONNECT_SECONDS", 0.1)
+    endpoint = await methods.served().open("127.0.0.1")
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    with contextlib.closing(writer):
+        await parts_of(reader)
+        assert await closed(reader)
+
+
+class Bomb:
+    """Executes code when it is unpickled."""
+
+    exploded = False
+
+    def __reduce__(self) -> Any:
+        return _explode, ()
+
+
+def _explode() -> None:
+    Bomb.exploded = True
+
+
+UNPROVEN = {
+    "a call": lambda: framed(1, pickle.dumps(("double", (1,)))),
+    "code": lambda: framed(0, pickle.dumps(Bomb()), bytes(32)),
+    "no proof": lambda: framed(0, bytes(32)),
+    "an empty proof": lambda: framed(0, bytes(32), b""),
+    "a large frame": lambda: framed(0, bytes(32), bytes(10_000)),
+    "an announcement of 2 GiB": lambda: HEADER.pack(0, 1, 2**31),
+    "sizes beyond the frame": lambda: HEADER.pack(0, 2, 16) + struct.pack("<QQ", 2**63, 2**63),
+    "no part": lambda: HEADER.pack(0, 0, 0),
+    "more parts than bytes": lambda: HEADER.pack(0, 9, 16) + bytes(16),
+    "noise": lambda: bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("message", UNPROVEN.values(), ids=UNPROVEN)
+async def test_what_an_unproven_peer_sends_is_never_read_and_ends_its_connection(methods, message):
+    endpoint = await methods.served().open("127.0.0.1")
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    with contextlib.closing(writer):
+        await parts_of(reader)
+        writer.write(message())
+        assert await closed(reader)
+    assert methods.calls == 0
+    assert not Bomb.exploded
+    async with opened(methods) as connection:  # others are still heard
+        assert await connection.call("double", 1) == 2
+
+
+def framed(number: int, *parts: bytes) -> bytes:
+    sizes = b"".join(struct.pack("<Q", len(part)) for part in parts)
+    return HEADER.pack(number, len(parts), len(sizes) + sum(map(len, parts))) + sizes + b"".join(parts)
+
+
+async def parts_of(reader: asyncio.StreamReader) -> list[bytes]:
+    _, count, size = HEADER.unpack(await reader.readexactly(HEADER.size))
+    body = await reader.readexactly(size)
+    rest, parts = body[8 * count :], []
+    for length in struct.unpack(f"<{count}Q", body[: 8 * count]):
+        parts.append(rest[:length])
+        rest = rest[length:]
+    return parts
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 10.0) == b""
+    return True
+
+
+async def until(happened: Any) -> None:
+    async with asyncio.timeout(20.0):
+        while not happened():  # noqa: ASYNC110, anything may make it true
+            await asyncio.sleep(0.002)
+
+
+# A channel whose calls travel over a connection.
+
+
+class Cuts:
+    """Passes bytes on between a driver and a worker, and cuts each connection after the number of bytes that the test gives."""
+
+    def __init__(self, endpoint: Endpoint, after: list[int]) -> None:
+        self._endpoint, self._after = endpoint, iter(after)
+        self.passed: list[int] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Endpoint]:
+        server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        with contextlib.closing(server):
+            yield replace(self._endpoint, port=server.sockets[0].getsockname()[1])
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left, number = next(self._after, 1 << 60), len(self.passed)
+        self.passed.append(0)
+        there, back = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
+
+        async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            nonlocal left
+            while left > 0 and (data := await source.read(min(left, 4096))):
+                left -= len(data)
+                self.passed[number] += len(data)
+                target.write(data)
+
+        ways = [asyncio.create_task(forward(reader, back)), asyncio.create_task(forward(there, writer))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        for end in (back, writer):
+            end.transport.abort()
+
+
+class Fast(Engine):
+    """An engine that reports every 10 ms."""
+
+    gather_seconds, report_seconds = 0.001, 0.01
+
+
+@asynccontextmanager
+async def connected(actor: Actor, *, after: list[int]) -> AsyncIterator[tuple[ReplicaChannel, Cuts]]:
+    """A channel to a worker whose connections are cut."""
+    worker = actor.worker
+    worker._calls = CallServer({"exchange": worker.exchange, "obey": worker.obey})
+    cuts = Cuts(await worker._calls.open("127.0.0.1"), after)
+    async with cuts.open() as through:
+        channel = ReplicaChannel(actor, "rollout-0")
+        await channel.connect(through)
+        try:
+            yield channel, cuts
+        finally:
+            channel.close()
+
+
+def actor_of() -> Actor:
+    actor = Actor()
+    actor.worker._engine = Fast(actor.worker._changed.set)
+    return actor
+
+
+def command(number: int) -> DropSequences:
+    return DropSequences(((number, 0),))
+
+
+@pytest.fixture
+def _reconnects_immediately(monkeypatch) -> None:
+    monkeypatch.setattr(replica_channel, "RECONNECT_SECONDS", 0.0)
+
+
+async def test_calls_travel_over_the_connection_and_commands_with_weights_through_ray():
+    actor = actor_of()
+    async with connected(actor, after=[]) as (channel, _):
+        channel.send(command(1))
+        await received(channel, 3)
+        assert actor.counts == {}, "Ray carried a call"
+        channel.send(LoadWeights(weights(1)))
+        channel.send(command(2))
+        await received(channel, 3)
+        assert sum(actor.counts.values()) == 1
+    assert [type(each) for each in actor.worker.applied] == [DropSequences, LoadWeights, DropSequences]
+
+
+async def received(channel: ReplicaChannel, count: int) -> list[Any]:
+    reports: list[Any] = []
+    while len(reports) < count:
+        reports += await asyncio.wait_for(channel.receive(), 20.0)
+    return reports
+
+
+async def test_a_worker_that_does_not_listen_is_called_through_ray():
+    actor = actor_of()
+    channel = ReplicaChannel(actor, "rollout-0")
+    await channel.connect(None)
+    channel.send(command(1))
+    await received(channel, 2)
+    assert actor.counts["exchange"] >= 2
+    assert actor.worker.applied == [command(1)]
+
+
+async def test_a_worker_that_cannot_be_connected_to_is_called_through_ray(caplog):
+    actor = actor_of()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    channel = ReplicaChannel(actor, "rollout-0")
+    await channel.connect(Endpoint("127.0.0.1", port, bytes(32)))
+    channel.send(command(1))
+    await received(channel, 2)
+    assert actor.worker.applied == [command(1)]
+    assert caplog.text.count("rollout-0: calls travel through Ray") == 1, "it is tried again after a while"
+
+
+@pytest.mark.usefixtures("_reconnects_immediately")
+async def test_ray_says_why_a_connection_has_ended():
+    actor = actor_of()
+    async with connected(actor, after=[]) as (channel, _):
+        await received(channel, 1)
+        actor.worker._engine.fail(IndexError("list index out of range"))
+        with pytest.raises(ReplicaFailed, match="pod: IndexError: list index out of range") as raised:
+            await received(channel, 100)
+    assert isinstance(raised.value.__cause__, EngineFailed)
+
+
+async def test_a_worker_that_is_connected_and_does_not_answer_has_failed(monkeypatch):
+    monkeypatch.setattr(replica_channel, "MAX_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(replica_channel, "ANSWER_SECONDS", 0.2)
+    actor = actor_of()
+    actor.worker._engine.report_seconds = 60.0
+    async with connected(actor, after=[]) as (channel, _):
+        with pytest.raises(ReplicaFailed, match=r"rollout-0 did not finish generating within 0.2 s") as raised:
+            await received(channel, 1)
+    assert isinstance(raised.value.__cause__, Stalled)
+    assert actor.counts == {}
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.usefixtures("_reconnects_immediately")
+@given(cuts=st.lists(st.integers(1, 3000), max_size=8), acts=st.lists(st.sampled_from(["send", "report"]), max_size=20))
+def test_each_command_and_each_report_arrives_once_and_in_order_however_often_connections_are_cut(run, cuts, acts):
+    async def play() -> None:
+        actor, sent, reported, arrived = actor_of(), 0, 0, []
+        async with connected(actor, after=cuts) as (channel, between):
+
+            async def receive() -> None:
+                while True:
+                    arrived.extend(await channel.receive())
+
+            receiving = asyncio.create_task(receive())
+            for act in acts:
+                if act == "send":
+                    sent += 1
+                    channel.send(command(sent))
+                else:
+                    reported += 1
+                    engine = actor.worker._engine
+                    engine.tell(taken=(*engine._next.get("taken", ()), (reported, 0)))
+                await asyncio.sleep(0.001)
+
+            def all_taken() -> list[int]:
+                return [name[0] for report in arrived for name in report.taken]
+
+            await until(lambda: len(actor.worker.applied) >= sent and len(all_taken()) >= reported)
+            assert not receiving.done()
+            receiving.cancel()
+            assert actor.worker.applied == [command(number) for number in range(1, sent + 1)]
+            assert all_taken() == list(range(1, reported + 1))
+            assert [report.number for report in arrived] == list(range(1, len(arrived) + 1))
+            assert len(between.passed) >= 1
+
+    run(play())
+
+
+@pytest.fixture(autouse=True)
+def _no_bomb() -> Iterator[None]:
+    Bomb.exploded = False
+    yield
+    Bomb.exploded = False

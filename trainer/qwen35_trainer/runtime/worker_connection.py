@@ -1,0 +1,307 @@
+"""Calls of a worker's methods over a TCP connection. They take a fraction of the driver's time that Ray's calls take.
+
+    driver: WorkerConnection.call(method, …) ─── frame ──► worker: CallServer ─► method(…)
+                               result ◄───────── frame ──────────────┘
+
+    connect:  driver ◄── nonce ──────────── worker
+              driver ─── nonce, proof ────► worker compares the proof with its own
+              driver ◄── proof ──────────── worker
+
+waits on                          unblocked by                             deadline
+connecting                        the worker's proof                       CONNECT_SECONDS
+a connection without proof        the driver's proof                       CONNECT_SECONDS, then it is closed
+a call                            its result, the end of the connection    the caller's
+a peer that is not reachable      it answers the kernel's probes           UNANSWERED_SECONDS, then the connection ends
+
+A connection only makes calls cheaper and decides nothing. When it ends, `call` raises ConnectionEnded, and the caller repeats the
+call through Ray, which knows whether the process has ended, and why. Methods that are called here must therefore allow repeated
+calls. The errors of methods do not travel: a worker whose method raises an error ends the connection.
+
+Messages are pickled, so whoever can send one can execute code. Both ends therefore prove that they know the key of the worker,
+which travels only through Ray, before they unpickle anything. Like Ray's own calls, messages are not encrypted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+import logging
+import pickle
+import secrets
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+"""Maximum time to connect, in which both ends prove that they know the key."""
+UNANSWERED_SECONDS = 20
+"""Time after which a connection ends whose peer answers nothing, neither data nor the probes of the kernel."""
+MAX_FRAME_BYTES = 2**31
+"""Maximum size of a frame. A connection that announces a larger one is closed."""
+_MAX_PROOF_BYTES = 256
+"""Maximum size of a frame before the peer has proved that it knows the key."""
+_KEY_BYTES = 32
+_LARGE_BYTES = 64 * 1024
+"""Size from which an array travels next to the pickle, without a copy."""
+_HEADER = struct.Struct("<QIQ")
+"""Of a frame: number of the call, number of parts, bytes of the body. The body has the size of each part, and then the parts."""
+_SIZE_BYTES = 8
+
+type Buffer = bytes | bytearray | memoryview
+
+
+class ConnectionEnded(ConnectionError):
+    """The connection to a worker ended, or could not be made. A call may have been carried out although its result is lost."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address at which a worker takes calls. key: both ends prove that they know it."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+
+
+class CallServer:
+    """The worker's end: carries out calls of `methods` for anyone who knows the key."""
+
+    def __init__(self, methods: Mapping[str, Callable[..., Awaitable[object]]]) -> None:
+        self._methods = methods
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self, host: str) -> Endpoint:
+        """Listen at a free port of the address `host`, and return the endpoint. Raises OSError if that is impossible."""
+        self._server = await asyncio.get_running_loop().create_server(self._accept, host, 0)
+        return Endpoint(host, self._server.sockets[0].getsockname()[1], self._key)
+
+    def _accept(self) -> _Frames:
+        """Return the protocol of a new connection, which carries out no call before the driver's proof."""
+        mine = secrets.token_bytes(_KEY_BYTES)
+
+        def prove(_: int, parts: Sequence[memoryview]) -> None:
+            deadline.cancel()
+            nonces = mine + bytes(parts[0])
+            if len(parts) != 2 or not hmac.compare_digest(bytes(parts[1]), _proof(self._key, b"driver", nonces)):
+                logger.warning("a connection was closed, because its peer does not know the key of this worker")
+                frames.close()
+                return
+            frames.trust(lambda number, call: self._carry_out(frames, number, call))
+            frames.send(0, [_proof(self._key, b"worker", nonces)])
+
+        frames = _Frames(prove, opened=lambda: frames.send(0, [mine]))
+        deadline = asyncio.get_running_loop().call_later(CONNECT_SECONDS, frames.close)
+        return frames
+
+    def _carry_out(self, frames: _Frames, number: int, call: Sequence[memoryview]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(frames, number, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, frames: _Frames, number: int, call: Sequence[memoryview]) -> None:
+        """Carry out one call and send its result. Any error ends the connection, and the driver repeats the call through Ray."""
+        try:
+            method, arguments = _unpacked(call)
+            result = _packed(await self._methods[method](*arguments))
+        except Exception as error:  # noqa: BLE001  # raised again by the repeated call
+            logger.warning("the connection ends, because a call failed: %s: %s", type(error).__name__, error)
+            frames.close()
+        else:
+            frames.send(number, result)
+
+
+class WorkerConnection:
+    """The driver's end: calls methods of one worker. Made by `connect`."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, asyncio.Future[Sequence[memoryview]]] = {}
+        self._numbers = itertools.count(1)
+        self._frames = _Frames(self._received, ended=self._end)
+        self._ended = False
+
+    @classmethod
+    async def connect(cls, endpoint: Endpoint) -> WorkerConnection:
+        """Connect to a worker. Raises ConnectionEnded after CONNECT_SECONDS, or if the peer is not that worker."""
+        connection = cls()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await connection._open(endpoint)
+        except (OSError, TimeoutError) as error:
+            connection.close()
+            raise ConnectionEnded(f"{endpoint.host}:{endpoint.port}: {str(error) or 'no answer'}") from error
+        return connection
+
+    async def _open(self, endpoint: Endpoint) -> None:
+        """Connect, send a proof, and compare that of the worker, each of which is the answer to a frame with number 0."""
+        loop = asyncio.get_running_loop()
+        self._calls[0] = nonce = loop.create_future()
+        await loop.create_connection(lambda: self._frames, endpoint.host, endpoint.port)
+        [theirs] = await nonce
+        mine = secrets.token_bytes(_KEY_BYTES)
+        nonces = bytes(theirs) + mine
+        self._calls[0] = proof = loop.create_future()
+        self._frames.send(0, [mine, _proof(endpoint.key, b"driver", nonces)])
+        [answer] = await proof
+        if not hmac.compare_digest(bytes(answer), _proof(endpoint.key, b"worker", nonces)):
+            raise ConnectionEnded("the peer does not know the worker's key")
+        self._frames.trust(self._received)
+
+    async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401  # a worker's result
+        """Call a method of the worker and return its result. Raises ConnectionEnded when the connection ends before that."""
+        if self._ended:
+            raise ConnectionEnded("the connection has ended")
+        number = next(self._numbers)
+        self._calls[number] = result = asyncio.get_running_loop().create_future()
+        try:
+            self._frames.send(number, _packed((method, arguments)))
+            return _unpacked(await result)
+        finally:
+            self._calls.pop(number, None)
+
+    def close(self) -> None:
+        """End the connection. Calls that are in progress raise ConnectionEnded."""
+        self._frames.close()
+        self._end()
+
+    def _received(self, number: int, parts: Sequence[memoryview]) -> None:
+        """Pass a frame to the call of its number, unless that call was given up."""
+        if (call := self._calls.pop(number, None)) is not None and not call.done():
+            call.set_result(parts)
+
+    def _end(self) -> None:
+        self._ended = True
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(ConnectionEnded("the connection has ended"))
+                call.exception()  # retrieved here too, because its caller may be cancelled now, and asyncio would log it
+
+
+class _Frames(asyncio.BufferedProtocol):
+    """Sends and receives frames. Before `trust`, frames must be small.
+
+    received: called with the number and the parts of each frame. opened: called when the connection exists, ended: when it has
+    ended. The memory of a frame is not used again, so its parts may be kept.
+    """
+
+    def __init__(
+        self,
+        received: Callable[[int, Sequence[memoryview]], object],
+        *,
+        opened: Callable[[], object] | None = None,
+        ended: Callable[[], object] | None = None,
+    ) -> None:
+        self._on_frame, self._on_open, self._on_end = received, opened, ended
+        self._limit = _MAX_PROOF_BYTES
+        self._transport: asyncio.Transport | None = None
+        self._header = memoryview(bytearray(_HEADER.size))
+        self._body: memoryview | None = None
+        self._rest = self._header  # the bytes that are missing of the header or the body
+        self._number = self._parts = 0
+
+    def trust(self, received: Callable[[int, Sequence[memoryview]], object]) -> None:
+        """Allow frames of any size from now on, and pass them to `received`."""
+        self._on_frame, self._limit = received, MAX_FRAME_BYTES
+
+    def send(self, number: int, parts: Sequence[Buffer]) -> None:
+        """Send a frame. Without effect if the connection has ended."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        sizes = np.array([len(part) for part in parts], "<u8")
+        body = sizes.nbytes + int(sizes.sum())
+        self._transport.writelines([_HEADER.pack(number, len(parts), body) + sizes.tobytes(), *parts])
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # that of uvloop, which Ray uses, is no subclass
+        _notice_vanished_peer(transport.get_extra_info("socket"))
+        if self._on_open is not None:
+            self._on_open()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self._on_end is not None:
+            self._on_end()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._rest
+
+    def buffer_updated(self, count: int) -> None:
+        self._rest = self._rest[count:]
+        if len(self._rest):
+            return
+        if self._body is None:
+            self._number, self._parts, size = _HEADER.unpack(self._header)
+            if not self._parts * _SIZE_BYTES <= size <= self._limit or not self._parts:
+                logger.warning("a connection was closed, because it announced a frame of %d bytes", size)
+                self.close()
+                return
+            self._body = self._rest = memoryview(np.empty(size, np.uint8))  # not filled with zeros first
+            return
+        body, self._body, self._rest = self._body, None, self._header
+        if (parts := _split(body, self._parts)) is None:
+            logger.warning("a connection was closed, because the parts of a frame do not fit into it")
+            self.close()
+        else:
+            self._on_frame(self._number, parts)
+
+
+def _split(body: memoryview, count: int) -> list[memoryview] | None:
+    """Return the `count` parts of a frame's body. None: their sizes are not those of the body."""
+    start = count * _SIZE_BYTES
+    sizes = np.frombuffer(body[:start], "<u8").tolist()
+    ends = list(itertools.accumulate(sizes, initial=start))
+    return [body[first:end] for first, end in itertools.pairwise(ends)] if ends[-1] == len(body) else None
+
+
+def _packed(value: object) -> list[Buffer]:
+    """Pickle a value. The result has the pickle, and then the memory of each large array, which is not copied."""
+    arrays: list[Buffer] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes >= _LARGE_BYTES:
+            arrays.append(memory)
+        return memory.nbytes < _LARGE_BYTES
+
+    return [pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=is_small), *arrays]
+
+
+def _unpacked(parts: Sequence[memoryview]) -> Any:  # noqa: ANN401  # what `_packed` got
+    """Return the value from which `_packed` made `parts`. It shares the memory of the large arrays."""
+    return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301  # the peer has proved that it belongs to this run
+
+
+def _proof(key: bytes, role: bytes, nonces: bytes) -> bytes:
+    """Return what only a peer that knows the key can compute. role: of the peer, so that neither can repeat the other's."""
+    return hmac.digest(key, role + nonces, "sha256")
+
+
+def _notice_vanished_peer(connection: socket.socket) -> None:
+    """Let the kernel end a connection whose peer answers nothing for UNANSWERED_SECONDS, as when its machine has vanished."""
+    probes = 3
+    options = {
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): UNANSWERED_SECONDS // 4,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): UNANSWERED_SECONDS // 4,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): probes,
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): UNANSWERED_SECONDS * 1000,
+    }
+    for (level, option), value in options.items():
+        with contextlib.suppress(OSError):  # a kernel without it notices later
+            connection.setsockopt(level, option, value)
