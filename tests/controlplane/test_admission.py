@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from qwen35_operator.api.rules import RULES, Rule
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.desired import pod_size
 from qwen35_operator.desired.pod_overrides import label_syntax
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import acceptance
@@ -30,7 +31,7 @@ from qwen35_operator.reconcile.decision import Decision
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import Create, RefusedWrite
-from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec
+from qwen35_trainer.manifest import ManifestError, check_new, parse_manifest, parse_spec
 from qwen35_trainer.manifest.checks import CHECKS, NEW_TRAINING_CHECKS
 from tests.controlplane import kept
 from tests.controlplane.manifests import manifests
@@ -195,7 +196,10 @@ def assert_runs_or_says_why(plane: ControlPlane, stored: dict[str, Any], *, temp
         return
     assert not decision.writes
     assert accepted.reason == "Invalid"
-    problems = seen.problems or acceptance.refusals(seen.training, OperatorSettings())
+    problems = list(seen.problems)
+    if (training := seen.training) is not None:
+        problems += acceptance.refusals(training, OperatorSettings())
+        problems += [*check_new(training.spec), *pod_size.problems(training)]
     listed = "; ".join(f"{item.path}: {item.message} {item.fix}" for item in problems)
     assert problems
     assert accepted.message == listed[:4096]
