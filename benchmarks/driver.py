@@ -8,6 +8,7 @@ The replicas are processes with the real engine thread around an engine that onl
 50 tokens per second. Everything in this process is what a driver runs, except that a batch trains immediately and publications have no
 weights. To measure long responses within minutes, all clocks of the replicas run `speed` times faster, and every interval of
 the protocol is shorter by the same factor, so that the number of calls and reports for each sequence is that of real time.
+Weights are announced as with shared memory; in Ray's object store, each publication costs one call through Ray for each replica.
 
 processor   microseconds of this process, Ray's threads included, per finished sequence of 2,000 and of 32,000 tokens; and
             what remains without the processor time that this process takes while it is connected to Ray and does nothing
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -78,7 +80,8 @@ from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.weights.memory_change import MemoryChange
-from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
+from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.segment import SegmentHandle
 from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
 
 TOKENS_PER_SECOND = 50.0
@@ -205,9 +208,7 @@ class FakeTrainPool:
         return [UpdateMetrics(0.0, 0.0, rate, 0, {}) for rate in rates]
 
     async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
-        return PublishedWeights(
-            WeightManifest(version, WeightLayout((), 0), ()), StoredBuckets((), changes_follow=False)
-        )
+        return PublishedWeights(WeightManifest(version, WeightLayout((), 0), ()), SegmentHandle("", 0, ()))
 
 
 class CountingChannel(ReplicaChannel):
@@ -417,6 +418,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[2_000, 32_000])
     arguments = parser.parse_args()
     reuse_freed_tensors()  # as in a driver
+    gc.freeze()  # also as in a driver: garbage collection skips imported modules
     with tempfile.TemporaryDirectory(prefix="driver-") as folder:
         held = memory(64, 128, 32_000, Path(folder))
     os.environ |= INLINE_ANSWERS  # as in a run

@@ -9,6 +9,7 @@ import gc
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,7 @@ from qwen35_trainer.runtime.replica_channel import (
 from qwen35_trainer.runtime.rollout_worker import EngineFailed
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.probe import Probe
+from qwen35_trainer.weights.segment import SegmentHandle
 from tests.operator.kube import virtual
 
 from .replicas import LATE_SECONDS, Actor, VirtualTime, settled, until, weights
@@ -222,11 +224,19 @@ def test_large_arrays_of_a_report_are_not_copied_into_its_pickle():
     assert np.shares_memory(received.tokens[0, 0].ids, arrays[0])
 
 
-def test_ray_pickles_commands_with_weights_because_these_may_refer_to_its_objects():
+def test_ray_pickles_commands_with_weights_in_its_object_store():
     """A reference that Ray does not see in a message does not keep its object."""
     batch = CommandBatch(1, (command(1), LoadWeights(weights(1))))
     assert packed_commands(batch) is batch
     assert unpacked_commands(batch) is batch
+
+
+def test_weights_elsewhere_are_pickled_like_other_commands():
+    segment = replace(weights(1), source=SegmentHandle("weights", 64, ((17, 5),)))
+    batch = CommandBatch(1, (command(1), LoadWeights(segment)))
+    packed = packed_commands(batch)
+    assert isinstance(packed, bytes)
+    assert unpacked_commands(packed) == batch
 
 
 async def test_a_replica_without_sequences_reports_at_intervals(driver):

@@ -324,7 +324,7 @@ def _reconnects_immediately(monkeypatch) -> None:
     monkeypatch.setattr(replica_channel, "RECONNECT_SECONDS", 0.0)
 
 
-async def test_calls_travel_over_the_connection_and_commands_with_weights_through_ray():
+async def test_calls_travel_over_the_connection_and_weights_in_the_object_store_through_ray():
     actor = actor_of()
     async with connected(actor, after=[]) as (channel, _):
         channel.send(command(1))

@@ -40,7 +40,7 @@ from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.worker_connection import ConnectionEnded, Endpoint, WorkerConnection
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
-from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
+from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy, StoredBuckets
 
 logger = logging.getLogger(__name__)
 
@@ -183,8 +183,8 @@ class EngineReport:
 
 
 def packed_commands(batch: CommandBatch) -> CommandBatch | bytes:
-    """Pickle commands, unless they contain weights: these may refer to objects of Ray, which only Ray can pickle."""
-    if any(isinstance(command, LoadWeights) for command in batch.commands):
+    """Pickle commands, unless they contain weights in Ray's object store: only Ray can pickle a reference to its objects."""
+    if any(isinstance(each, LoadWeights) and isinstance(each.weights.source, StoredBuckets) for each in batch.commands):
         return batch
     return pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
 
@@ -383,8 +383,8 @@ class ReplicaChannel:
         act: the worker's task, for errors. seconds: deadline of each call. Raises ReplicaFailed if the worker does not answer
         before the deadline, and for the reasons of `_call_through_ray`.
         """
-        has_weights = any(isinstance(argument, CommandBatch) for argument in arguments)
-        if not has_weights and (connection := await self._connected()) is not None:
+        needs_ray = any(isinstance(argument, CommandBatch) for argument in arguments)
+        if not needs_ray and (connection := await self._connected()) is not None:
             try:
                 async with asyncio.timeout(seconds):
                     return await connection.call(method, *arguments)
