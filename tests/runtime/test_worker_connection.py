@@ -115,6 +115,32 @@ async def test_a_method_that_fails_ends_the_connection_and_every_call(methods):
             await connection.call("double", 1)
 
 
+async def test_a_result_that_cannot_be_read_ends_the_connection(methods):
+    async with opened(methods) as connection:
+        with pytest.raises(ConnectionEnded, match="the result of double cannot be read: no such version"):
+            await connection.call("double", Unreadable())
+        with pytest.raises(ConnectionEnded):
+            await connection.call("double", 1)
+
+
+class Unreadable:
+    """Its double cannot be unpickled."""
+
+    is_doubled = False
+
+    def __mul__(self, _: int) -> Unreadable:
+        doubled = Unreadable()
+        doubled.is_doubled = True
+        return doubled
+
+    def __reduce__(self) -> Any:
+        return (_refuse, ()) if self.is_doubled else (Unreadable, ())
+
+
+def _refuse() -> None:
+    raise ValueError("no such version")
+
+
 async def test_closing_ends_the_calls_of_a_connection(methods):
     async with opened(methods) as connection:
         waiting = asyncio.create_task(connection.call("wait"))

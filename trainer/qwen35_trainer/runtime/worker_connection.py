@@ -157,16 +157,24 @@ class WorkerConnection:
         self._frames.trust(self._received)
 
     async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401  # a worker's result
-        """Call a method of the worker and return its result. Raises ConnectionEnded when the connection ends before that."""
+        """Call a method of the worker and return its result.
+
+        Raises ConnectionEnded when the connection ends before that, or because the result cannot be unpickled.
+        """
         if self._ended:
             raise ConnectionEnded("the connection has ended")
         number = next(self._numbers)
         self._calls[number] = result = asyncio.get_running_loop().create_future()
         try:
             self._frames.send(number, _packed((method, arguments)))
-            return _unpacked(await result)
+            parts = await result
         finally:
             self._calls.pop(number, None)
+        try:
+            return _unpacked(parts)
+        except Exception as error:
+            self.close()
+            raise ConnectionEnded(f"the result of {method} cannot be read: {error}") from error
 
     def close(self) -> None:
         """End the connection. Calls that are in progress raise ConnectionEnded."""
