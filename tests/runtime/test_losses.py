@@ -11,6 +11,7 @@ disconnected    its TCP connections are cut, and it continues        not a loss:
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import re
@@ -28,7 +29,7 @@ from qwen35_trainer.progress.records import surviving_updates
 
 from .conftest import Running
 
-PROMPTS_PER_UPDATE = 4
+PROMPTS_PER_UPDATE, PROMPT_TOKENS = 4, 64
 LOSS_MINUTES = 30.0
 LOST = "other replicas take over its sequences"
 """Part of the driver's warning about each lost replica."""
@@ -63,7 +64,9 @@ def pool(command, write, tmp_path) -> Running:
     if os.geteuid() != 0 or shutil.which("ss") is None:
         pytest.skip("only root can cut the connections of a process, with ss of iproute2")
     changes = {
-        # Its activations, of 128 kB for each token of a step, are the tensors of more than 1 MiB.
+        # Its activations take 128 KiB for each token of a step, so those of a prompt are tensors of 8 MiB, for which the C library
+        # has no free memory of its own.
+        "data.maxPromptTokens": PROMPT_TOKENS,
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 32_768, "fullAttentionInterval": 2, "layers": 2}
         | {"characters": "0123456789>="},
         "train.updates": 1_000_000,
@@ -71,7 +74,9 @@ def pool(command, write, tmp_path) -> Running:
         "rollout.minNodes": 1,
         "checkpoint.everyUpdates": 1_000_000,
     }
-    file = write(tmp_path, changes | {"evaluation.atStart": False}, prompts=2000)
+    file = write(tmp_path, changes | {"evaluation.atStart": False}, prompts=1)
+    prompts = ({"prompt": f"{number:0{PROMPT_TOKENS - 1}d}=", "answer": str(number % 10)} for number in range(2000))
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, prompts)) + "\n")
     return command.start("run", file, output=tmp_path / "out")
 
 
