@@ -1,8 +1,9 @@
 """The leader's workers: each takes a key from the queue, reconciles the training, and schedules the next reconcile.
 
 A write that meets a newer object (409 Conflict, optimistic concurrency) ends the reconcile. The next one, after a
-backoff, decides from newer observations. A cancelled worker ends when its reconcile in progress has finished, or after
-STOP_SECONDS.
+backoff, decides from newer observations. There is no periodic resync: a training is reconciled after an event about it or
+its objects, and after the seconds that a decision names. A cancelled worker ends when its reconcile in progress has
+finished, or after STOP_SECONDS.
 """
 
 import asyncio

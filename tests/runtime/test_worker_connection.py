@@ -25,7 +25,7 @@ from qwen35_trainer.runtime import replica_channel, worker_connection
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.replica_channel import DropSequences, LoadWeights, ReplicaChannel, ReplicaFailed
 from qwen35_trainer.runtime.rollout_worker import EngineFailed
-from qwen35_trainer.runtime.worker_connection import CallServer, ConnectionEnded, Endpoint, WorkerConnection
+from qwen35_trainer.runtime.worker_connection import ConnectionEnded, Endpoint, WorkerConnection, WorkerServer
 
 from .replicas import Actor, Engine, weights
 
@@ -58,8 +58,8 @@ class Methods:
     async def fail(self) -> None:
         raise ValueError("no such tensor")
 
-    def served(self) -> CallServer:
-        return CallServer({"double": self.double, "wait": self.wait, "fail": self.fail})
+    def served(self) -> WorkerServer:
+        return WorkerServer({"double": self.double, "wait": self.wait, "fail": self.fail})
 
 
 @pytest.fixture
@@ -295,14 +295,14 @@ class Cuts:
             yield replace(self._endpoint, port=server.sockets[0].getsockname()[1])
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        left, number = next(self._after, 1 << 60), len(self.passed)
+        remaining, number = next(self._after, 1 << 60), len(self.passed)
         self.passed.append(0)
         there, back = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
 
         async def forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            nonlocal left
-            while left > 0 and (data := await source.read(min(left, 4096))):
-                left -= len(data)
+            nonlocal remaining
+            while remaining > 0 and (data := await source.read(min(remaining, 4096))):
+                remaining -= len(data)
                 self.passed[number] += len(data)
                 target.write(data)
 
@@ -324,7 +324,7 @@ class Fast(Engine):
 async def connected(actor: Actor, *, after: list[int]) -> AsyncIterator[tuple[ReplicaChannel, Cuts]]:
     """A channel to a worker whose connections are cut."""
     worker = actor.worker
-    worker._calls = CallServer({"exchange": worker.exchange, "obey": worker.obey})
+    worker._calls = WorkerServer({"exchange": worker.exchange, "obey": worker.obey})
     cuts = Cuts(await worker._calls.open("127.0.0.1"), after)
     async with cuts.open() as through:
         channel = ReplicaChannel(actor, "rollout-0")

@@ -1,4 +1,4 @@
-"""The fence (docs/design/fence.md): an attempt of a run that was replaced cannot change the run's folders any more.
+"""The fence (docs/design/fence.md): an attempt of a run that was replaced (a zombie) cannot change the run's folders any more.
 
 An epoch is a period in which one attempt owns a folder. All attempts of a run write into the same folders:
 

@@ -1,4 +1,4 @@
-"""The desired child objects of a training: pure functions, one file per object, with golden tests.
+"""The desired child objects of a training: pure functions, one file per kind of object, with golden tests.
 
     TrainingResource ──► all_objects.always ──► -config, ServiceAccount, Role, RoleBinding, NetworkPolicy
                      ──► message_config_maps ──► -control, -progress, -history

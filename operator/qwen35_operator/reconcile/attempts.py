@@ -68,7 +68,7 @@ def report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
 
 
 def present_report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
-    """Return the trainer's latest report if it is from the attempt's present RayCluster.
+    """Return the trainer's latest report if it is from the attempt's present RayCluster, or if the attempt has no RayJob.
 
     Returns None if the report is absent, unreadable, of another attempt or from an earlier RayCluster. An attempt gets
     another RayCluster each time its queue admits it again. A trainer of an earlier release does not name its RayCluster

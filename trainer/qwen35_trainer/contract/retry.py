@@ -1,7 +1,7 @@
 """Computes exponential backoffs: waits that grow with each failure.
 
-Operator and trainer wait for a backoff before they repeat a request, and the operator also
-before the next attempt of a training.
+Operator and trainer wait for a backoff before they repeat a request. The operator also waits
+before the next attempt of a training, and the trainer before it replaces a replica again.
 """
 
 

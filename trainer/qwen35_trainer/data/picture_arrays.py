@@ -7,7 +7,8 @@ n is the number of images, and C the number of values of a patch. P is the numbe
 frames × rows × columns. Videos have the same two arrays. In `models/qwen3_5`, `vision.py` computes features from the patches and
 puts them at the placeholders, and `positions.py` numbers the placeholders by the grids (multimodal RoPE, mRoPE).
 
-The arrays are numpy arrays, so that a batch can be sent between processes without torch.
+The arrays are numpy arrays, because the driver has no torch. A training batch usually has only the paths of files
+(`picture_set.PictureSet`): each train rank reads the patches when it computes a micro-batch.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Checks of fields within sections.
 
-They find sections that need exactly one of several fields, names that are not unique,
-and values that exclude each other.
+They report a section that needs exactly one of several fields and has none or several of them,
+names that are not unique, and values that exclude each other.
 """
 
 from collections import Counter

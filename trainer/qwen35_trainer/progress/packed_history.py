@@ -100,8 +100,9 @@ def pack(
     limit: int = MAX_PACKED_BYTES,
     samples: Sequence[Moment] = (),
 ) -> bytes:
-    """Pack a run with as many updates as fit into `limit` bytes, always including the first and the last.
+    """Pack a run into at most `limit` bytes: each update, or every 2nd, 4th, 8th, …, always including the first and the last.
 
+    The step doubles until at most MAX_UPDATES updates remain and they fit. Evaluations and spans are thinned likewise.
     records: all records of the run, or those that a `RunFold` keeps. summary: covers all updates, including those that
     are left out. samples: sampled responses of the latest update and evaluation, which are all packed;
     `progress.sample_file` limits the length of their texts. If even the first and last records do not fit, the result

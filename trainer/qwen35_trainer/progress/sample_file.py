@@ -78,10 +78,11 @@ _ADAPTER: Final = TypeAdapter(Moment)
 
 
 class SampleFile:
-    """Appends moments to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
+    """Appends moments, each with the samples of one update or evaluation, to samples.jsonl. For use by one thread.
 
-    writer: writes into the folder of the file; None: no other attempt of the run writes there. A later attempt replaces
-    the file, so what an earlier attempt appends after that is lost.
+    A resumed run keeps the samples of earlier attempts. writer: replaces files of the folder for an attempt that owns it; None:
+    no other attempt of the run writes there. A later attempt replaces the file, so that an earlier attempt, if it still runs,
+    appends to a file that nobody reads.
 
     Raises OSError if the file cannot be read or written, and ValueError if a complete line of it is not a moment.
     """

@@ -64,9 +64,10 @@ def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
 
 
 def begin_replacement(worker: Worker) -> None:
-    """Prepare the model for new weights.
+    """Prepare the model for new weights, which `load_portion` then loads, and `finish_replacement` completes.
 
-    vLLM's `reload_weights` does the same, but only logs which parameters got no tensor.
+    The three functions together do what vLLM's `reload_weights` does. But `finish_replacement` returns the names of the
+    parameters that got no tensor, which vLLM only logs.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload

@@ -4,8 +4,8 @@
 
 A probe compares the log-probs that a replica and the trainer compute for the same tokens with the same version. A
 replica computes its part between two steps, which costs as much as one prompt. The train ranks gather all parameters of
-the model for a probe, however few tokens it has, and cannot train meanwhile. A version has a probe only if the probe
-takes a small share of the train ranks' time. `probes_skipped` in the metrics counts the versions without a probe.
+the model for a probe, however few tokens it has, and cannot train meanwhile. A version has a probe if the probe takes a
+small share of the train ranks' time, or no longer than they waited for their last batch. `probes_skipped` in the metrics counts the versions without a probe.
 Publications do not wait for probes.
 """
 

@@ -162,7 +162,7 @@ class PoolLimits:
 
 
 class StepWatch:
-    """Detects that a replica's engine hangs: the engine has sequences, but its number of steps does not grow."""
+    """The watchdog of a replica: detects that its engine hangs, which has sequences but makes no further step."""
 
     def __init__(self, now: float, first_step: float) -> None:
         """Begin to watch at time `now`, in seconds.

@@ -65,7 +65,7 @@ from qwen35_trainer.runtime.replica_channel import (
 )
 from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.token_buffer import TokenBlock
-from qwen35_trainer.runtime.worker_connection import CallServer, Endpoint
+from qwen35_trainer.runtime.worker_connection import Endpoint, WorkerServer
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
@@ -568,7 +568,7 @@ class RolloutWorker(Process):
         self._devices, self._base, self._threads = devices, base, threads
         self._engine: EngineThread | None = None
         self._order, self._log = CommandOrder(self._apply), ReportLog()
-        self._calls = CallServer({"exchange": self.exchange, "obey": self.obey})
+        self._calls = WorkerServer({"exchange": self.exchange, "obey": self.obey})
         self._listening: asyncio.Task[Endpoint | None] | None = None
         self._changed = asyncio.Event()
         self._arrived: asyncio.Queue[LoadWeights | ProbeWeights | SleepEngine | WakeEngine] = asyncio.Queue()

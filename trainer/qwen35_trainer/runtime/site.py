@@ -218,10 +218,10 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
 def rank_order(locations: Sequence[WorkerLocation], groups: Sequence[int]) -> tuple[int, ...]:
     """Return the workers in the order of their ranks, as indices of `locations`.
 
-    groups: sizes of groups of neighbouring ranks, as `neighbour_groups` returns them. Nodes are in the order of their
-    hosts' names, and the workers of a node in the order of their devices. If the number of workers of a node is not a
-    multiple of a group's size, the node holds as many complete groups as possible, and its remaining workers come after
-    the complete groups of all nodes. For each size, the number of groups within a node is therefore the maximum.
+    groups: sizes of groups of neighbouring ranks, as `neighbour_groups` returns them. As many groups of each size as
+    possible lie within one node. Nodes are in the order of their hosts' names, and the workers of a node in the order of
+    their devices. If the number of workers of a node is not a multiple of a group's size, its remaining workers come after
+    the complete groups of all nodes, and nodes with more remaining workers come first.
     """
     on_node: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for worker in sorted(range(len(locations)), key=lambda worker: _natural(locations[worker].device)):

@@ -1,6 +1,6 @@
 """Calls of a worker's methods over a TCP connection. They take a fraction of the driver's time that Ray's calls take.
 
-    driver: WorkerConnection.call(method, …) ─── frame ──► worker: CallServer ─► method(…)
+    driver: WorkerConnection.call(method, …) ─── frame ──► worker: WorkerServer ─► method(…)
                                result ◄───────── frame ──────────────┘
 
     connect:  driver ◄── nonce ──────────── worker
@@ -17,7 +17,7 @@ A connection only makes calls cheaper and decides nothing. When it ends, `call` 
 call through Ray, which knows whether the process has ended, and why. Methods that are called here must therefore allow repeated
 calls. The errors of methods do not travel: a worker whose method raises an error ends the connection.
 
-Messages are pickled, so whoever can send one can execute code. Both ends therefore prove that they know the key of the worker,
+Messages are pickled, so a peer that can send one can execute code. Both ends therefore prove that they know the key of the worker,
 which travels only through Ray, before they unpickle anything. Like Ray's own calls, messages are not encrypted.
 """
 
@@ -55,7 +55,7 @@ _HEADER = struct.Struct("<QIQ")
 """Of a frame: number of the call, number of parts, bytes of the body. The body has the size of each part, and then the parts."""
 _SIZE_BYTES = 8
 
-type Buffer = bytes | bytearray | memoryview
+type ByteBuffer = bytes | bytearray | memoryview
 
 
 class ConnectionEnded(ConnectionError):
@@ -71,7 +71,7 @@ class Endpoint:
     key: bytes = field(repr=False)
 
 
-class CallServer:
+class WorkerServer:
     """The worker's end: carries out calls of `methods` for anyone who knows the key."""
 
     def __init__(self, methods: Mapping[str, Callable[..., Awaitable[object]]]) -> None:
@@ -87,11 +87,11 @@ class CallServer:
 
     def _accept(self) -> _Frames:
         """Return the protocol of a new connection, which carries out no call before the driver's proof."""
-        mine = secrets.token_bytes(_KEY_BYTES)
+        nonce = secrets.token_bytes(_KEY_BYTES)
 
         def prove(_: int, parts: Sequence[memoryview]) -> None:
             deadline.cancel()
-            nonces = mine + bytes(parts[0])
+            nonces = nonce + bytes(parts[0])
             if len(parts) != 2 or not hmac.compare_digest(bytes(parts[1]), _proof(self._key, b"driver", nonces)):
                 logger.warning("a connection was closed, because its peer does not know the key of this worker")
                 frames.close()
@@ -99,7 +99,7 @@ class CallServer:
             frames.trust(lambda number, call: self._carry_out(frames, number, call))
             frames.send(0, [_proof(self._key, b"worker", nonces)])
 
-        frames = _Frames(prove, opened=lambda: frames.send(0, [mine]))
+        frames = _Frames(prove, opened=lambda: frames.send(0, [nonce]))
         deadline = asyncio.get_running_loop().call_later(CONNECT_SECONDS, frames.close)
         return frames
 
@@ -144,13 +144,13 @@ class WorkerConnection:
     async def _open(self, endpoint: Endpoint) -> None:
         """Connect, send a proof, and compare that of the worker, each of which is the answer to a frame with number 0."""
         loop = asyncio.get_running_loop()
-        self._calls[0] = nonce = loop.create_future()
+        self._calls[0] = greeting = loop.create_future()
         await loop.create_connection(lambda: self._frames, endpoint.host, endpoint.port)
-        [theirs] = await nonce
-        mine = secrets.token_bytes(_KEY_BYTES)
-        nonces = bytes(theirs) + mine
+        [worker_nonce] = await greeting
+        nonce = secrets.token_bytes(_KEY_BYTES)
+        nonces = bytes(worker_nonce) + nonce
         self._calls[0] = proof = loop.create_future()
-        self._frames.send(0, [mine, _proof(endpoint.key, b"driver", nonces)])
+        self._frames.send(0, [nonce, _proof(endpoint.key, b"driver", nonces)])
         [answer] = await proof
         if not hmac.compare_digest(bytes(answer), _proof(endpoint.key, b"worker", nonces)):
             raise ConnectionEnded("the peer does not know the worker's key")
@@ -221,7 +221,7 @@ class _Frames(asyncio.BufferedProtocol):
         """Allow frames of any size from now on, and pass them to `received`."""
         self._on_frame, self._limit = received, MAX_FRAME_BYTES
 
-    def send(self, number: int, parts: Sequence[Buffer]) -> None:
+    def send(self, number: int, parts: Sequence[ByteBuffer]) -> None:
         """Send a frame. Without effect if the connection has ended."""
         if self._transport is None or self._transport.is_closing():
             return
@@ -236,7 +236,7 @@ class _Frames(asyncio.BufferedProtocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # that of uvloop, which Ray uses, is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # that of uvloop, which Ray uses, is not a subclass
         _notice_vanished_peer(transport.get_extra_info("socket"))
         if self._on_open is not None:
             self._on_open()
@@ -277,9 +277,9 @@ def _split(body: memoryview, count: int) -> list[memoryview] | None:
     return [body[first:end] for first, end in itertools.pairwise(ends)] if ends[-1] == len(body) else None
 
 
-def _packed(value: object) -> list[Buffer]:
+def _packed(value: object) -> list[ByteBuffer]:
     """Pickle a value. The result has the pickle, and then the memory of each large array, which is not copied."""
-    arrays: list[Buffer] = []
+    arrays: list[ByteBuffer] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
         memory = buffer.raw()

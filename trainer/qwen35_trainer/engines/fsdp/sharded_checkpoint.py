@@ -1,4 +1,4 @@
-"""Sharded checkpoints of trained weights, optimizer state and random state, in PyTorch's distributed format.
+"""Sharded, asynchronous checkpoints of trained weights, optimizer state and random state, in PyTorch's distributed format.
 
     begin ─► copy to host memory (the optimizer may step now) ─► a thread writes ─► done: all ranks have written
         └─► no room for a copy: write immediately, and training waits

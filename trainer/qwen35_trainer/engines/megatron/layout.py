@@ -47,9 +47,10 @@ class Layout:
 def stage_sizes(layers: int, stages: int, virtual: int = 1) -> tuple[int | None, int | None]:
     """Return the numbers of layers of the first and the last pipeline stage, or None for both if all stages are equal.
 
-    The stages between them have equal numbers, as megatron-core requires: the mean number of layers, rounded up if at least two layers
-    then remain for the ends. The last stage never has more layers than the first, because it has the output layer, too.
-    virtual: number of virtual stages of each stage, all of which have as many layers; it must divide `layers`.
+    All stages between the first and the last have the same number of layers, as megatron-core requires: the mean, rounded up if at
+    least two layers then remain for the first and the last. The last stage never has more layers than the first, because it also has
+    the output layer. virtual: number of virtual stages per pipeline stage; it must divide `layers`. The virtual stages of one
+    pipeline stage have equal numbers of layers, so the mean is that of one virtual stage.
     """
     if virtual > 1:
         first, last = stage_sizes(layers // virtual, stages)

@@ -1,4 +1,6 @@
-"""The published tensors that make up each parameter of megatron-core, and its division over tensor-parallel ranks.
+"""The Hugging Face tensors that make up each parameter of megatron-core, and its division over tensor-parallel ranks.
+
+A published tensor has the name and shape that it has in a checkpoint folder in the format of Hugging Face.
 
     published tensors ─► merge ─► whole parameter ─► cut ─► one part per tensor-parallel rank
                       ◄─ divide ◄─                 ◄─ join ◄─
