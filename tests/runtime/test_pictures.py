@@ -29,6 +29,8 @@ PUBLISHED: dict[str, object] = {"model.source": {"path": "model"}, "data.chatTem
 """Changes to train a folder of published shape."""
 SPREAD = 0.05
 """Standard deviation of the weights of that folder, with which it learns."""
+HEADS = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+"""The smallest heads of Gated DeltaNet that vLLM's kernels for the CPU have."""
 LEARNING: dict[str, object] = {
     "train.batch": {"promptsPerUpdate": 16, "microBatchSequences": 64, "removePadding": True},
     "train.optimizer": {"learningRate": 3e-3, "weightDecay": 0.0, "schedule": "Linear"},
@@ -51,6 +53,23 @@ SETTINGS: dict[str, object] = {
     "train.optimizer": {"learningRate": 3e-3, "weightDecay": 0.0},
     "evaluation": {"everyUpdates": 0, "atStart": False},
 }
+SEEN_BY_VLLM = SETTINGS["model.source.random"] | {"headDim": 32, "linearHeadDim": 64}
+"""The model of SETTINGS with the smallest heads that vLLM's kernels for the CPU have."""
+
+BY_VLLM = (
+    "rollout.engine=VLLM",
+    "model.source.random.headDim=32",
+    "model.source.random.linearHeadDim=64",
+    "train.updates=3",
+    "train.batch.promptsPerUpdate=4",
+    "train.batch.microBatchSequences=32",
+    "algorithm.groupSize=8",
+    "evaluation.atStart=false",
+    "evaluation.everyUpdates=3",
+    "evaluation.samplesPerPrompt=1",
+    "checkpoint.everyUpdates=3",
+)
+"""Changes of the example, for three updates with vLLM."""
 
 
 def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 0) -> None:
@@ -72,9 +91,12 @@ def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def write_published(folder: Path) -> None:
-    """Write a vision-language folder of published shape, with a tokenizer, its chat template, and the settings of its processor."""
-    published.write(folder, "0.8B, tied", spread=SPREAD)
+def write_published(folder: Path, text: dict[str, Any] | None = None) -> None:
+    """Write a vision-language folder of published shape, with a tokenizer, its chat template, and the settings of its processor.
+
+    text: other values of fields of the text model.
+    """
+    published.write(folder, "0.8B, tied", spread=SPREAD, text=text)
     special = {"<|endoftext|>": 16, "<|im_start|>": 17, "<|im_end|>": 18, VISION_START: START, VISION_END: END}
     special |= {IMAGE_PAD: IMAGE, VIDEO_PAD: VIDEO}
     vocabulary = {character: index for index, character in enumerate(CHARACTERS)} | special
@@ -190,22 +212,43 @@ def test_what_a_run_cannot_show_is_refused_with_file_and_row_before_it_starts(
     assert f"{tmp_path}/train.jsonl, line 2: videos[0]: the video has no frames" in ended.err
 
 
+def test_rollouts_by_vllm_from_prompts_with_images_train(command: Any, tmp_path: Path) -> None:
+    """In processes of their own. The trainer computes nearly the same log-probabilities as vLLM, which computes in bfloat16."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    settings = [word for change in BY_VLLM for word in ("--set", change)]
+    ended = succeeded(command.run(EXAMPLES / "tiny-grpo-vision.yaml", *settings, output=tmp_path / "out"))
+    updates = ended.of(UpdateRecord)
+    assert [record.update for record in updates] == [1, 2, 3]
+    assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
+    assert any(record.gradient_norm > 0 for record in updates)
+    assert [record.update for record in ended.of(EvaluationRecord)] == [3]
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("engine", ["Torch", "VLLM"])
 @pytest.mark.parametrize(
     ("source", "updates"), [pytest.param({}, 80, id="random"), pytest.param(PUBLISHED, 120, id="published")]
 )
 def test_a_policy_learns_what_only_the_pictures_tell(
-    local: Any, write: Write, tmp_path: Path, source: dict[str, object], updates: int
+    request: pytest.FixtureRequest,
+    write: Write,
+    tmp_path: Path,
+    source: dict[str, object],
+    updates: int,
+    engine: str,
 ) -> None:
-    """The same prompts with blank pictures stay at chance."""
+    """The same prompts with blank pictures stay at chance. vLLM generates in processes of its own."""
     blank = SOURCE | {"name": "blank", "files": SOURCE["files"] | {"paths": ["blank/validation.jsonl"]}}
     sources = [*SETTINGS["data.validation"], blank]
     (tmp_path / "blank").mkdir()
     write_pictures(tmp_path / "blank", 0, blank=True)
+    changes = LEARNING | source | {"data.validation": sources, "train.updates": updates, "rollout.engine": engine}
     if source:
-        write_published(tmp_path / "model")
-    changes = LEARNING | source | {"data.validation": sources, "train.updates": updates}
-    ended = succeeded(local.run(written(write, tmp_path, changes, rows=512)))
+        write_published(tmp_path / "model", HEADS if engine == "VLLM" else None)
+    elif engine == "VLLM":
+        changes["model.source.random"] = SEEN_BY_VLLM
+    starts = request.getfixturevalue("local" if engine == "Torch" else "command")
+    ended = succeeded(starts.run(written(write, tmp_path, changes, rows=512)))
     *_, evaluation = ended.of(EvaluationRecord)
     rewards = [round(record.reward_mean, 2) for record in ended.of(UpdateRecord)][:: updates // 10]
     assert evaluation.reward_by_source["held-out"] >= 0.9, rewards

@@ -11,7 +11,9 @@ The arrays are numpy arrays, because the driver has no torch. A training batch u
 (`picture_set.PictureSet`): each train rank reads the patches when it computes a micro-batch.
 """
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -74,6 +76,14 @@ class PictureArrays:
     ) -> "PictureArrays":
         """Create the arrays from (patches, grids) of the images and of the videos; None: no pictures of that kind."""
         return cls(*(images or (_no_patches(), _no_grids())), *(videos or (_no_patches(), _no_grids())))
+
+    @cached_property
+    def digest(self) -> str:
+        """A checksum of all patches and grids. Computed once, because the samples of a prompt have the same pictures."""
+        checksum = hashlib.blake2b(digest_size=16)
+        for array in (self.grids, self.patches, self.video_grids, self.video_patches):
+            checksum.update(array.ravel())
+        return checksum.hexdigest()
 
     @property
     def nbytes(self) -> int:

@@ -8,8 +8,10 @@
     states on the CPU        copied by a Triton kernel, which fails     copied by a function
     new blocks on the CPU    keep what they held, which may be NaN      cleared
     adapters on the CPU      indices in pinned memory, which needs CUDA  in other memory
+    a blank picture          made by two methods of two classes          by one method of a processor, which may need a tokenizer
 
-The installed vLLM is asked for each difference, because a build for other devices may carry another version number.
+The installed vLLM is asked for each difference, because a build for other devices may carry another version number. For blank pictures,
+`vllm_processor.py` has the methods that either version calls.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFC
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 
 _TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 16}
-"""Sizes of a vision tower that is never built: vLLM leaves the tower out, because replicas on vLLM take no pictures."""
+"""Sizes of a vision tower that is never built: vLLM leaves the tower out, because a text model reads no pictures."""
 _TEXT, _IN_VISION_LANGUAGE = "model.", "model.language_model."
 _VISION = "model.visual."
 _ADAPTED = ".base_layer.weight"
