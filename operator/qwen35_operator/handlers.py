@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 RESTART_SECONDS = 5.0
 """Time after which an ended kopf is started again, and between two checks whether trainings can be watched."""
+FORGET_SECONDS = 600.0
+"""Interval at which trainings are forgotten whose deletion nobody has reported. The list has only their metadata."""
 STOP_SECONDS = 5.0
 """Maximum time that kopf may take to end when the operator stops."""
 
@@ -79,6 +81,36 @@ def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey
         trainings.remove(key, raw["metadata"]["uid"])
     elif trainings.put(raw):
         changed(key)
+
+
+async def forget_deleted(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
+    """Remove trainings whose deletion kopf has missed, every FORGET_SECONDS, until cancelled.
+
+    kopf reports no deletion that happened while its watch was interrupted. Such a training would stay in the operator's memory and
+    in the number of trainings.
+    """
+    while True:
+        await asyncio.sleep(FORGET_SECONDS)
+        for namespace in namespaces or (None,):
+            try:
+                listed, version = await _listed(client, namespace)
+            except ApiError as error:  # the next time is soon enough
+                logger.warning("listing %s: %s", TRAINING.resource, error)
+            else:
+                trainings.forget_unlisted(namespace, listed, version)
+
+
+async def _listed(client: RestClient, namespace: str | None) -> tuple[set[tuple[TrainingKey, str]], int]:
+    """Return key and uid of each training of a namespace, and the resourceVersion of this list."""
+    listed: set[tuple[TrainingKey, str]] = set()
+    query: dict[str, str | int] = {"limit": PAGE_SIZE}
+    while True:
+        page = await client.get(TRAINING.path(namespace), query, accept=METADATA_LIST)
+        metadata = [item["metadata"] for item in page["items"] or ()]
+        listed |= {((each["namespace"], each["name"]), each["uid"]) for each in metadata}
+        if not (token := page["metadata"].get("continue", "")):
+            return listed, int(page["metadata"]["resourceVersion"])
+        query["continue"] = token
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:

@@ -4,7 +4,7 @@
     watches ─► stores ──┴─► queue ──► election ──┼─► worker ─► reconcile
                                      (leader)    └─► …
 
-A process that does not lead (a standby) does everything except reconcile, so that it can begin immediately when it
+A process that does not lead (a standby) does everything except queue and reconcile, so that it can begin immediately when it
 becomes the leader. After SIGTERM the workers finish the reconciles in progress and end. Then the Lease is released, and
 then the watches and kopf end.
 """
@@ -74,8 +74,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     async def lead() -> None:
         reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
         await cache.settled()
-        enqueue_all()
-        await workers.run(reconciler, settings.workers)
+        await workers.run(reconciler, settings.workers, trainings)
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)
@@ -86,6 +85,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
                 election.run(),
                 cache.run(client),
                 handlers.follow(settings, kubeconfig, client, trainings, workers.add),
+                handlers.forget_deleted(client, settings.namespaces, trainings),
             )
     finally:
         await client.close()

@@ -53,7 +53,7 @@ class Metrics:
             ),
             "restarts": Counter(
                 "qwen35_watch_restarts_total",
-                "Number of watches that were started again.",
+                "Number of watches that were started again after an error.",
                 ["kind"],
                 registry=self.registry,
             ),

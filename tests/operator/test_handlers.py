@@ -206,6 +206,27 @@ async def test_an_object_that_is_nested_too_deeply_hides_no_other(server, monkey
     assert "starting again" not in caplog.text
 
 
+async def test_a_deletion_that_nobody_reported_is_noticed(server, monkeypatch) -> None:
+    monkeypatch.setattr(module, "FORGET_SECONDS", 0.01)
+    server.listed = [body(5, uid="u2")]
+    seen, client = Seen(), server.client()
+    for name, uid in (("demo", "u2"), ("ghost", "u3")):
+        raw = body(5, uid=uid)
+        raw["metadata"]["name"] = name
+        seen.trainings.put(raw)
+    server.away = True
+    task = asyncio.create_task(module.forget_deleted(client, (), seen.trainings))
+    try:
+        await asyncio.sleep(0.05)
+        assert len(seen.trainings) == 2
+        server.away = False
+        await until(lambda: list(seen.trainings) == [KEY], "one of them")
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await client.close()
+
+
 async def test_credentials_that_are_refused_end_kopf_as_usual(server, monkeypatch, tmp_path, caplog) -> None:
     """kopf would log in again and again if it did not recognise the credentials of a new session."""
     server.unauthorized = True

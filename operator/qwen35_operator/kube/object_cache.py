@@ -23,8 +23,8 @@ class ObjectCache:
         """Create an empty cache.
 
         namespaces: the namespaces to watch; empty for all. changed: called with each training whose objects have
-        changed. restarted: called with the name of a kind when its watch starts again. recovered: called when a kind
-        can be watched again.
+        changed. restarted: called with the name of a kind when its watch starts again after an error. recovered: called
+        when a kind can be watched again.
         """
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
         self.watches = [

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from qwen35_operator.desired.objects import KubeObject
@@ -75,6 +75,16 @@ class Trainings:
         stored = self._bodies.get(key)
         if stored is not None and stored.uid == uid:
             del self._bodies[key]
+
+    def forget_unlisted(self, namespace: str | None, listed: Collection[tuple[TrainingKey, str]], version: int) -> None:
+        """Remove the trainings that a complete list of a namespace lacks: their deletion was not reported.
+
+        namespace: None for all. listed: key and uid of each training in the list. version: resourceVersion of the list; a
+        training that has changed since is kept.
+        """
+        for key, stored in list(self._bodies.items()):
+            if namespace in (None, key[0]) and stored.version <= version and (key, stored.uid) not in listed:
+                del self._bodies[key]
 
     def get(self, key: TrainingKey) -> dict[str, Any] | None:
         """Return a copy of the training's object; None if the training is not known."""

@@ -49,6 +49,18 @@ def test_a_deletion_counts_for_the_training_it_means() -> None:
     assert (version(trainings), len(trainings)) == (None, 0)
 
 
+def test_what_a_list_lacks_is_forgotten_unless_it_is_newer_or_elsewhere() -> None:
+    trainings = Trainings()
+    for name, uid, of in (("gone", "u1", 5), ("there", "u2", 5), ("again", "u3", 5), ("new", "u4", 11)):
+        trainings.put(body(of, uid, name=name))
+    trainings.put(body(5, "u5", namespace="other", name="gone"))
+    listed = {(("team", "there"), "u2"), (("team", "again"), "u9")}
+    trainings.forget_unlisted("team", listed, 10)
+    assert set(trainings) == {("team", "there"), ("team", "new"), ("other", "gone")}
+    trainings.forget_unlisted(None, listed, 10)
+    assert set(trainings) == {("team", "there"), ("team", "new")}
+
+
 def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
     trainings = Trainings()
     trainings.put_own(body(2))

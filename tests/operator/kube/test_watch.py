@@ -24,6 +24,7 @@ KEY = ("team", "demo")
 def _impatient(monkeypatch) -> None:
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(module, "MAX_BACKOFF_SECONDS", 0.04)
+    monkeypatch.setattr(module, "MAX_REFUSALS", 1)
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ async def test_after_the_end_of_a_stream_it_continues_from_the_last_bookmark(ser
     async with watching(server) as watch:
         await until(idle(server, 3), "a second watch")
         assert watch.names == {"a": "11"}
-        assert watch.starts == 1
+        assert watch.starts == 0  # an ordinary end is no error
     assert server.requests[2].query["resourceVersion"] == "40"
 
 
@@ -234,6 +235,23 @@ async def test_without_permission_it_says_who_must_grant_what_and_sees_again_whe
     assert server.requests[0].path == "/api/v1/namespaces/team/pods"
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_few_refusals_are_an_api_server_that_has_just_started(server, monkeypatch, status) -> None:
+    monkeypatch.setattr(module, "MAX_REFUSALS", 3)
+    server.script = [refuses(status), refuses(status), page(one("a", 2), version=3), stream(stays=True)]
+    async with watching(server, RAY_JOB) as watch:
+        await until(watch.synced.is_set, "a list")
+        assert (watch.problem, watch.recoveries) == (None, 0)
+
+
+async def test_a_watch_waits_as_long_as_the_api_server_asks(server) -> None:
+    server.script = [page(version=3), says({"message": "busy"}, 429, **{"Retry-After": "1"}), stream(stays=True)]
+    async with watching(server):
+        began = asyncio.get_running_loop().time()
+        await until(idle(server, 3), "the next try")
+        assert asyncio.get_running_loop().time() - began >= 1
+
+
 async def test_a_permission_that_is_taken_away_ends_the_sight(server) -> None:
     server.script = [page(version=3), refuses(403, "no more"), refuses(403, "no more")]
     async with watching(server) as watch:
@@ -291,7 +309,8 @@ async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) ->
         assert watch.names == {"p": "13"}
         assert watch.notified == [KEY]
     assert "Pod team/listed is ignored" in caplog.text
-    assert "Pod team/strange is ignored" in caplog.text
+    assert "Pod team/strange is ignored" not in caplog.text  # a tenant can make many
+    assert watch._ignored == 1
 
 
 async def test_of_some_kinds_only_metadata_are_read(server) -> None:
@@ -307,8 +326,9 @@ async def test_a_stream_that_always_ends_immediately_is_asked_for_with_pauses(se
     ends = 50
     server.script = [page(version=1), *(stream() for _ in range(ends))]
     async with watching(server) as watch:
-        await until(lambda: watch.starts >= 2, "two ends")
+        await until(lambda: len(server.requests) >= 3, "two ends")
         assert len(server.requests) < ends / 5
+        assert watch.starts == 0
 
 
 async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(server, monkeypatch) -> None:

@@ -22,6 +22,7 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
 )
 from qwen35_trainer.progress.sample_file import read_samples
+from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from tests.runtime.threads import Fault
 
 PROMPTS, PER_UPDATE, GROUP = 400, 4, 4
@@ -122,6 +123,28 @@ def test_totals_are_those_of_the_records(suspended):
     assert 0 < after.version <= after.update
     assert after.versionSeconds > 0
     assert [len(replica.pods) for replica in after.replicas] == [1]
+
+
+def test_a_replica_in_a_pod_that_leaves_drains_and_is_reported_as_drained(local, write, tmp_path, monkeypatch):
+    async def address(worker: RolloutWorker) -> WorkerAddress:
+        return WorkerAddress(f"pod-of-{worker.name}", os.getpid())
+
+    monkeypatch.setattr(RolloutWorker, "address", address)
+    link = tmp_path / "link"
+    changes = {"train.updates": UPDATES, "rollout.nodes": 2}
+    file = write(tmp_path, changes, prompts=PROMPTS, reward=SLOW)
+    running = local.start("run", file, "--link", link, output=tmp_path / "out")
+
+    def drained() -> dict[str, bool | None]:
+        return {replica.pods[0]: replica.drained for replica in _reported(link).replicas}
+
+    running.wait_until(lambda: drained() == {"pod-of-rollout-0": False, "pod-of-rollout-1": False}, "both replicas")
+    _ask(link, rolloutNodes=1, leaving=("pod-of-rollout-0",), leavingSince=1.0)
+    running.wait_until(lambda: drained() == {"pod-of-rollout-0": True, "pod-of-rollout-1": False}, "the drained one")
+    _ask(link, rolloutNodes=2)
+    running.wait_until(lambda: not any(drained().values()), "work for both")
+    _ask(link, rolloutNodes=2, stop=STOP)
+    assert running.end().code == 0
 
 
 def test_the_history_is_of_all_attempts_and_makes_the_report_of_the_run(suspended):
