@@ -56,7 +56,7 @@ async def follow(
         await wait_until_watchable(client, options.namespaces, trainings)
         stop = threading.Event()
         ended: asyncio.Future[None] = loop.create_future()
-        handlers = registry(hand_over, explicit=kubeconfig is not None)
+        handlers = registry(hand_over, trainings.answered, explicit=kubeconfig is not None)
         arguments = (handlers, options, stop, loop, ended)
         threading.Thread(target=_run_kopf, args=arguments, name="kopf", daemon=True).start()
         try:
@@ -163,16 +163,18 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
     return None
 
 
-def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
+def registry(
+    apply: Callable[[Any], object], answered: Callable[[], object], *, explicit: bool
+) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
-    apply: called with each event of a training. explicit: whether the user named a kubeconfig. The credentials of a
-    named kubeconfig are preferred to those of the pod; otherwise those of the pod are preferred.
+    apply: called with each event of a training. answered: called with each answer to kopf. explicit: whether the user named a
+    kubeconfig. The credentials of a named kubeconfig are preferred to those of the pod; otherwise those of the pod are preferred.
     """
     handlers = kopf.OperatorRegistry()
     # Neither way needs the synchronous client library.
     ways = (kopf.login_with_kubeconfig, kopf.login_with_service_account)
-    kopf.on.login(registry=handlers)(_login(*(ways if explicit else reversed(ways))))
+    kopf.on.login(registry=handlers)(_login(answered, *(ways if explicit else reversed(ways))))
 
     @kopf.on.event(v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL, registry=handlers)
     async def _event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401  # kopf's calling convention
@@ -248,6 +250,7 @@ def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> 
 
 
 def _login(
+    answered: Callable[[], object],
     *ways: Callable[..., kopf.ConnectionInfo | None],
 ) -> Callable[..., Coroutine[Any, Any, ShallowSession | None]]:
     """Return a login handler for kopf, which tries `ways` in order and opens a session with the first credentials.
@@ -258,7 +261,7 @@ def _login(
     async def login(**arguments: Any) -> ShallowSession | None:  # noqa: ANN401  # kopf's calling convention
         for way in ways:
             if (credentials := await asyncio.to_thread(way, **arguments)) is not None:
-                return ShallowSession.open(credentials)
+                return ShallowSession.open(credentials, answered)
         return None
 
     return login

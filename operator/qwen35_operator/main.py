@@ -17,6 +17,7 @@ from collections.abc import Coroutine
 
 from qwen35_operator import handlers, logs
 from qwen35_operator.kube.client import connect
+from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.lease import Election
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.trainings import Trainings
@@ -69,7 +70,13 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     metrics.count(trainings.states)
 
     def obstacles() -> list[Problem]:
-        return [*cache.incomplete(), *([] if trainings.problem is None else [trainings.problem])]
+        obstacle = trainings.obstacle()
+        return [*cache.incomplete(), *([] if obstacle is None else [obstacle])]
+
+    def silent_seconds() -> dict[str, float]:
+        return cache.silent_seconds() | {TRAINING.resource: time.monotonic() - trainings.seen_at}
+
+    metrics.time_watches(silent_seconds)
 
     async def lead() -> None:
         reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 200
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
+MAX_SILENT_SECONDS = 600.0
+"""Time without an answer after which a watch counts as blind. Watches are opened again every few minutes, also without events."""
 MAX_REFUSALS = 5
 """Number of refused requests in a row after which a person has to act. A few are normal: an API server that has just started
 knows neither its roles nor the kinds of other API groups for a while."""
@@ -60,6 +62,8 @@ class Watch:
     """Set while the store contains a complete list. Cleared while there is a `problem`."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known whether the kind can be watched. Never cleared."""
+    seen_at: float = field(default_factory=time.monotonic)
+    """When the API server last answered a list or opened the watch, by time.monotonic; at first the start of the process."""
     _version: str = ""  # resourceVersion to continue from; empty if a list is needed first
     _failures: int = 0  # in a row
     _refusals: int = 0  # in a row
@@ -105,6 +109,7 @@ class Watch:
                 **({"continue": token} if token else {}),
             }
             page = await client.get(self.kind.path(self.namespace), query, accept=accept)
+            self.seen_at = time.monotonic()
             listed = ((training_of(raw), self._record(raw)) for raw in page["items"] or ())
             records += [(training, parsed) for training, parsed in listed if parsed is not None]
             token = page["metadata"].get("continue", "")
@@ -126,6 +131,7 @@ class Watch:
         accept = METADATA if self.kind in METADATA_ONLY else PLAIN
         async with watch_events(client, path, selector, self._version, accept=accept) as events:
             self._mark_synced()
+            self.seen_at = time.monotonic()
             self._failures = self._refusals = 0
             async for event in events:
                 # Updated with each event, so that no event is repeated after a cut.
@@ -191,6 +197,16 @@ class Watch:
             return
         self.synced.clear()
         self.settled.set()
+
+
+def blind(kind: ObjectKind, seen_at: float) -> Problem | None:
+    """Return the problem to report if the API server has not answered a watch for MAX_SILENT_SECONDS; otherwise None.
+
+    seen_at: when it last answered, by time.monotonic.
+    """
+    if (seconds := time.monotonic() - seen_at) < MAX_SILENT_SECONDS:
+        return None
+    return Problem(kind.resource, f"the API server has not answered its watch for {seconds:.0f} s.", "The log shows errors.")
 
 
 def not_listed(kind: ObjectKind) -> Problem:

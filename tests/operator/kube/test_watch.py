@@ -313,6 +313,29 @@ async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) ->
     assert watch._ignored == 1
 
 
+async def test_a_watch_that_nobody_answers_for_long_is_blind_and_sees_again(server, monkeypatch) -> None:
+    server.script = [page(version=3), *(refuses(503),) * 3]
+    cluster = ObjectCache(("team",), lambda key: None, lambda kind: None)
+    async with watching(server) as watch:
+        await until(idle(server, 4), "the next try")
+        monkeypatch.setattr(cluster, "watches", [watch])
+        assert cluster.incomplete() == []
+        watch.seen_at -= module.MAX_SILENT_SECONDS
+        [problem] = cluster.incomplete()
+        assert problem.path == "configmaps"
+        assert "has not answered its watch for 60" in problem.message
+        assert cluster.silent_seconds()["configmaps"] >= 600
+
+
+async def test_an_answer_ends_the_silence(server) -> None:
+    server.script = [page(version=3), stream(stays=True)]
+    async with watching(server) as watch:
+        began = watch.seen_at
+        await until(idle(server, 2), "a watch")
+        await until(lambda: watch.seen_at > began, "an answer")
+        assert module.blind(RAY_JOB, watch.seen_at) is None
+
+
 async def test_of_some_kinds_only_metadata_are_read(server) -> None:
     assert ROLE in METADATA_ONLY
     server.script = [page(version=1)]
