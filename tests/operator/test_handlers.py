@@ -177,10 +177,6 @@ async def test_what_is_listed_and_what_happens_becomes_bodies_and_work(server, m
     async with following(server, monkeypatch, tmp_path) as seen:
         await until(lambda: seen.version == "5", "the listed one")
         await until(lambda: seen.trainings.seen_at > seen.began, "an answer to kopf")
-        seen.trainings.seen_at -= 600
-        obstacle = seen.trainings.obstacle()
-        assert obstacle is not None
-        assert obstacle.path == "qwen35trainings.rl.qwen35.io"
         server.events.put_nowait({"type": "MODIFIED", "object": body(11, spec={"suspend": True})})
         await until(lambda: seen.version == "11", "the changed one")
         assert seen.trainings.get(KEY)["spec"] == {"suspend": True}

@@ -2,7 +2,9 @@
 
 import json
 
+from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.reconcile.observe import TrainingParser
 
 KEY = ("team", "demo")
@@ -70,6 +72,19 @@ def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
     assert trainings.get(KEY)["metadata"]["uid"] == "u2"
     trainings.put_own(body(7, "u2"))
     assert version(trainings) == 7
+
+
+def test_an_api_server_that_does_not_answer_for_long_is_an_obstacle() -> None:
+    trainings = Trainings()
+    assert trainings.obstacle() == not_listed(TRAINING)
+    trainings.problem = None
+    assert trainings.obstacle() is None
+    trainings.seen_at -= 600
+    obstacle = trainings.obstacle()
+    assert obstacle is not None
+    assert obstacle.path == "qwen35trainings.rl.qwen35.io"
+    trainings.answered()
+    assert trainings.obstacle() is None
 
 
 def test_they_are_counted_by_state() -> None:
