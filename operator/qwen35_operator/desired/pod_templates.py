@@ -23,12 +23,12 @@ from qwen35_trainer.contract.shared_names import (
 )
 
 CONTAINER: Final = "ray"
-KEPT_IN_PLACE: Final = {
+DISRUPTION_ANNOTATIONS: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
 """Annotations of pods that autoscalers of nodes must not move to save a node."""
-SAME_ZONE: Final = "topology.kubernetes.io/zone"
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 """Label of nodes whose value the nodes of a training should share: between zones, networks are slow and charged."""
 USER_ID: Final = 1000
 """Numeric id of the user and of the group of the trainer images. On Ascend nodes this user is HwHiAiUser, which owns
@@ -159,13 +159,13 @@ def _gibibytes(count: int) -> str:
 
 def _annotations(pool: PodPool) -> dict[str, Any]:
     """Return the field `annotations` of a pod whose loss ends the attempt; {} for a pod that can be replaced while it runs."""
-    return {} if pool == object_names.ROLLOUT else {"annotations": KEPT_IN_PLACE}
+    return {} if pool == object_names.ROLLOUT else {"annotations": DISRUPTION_ANNOTATIONS}
 
 
 def _affinity(training: TrainingResource) -> dict[str, Any]:
     """Return the affinity by which the pods of a training prefer one zone. Where none has room for all, they start anyway."""
     own = {"matchLabels": {object_names.TRAINING: training.name}}
-    term = {"weight": 100, "podAffinityTerm": {"labelSelector": own, "topologyKey": SAME_ZONE}}
+    term = {"weight": 100, "podAffinityTerm": {"labelSelector": own, "topologyKey": ZONE_LABEL}}
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 

@@ -12,8 +12,8 @@ class ApiError(Exception):
         """Create the error.
 
         status: HTTP status code; 0 if there was no answer. message: text of the API server's answer. details: the
-        `details` of the Status object in the answer; None if it has none. retry_after: seconds for which the API server asks
-        to wait before the next request.
+        `details` of the Status object in the answer; None if it has none. retry_after: seconds to wait before the next
+        request, as the API server requests.
         """
         super().__init__(f"{status}: {message}")
         self.status = status

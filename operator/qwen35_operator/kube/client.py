@@ -37,7 +37,7 @@ READ_IDLE_SECONDS = 75.0
 """Time without a byte after which a watch ends, because its connection may be dead. The caller opens another one."""
 GET_RETRY_WAITS_SECONDS = (0.1, 0.5, 2.0)
 MAX_RETRY_AFTER_SECONDS = 60.0
-"""Maximum time for which the operator waits when the API server asks for it. API priority and fairness asks for seconds."""
+"""Maximum time for which the operator waits when the API server requests it. API priority and fairness requests seconds."""
 IN_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """Environment variable that Kubernetes sets in every container: its presence shows that this process runs in a pod."""
 NO_CONNECTION_LIMIT = 0
@@ -224,7 +224,7 @@ async def connect(kubeconfig: str | None, observer: RequestObserver, context: st
             loader = await settings.load_kube_config(
                 config_file=kubeconfig, context=context, client_configuration=configuration
             )
-            configuration.refresh_api_key_hook = _renewing(loader)
+            configuration.refresh_api_key_hook = _renewing(loader)  # type: ignore[assignment]  # declared as None
     except settings.ConfigException as error:
         fix = "Name a kubeconfig with --kubeconfig, or run in a pod with a ServiceAccount"
         raise SettingsRefused(f"no credentials for the API server: {error}. {fix}") from error

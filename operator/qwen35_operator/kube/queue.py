@@ -75,8 +75,8 @@ class WorkQueue:
 
     def clear(self) -> None:
         """Remove all keys. Those that are being processed stay until `done` is called."""
-        self._ready.clear(), self._queued.clear(), self._requeue.clear()
-        self._later.clear(), self._due.clear(), self._failures.clear()
+        for keys in (self._ready, self._queued, self._requeue, self._later, self._due, self._failures):
+            keys.clear()
 
     async def take(self) -> TrainingKey:
         """Wait for the next key and return it. No other worker gets this key until `done` is called."""

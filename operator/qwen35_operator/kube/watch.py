@@ -206,7 +206,9 @@ def blind(kind: ObjectKind, seen_at: float) -> Problem | None:
     """
     if (seconds := time.monotonic() - seen_at) < MAX_SILENT_SECONDS:
         return None
-    return Problem(kind.resource, f"the API server has not answered its watch for {seconds:.0f} s.", "The log shows errors.")
+    return Problem(
+        kind.resource, f"the API server has not answered its watch for {seconds:.0f} s.", "The log shows errors."
+    )
 
 
 def not_listed(kind: ObjectKind) -> Problem:

@@ -93,7 +93,7 @@ def test_a_job_that_ray_stops_has_as_long_as_its_pod_to_end(profile, template):
 
 
 def test_autoscalers_of_nodes_move_only_pods_of_the_rollout_pool(template):
-    """Whose loss the run survives. Consolidation would move a head, which asks for CPUs only, and end the attempt."""
+    """Whose loss the run survives. Consolidation would move a head, which requests CPUs only, and end the attempt."""
     annotations = {pool: template(pool)["metadata"].get("annotations", {}) for pool in POOLS}
     assert annotations["head"] == annotations["train"]
     assert annotations["head"] == {

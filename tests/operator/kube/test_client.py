@@ -80,7 +80,7 @@ async def test_a_read_is_repeated_when_the_api_server_says(server, client) -> No
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7), ("9999", 60), ("soon", 0), ("-1", 0), ("", 0)])
-async def test_how_long_the_api_server_asks_to_wait_is_in_the_error(server, client, header, seconds) -> None:
+async def test_how_long_to_wait_before_the_next_request_is_in_the_error(server, client, header, seconds) -> None:
     server.script = [says({"message": "busy"}, 429, **{"Retry-After": header})]
     with pytest.raises(Unavailable) as caught:
         await client.post(PODS, {})

@@ -152,7 +152,7 @@ async def test_after_the_end_of_a_stream_it_continues_from_the_last_bookmark(ser
     async with watching(server) as watch:
         await until(idle(server, 3), "a second watch")
         assert watch.names == {"a": "11"}
-        assert watch.starts == 0  # an ordinary end is no error
+        assert watch.starts == 0  # an ordinary end is not an error
     assert server.requests[2].query["resourceVersion"] == "40"
 
 
@@ -244,7 +244,7 @@ async def test_a_few_refusals_are_an_api_server_that_has_just_started(server, mo
         assert (watch.problem, watch.recoveries) == (None, 0)
 
 
-async def test_a_watch_waits_as_long_as_the_api_server_asks(server) -> None:
+async def test_a_watch_waits_as_long_as_the_api_server_requests(server) -> None:
     server.script = [page(version=3), says({"message": "busy"}, 429, **{"Retry-After": "1"}), stream(stays=True)]
     async with watching(server):
         began = asyncio.get_running_loop().time()

@@ -131,9 +131,10 @@ def test_a_replica_in_a_pod_that_leaves_drains_and_is_reported_as_drained(local,
 
     monkeypatch.setattr(RolloutWorker, "address", address)
     link = tmp_path / "link"
-    changes = {"train.updates": UPDATES, "rollout.nodes": 2}
+    changes = {"train.updates": 1000, "rollout.nodes": 2}
     file = write(tmp_path, changes, prompts=PROMPTS, reward=SLOW)
     running = local.start("run", file, "--link", link, output=tmp_path / "out")
+    running.wait_for("update=1/")
 
     def drained() -> dict[str, bool | None]:
         return {replica.pods[0]: replica.drained for replica in _reported(link).replicas}

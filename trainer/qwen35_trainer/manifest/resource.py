@@ -39,6 +39,7 @@ class Metadata(Section):
     )
     finalizers: tuple[MetadataKey, ...] = Field(
         (),
+        strict=False,
         max_length=16,
         description="Finalizers. rl.qwen35.io/last-checkpoint has a last checkpoint saved before the training is deleted; without "
         "it, deletion waits for nothing. Default: none. verl: none.",
