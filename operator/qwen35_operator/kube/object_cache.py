@@ -19,17 +19,17 @@ class ObjectCache:
         namespaces: Sequence[str],
         changed: Callable[[TrainingKey], None],
         restarted: Callable[[str], None],
-        recovered: Callable[[], None] = lambda: None,
+        availability_changed: Callable[[], None] = lambda: None,
     ) -> None:
         """Create an empty cache.
 
         namespaces: the namespaces to watch; empty for all. changed: called with each training whose objects have
-        changed. restarted: called with the name of a kind when its watch starts again after an error. recovered: called
-        when a kind can be watched again.
+        changed. restarted: called with the name of a kind when its watch starts again after an error.
+        availability_changed: called when a kind cannot be watched any more, and when it can be watched again.
         """
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
         self.watches = [
-            Watch(kind, namespace, self.stores[kind], changed, restarted, recovered)
+            Watch(kind, namespace, self.stores[kind], changed, restarted, availability_changed, availability_changed)
             for kind in WATCHED
             for namespace in (namespaces or (None,))
         ]

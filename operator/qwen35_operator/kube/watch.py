@@ -56,6 +56,8 @@ class Watch:
     recovered: Callable[[], None] = lambda: None
     """Called when the watch works again after a `problem`. The function must enqueue all trainings, because no event
     reports those that waited."""
+    lost: Callable[[], None] = lambda: None
+    """Called when a watch that worked gets a `problem`. The function must enqueue all trainings, whose status reports it."""
     problem: Problem | None = None
     """Why the kind cannot be watched; None while it can."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -195,8 +197,11 @@ class Watch:
             self.problem = not_allowed(self.kind, self.namespace, error)
         else:
             return
+        worked = self.synced.is_set()
         self.synced.clear()
         self.settled.set()
+        if worked:
+            self.lost()
 
 
 def blind(kind: ObjectKind, seen_at: float) -> Problem | None:

@@ -38,8 +38,8 @@ class Seen(Watch):
 
     def __init__(self, kind: ObjectKind, namespace: str | None = None) -> None:
         self.notified: list[TrainingKey] = []
-        self.starts = self.recoveries = 0
-        super().__init__(kind, namespace, Store(), self.notified.append, self._count, self._recover)
+        self.starts = self.recoveries = self.losses = 0
+        super().__init__(kind, namespace, Store(), self.notified.append, self._count, self._recover, self._lose)
 
     def _count(self, kind: str) -> None:
         assert kind == self.kind.name
@@ -47,6 +47,9 @@ class Seen(Watch):
 
     def _recover(self) -> None:
         self.recoveries += 1
+
+    def _lose(self) -> None:
+        self.losses += 1
 
     @property
     def names(self) -> dict[str, str]:
@@ -258,6 +261,7 @@ async def test_a_permission_that_is_taken_away_ends_the_sight(server) -> None:
         await until(idle(server, 4), "the next try")
         assert not watch.synced.is_set()
         assert "in all namespaces" in watch.problem.fix
+        assert watch.losses == 1
 
 
 async def test_who_may_list_and_not_watch_is_blind_until_both_are_granted(server) -> None:

@@ -125,29 +125,6 @@ def test_totals_are_those_of_the_records(suspended):
     assert [len(replica.pods) for replica in after.replicas] == [1]
 
 
-def test_a_replica_in_a_pod_that_leaves_drains_and_is_reported_as_drained(local, write, tmp_path, monkeypatch):
-    async def address(worker: RolloutWorker) -> WorkerAddress:
-        return WorkerAddress(f"pod-of-{worker.name}", os.getpid())
-
-    monkeypatch.setattr(RolloutWorker, "address", address)
-    link = tmp_path / "link"
-    changes = {"train.updates": 1000, "rollout.nodes": 2}
-    file = write(tmp_path, changes, prompts=PROMPTS, reward=SLOW)
-    running = local.start("run", file, "--link", link, output=tmp_path / "out")
-    running.wait_for("update=1/")
-
-    def drained() -> dict[str, bool | None]:
-        return {replica.pods[0]: replica.drained for replica in _reported(link).replicas}
-
-    running.wait_until(lambda: drained() == {"pod-of-rollout-0": False, "pod-of-rollout-1": False}, "both replicas")
-    _ask(link, rolloutNodes=1, leaving=("pod-of-rollout-0",), leavingSince=1.0)
-    running.wait_until(lambda: drained() == {"pod-of-rollout-0": True, "pod-of-rollout-1": False}, "the drained one")
-    _ask(link, rolloutNodes=2)
-    running.wait_until(lambda: not any(drained().values()), "work for both")
-    _ask(link, rolloutNodes=2, stop=STOP)
-    assert running.end().code == 0
-
-
 def test_the_history_is_of_all_attempts_and_makes_the_report_of_the_run(suspended):
     folder = suspended.folder
     history = unpack((folder / "link" / "history.json.gz").read_bytes())
@@ -247,3 +224,26 @@ def test_a_link_that_cannot_be_opened_is_refused_before_anything_else(write, tmp
     assert result.exit_code == 2
     assert result.stderr.startswith("--link cluster: QWEN35_TRAINING")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_replica_in_a_pod_that_leaves_drains_and_is_reported_as_drained(local, write, tmp_path, monkeypatch):
+    async def address(worker: RolloutWorker) -> WorkerAddress:
+        return WorkerAddress(f"pod-of-{worker.name}", os.getpid())
+
+    monkeypatch.setattr(RolloutWorker, "address", address)
+    link = tmp_path / "link"
+    changes = {"train.updates": 1000, "rollout.nodes": 2}
+    file = write(tmp_path, changes, prompts=PROMPTS, reward=SLOW)
+    running = local.start("run", file, "--link", link, output=tmp_path / "out")
+    running.wait_for("update=1/")
+
+    def drained() -> dict[str, bool | None]:
+        return {replica.pods[0]: replica.drained for replica in _reported(link).replicas}
+
+    running.wait_until(lambda: drained() == {"pod-of-rollout-0": False, "pod-of-rollout-1": False}, "both replicas")
+    _ask(link, rolloutNodes=1, leaving=("pod-of-rollout-0",), leavingSince=1.0)
+    running.wait_until(lambda: drained() == {"pod-of-rollout-0": True, "pod-of-rollout-1": False}, "the drained one")
+    _ask(link, rolloutNodes=2)
+    running.wait_until(lambda: not any(drained().values()), "work for both")
+    _ask(link, rolloutNodes=2, stop=STOP)
+    assert running.end().code == 0
