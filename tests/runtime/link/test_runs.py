@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -22,7 +23,9 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
 )
 from qwen35_trainer.progress.sample_file import read_samples
+from qwen35_trainer.runtime import run_command
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
+from tests.patience import PATIENCE
 from tests.runtime.threads import Fault
 
 PROMPTS, PER_UPDATE, GROUP = 400, 4, 4
@@ -163,7 +166,16 @@ def test_a_failure_is_reported_with_its_errors_class(local, write, tmp_path):
     assert "ill" in last.message
 
 
-def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(local, write, tmp_path):
+def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(local, write, tmp_path, monkeypatch):
+    train = run_command._train
+
+    def train_when_ordered(prepared, claimed, follower, in_cluster):
+        end = time.monotonic() + PATIENCE
+        while not follower.reporter.stop_ordered and time.monotonic() < end:
+            time.sleep(0.01)
+        return train(prepared, claimed, follower, in_cluster)
+
+    monkeypatch.setattr(run_command, "_train", train_when_ordered)  # on a busy machine the order is read late
     _ask(tmp_path / "link", stop=STOP)
     ended = local.run(write(tmp_path), "--link", tmp_path / "link")
     last = _reported(tmp_path / "link")
