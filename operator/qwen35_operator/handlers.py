@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 RESTART_SECONDS = 5.0
 """Time after which an ended kopf is started again, and between two checks whether trainings can be watched."""
+FORGET_SECONDS = 600.0
+"""Interval at which trainings are forgotten whose deletion nobody has reported. The list has only their metadata."""
 STOP_SECONDS = 5.0
 """Maximum time that kopf may take to end when the operator stops."""
 
@@ -54,7 +56,7 @@ async def follow(
         await wait_until_watchable(client, options.namespaces, trainings)
         stop = threading.Event()
         ended: asyncio.Future[None] = loop.create_future()
-        handlers = registry(hand_over, explicit=kubeconfig is not None)
+        handlers = registry(hand_over, trainings.answered, explicit=kubeconfig is not None)
         arguments = (handlers, options, stop, loop, ended)
         threading.Thread(target=_run_kopf, args=arguments, name="kopf", daemon=True).start()
         try:
@@ -79,6 +81,36 @@ def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey
         trainings.remove(key, raw["metadata"]["uid"])
     elif trainings.put(raw):
         changed(key)
+
+
+async def forget_deleted(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
+    """Remove trainings whose deletion kopf has missed, every FORGET_SECONDS, until cancelled.
+
+    kopf reports no deletion that happened while its watch was interrupted. Such a training would stay in the operator's memory and
+    in the number of trainings.
+    """
+    while True:
+        await asyncio.sleep(FORGET_SECONDS)
+        for namespace in namespaces or (None,):
+            try:
+                listed, version = await _listed(client, namespace)
+            except ApiError as error:  # the next time is soon enough
+                logger.warning("listing %s: %s", TRAINING.resource, error)
+            else:
+                trainings.forget_unlisted(namespace, listed, version)
+
+
+async def _listed(client: RestClient, namespace: str | None) -> tuple[set[tuple[TrainingKey, str]], int]:
+    """Return key and uid of each training of a namespace, and the resourceVersion of this list."""
+    listed: set[tuple[TrainingKey, str]] = set()
+    query: dict[str, str | int] = {"limit": PAGE_SIZE}
+    while True:
+        page = await client.get(TRAINING.path(namespace), query, accept=METADATA_LIST)
+        metadata = [item["metadata"] for item in page["items"] or ()]
+        listed |= {((each["namespace"], each["name"]), each["uid"]) for each in metadata}
+        if not (token := page["metadata"].get("continue", "")):
+            return listed, int(page["metadata"]["resourceVersion"])
+        query["continue"] = token
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
@@ -131,16 +163,18 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
     return None
 
 
-def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
+def registry(
+    apply: Callable[[Any], object], answered: Callable[[], object], *, explicit: bool
+) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
-    apply: called with each event of a training. explicit: whether the user named a kubeconfig. The credentials of a
-    named kubeconfig are preferred to those of the pod; otherwise those of the pod are preferred.
+    apply: called with each event of a training. answered: called with each answer to kopf. explicit: whether the user named a
+    kubeconfig. The credentials of a named kubeconfig are preferred to those of the pod; otherwise those of the pod are preferred.
     """
     handlers = kopf.OperatorRegistry()
     # Neither way needs the synchronous client library.
     ways = (kopf.login_with_kubeconfig, kopf.login_with_service_account)
-    kopf.on.login(registry=handlers)(_login(*(ways if explicit else reversed(ways))))
+    kopf.on.login(registry=handlers)(_login(answered, *(ways if explicit else reversed(ways))))
 
     @kopf.on.event(v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL, registry=handlers)
     async def _event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401  # kopf's calling convention
@@ -216,6 +250,7 @@ def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> 
 
 
 def _login(
+    answered: Callable[[], object],
     *ways: Callable[..., kopf.ConnectionInfo | None],
 ) -> Callable[..., Coroutine[Any, Any, ShallowSession | None]]:
     """Return a login handler for kopf, which tries `ways` in order and opens a session with the first credentials.
@@ -226,7 +261,7 @@ def _login(
     async def login(**arguments: Any) -> ShallowSession | None:  # noqa: ANN401  # kopf's calling convention
         for way in ways:
             if (credentials := await asyncio.to_thread(way, **arguments)) is not None:
-                return ShallowSession.open(credentials)
+                return ShallowSession.open(credentials, answered)
         return None
 
     return login

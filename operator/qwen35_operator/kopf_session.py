@@ -6,7 +6,7 @@
 kopf lets a login handler return a session instead of credentials. It reads answers only by `json` and `iter_chunked`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,14 +28,25 @@ class ShallowSession(kopf.AiohttpSession):
     credentials: kopf.ConnectionInfo
 
     @classmethod
-    def open(cls, credentials: kopf.ConnectionInfo) -> "ShallowSession":
-        """Open a session on the running event loop, with the options that kopf uses for these credentials."""
+    def open(cls, credentials: kopf.ConnectionInfo, answered: Callable[[], object]) -> "ShallowSession":
+        """Open a session on the running event loop, with the options that kopf uses for these credentials.
+
+        answered: called with each answer that is not an error.
+        """
+
+        class Response(ShallowResponse):
+            async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+                response = await super().start(connection)
+                if self.ok:
+                    answered()
+                return response
+
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),
             headers=credentials.as_http_headers(),
             proxy=credentials.proxy_url,
             trust_env=credentials.trust_env,
-            response_class=ShallowResponse,
+            response_class=Response,
         )
         return cls(
             server=credentials.server,

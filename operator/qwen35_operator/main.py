@@ -4,7 +4,7 @@
     watches ─► stores ──┴─► queue ──► election ──┼─► worker ─► reconcile
                                      (leader)    └─► …
 
-A process that does not lead (a standby) does everything except reconcile, so that it can begin immediately when it
+A process that does not lead (a standby) does everything except queue and reconcile, so that it can begin immediately when it
 becomes the leader. After SIGTERM the workers finish the reconciles in progress and end. Then the Lease is released, and
 then the watches and kopf end.
 """
@@ -17,6 +17,7 @@ from collections.abc import Coroutine
 
 from qwen35_operator import handlers, logs
 from qwen35_operator.kube.client import connect
+from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.lease import Election
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.trainings import Trainings
@@ -69,13 +70,18 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     metrics.count(trainings.states)
 
     def obstacles() -> list[Problem]:
-        return [*cache.incomplete(), *([] if trainings.problem is None else [trainings.problem])]
+        obstacle = trainings.obstacle()
+        return [*cache.incomplete(), *([] if obstacle is None else [obstacle])]
+
+    def silent_seconds() -> dict[str, float]:
+        return cache.silent_seconds() | {TRAINING.resource: time.monotonic() - trainings.seen_at}
+
+    metrics.time_watches(silent_seconds)
 
     async def lead() -> None:
         reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
         await cache.settled()
-        enqueue_all()
-        await workers.run(reconciler, settings.workers)
+        await workers.run(reconciler, settings.workers, trainings)
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)
@@ -86,6 +92,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
                 election.run(),
                 cache.run(client),
                 handlers.follow(settings, kubeconfig, client, trainings, workers.add),
+                handlers.forget_deleted(client, settings.namespaces, trainings),
             )
     finally:
         await client.close()

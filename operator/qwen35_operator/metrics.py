@@ -53,7 +53,7 @@ class Metrics:
             ),
             "restarts": Counter(
                 "qwen35_watch_restarts_total",
-                "Number of watches that were started again.",
+                "Number of watches that were started again after an error.",
                 ["kind"],
                 registry=self.registry,
             ),
@@ -68,6 +68,10 @@ class Metrics:
     def count(self, states: Callable[[], Mapping[str, int]]) -> None:
         """Report the number of trainings in each state. states: returns these numbers; called at each scrape."""
         self.registry.register(_Trainings(states))
+
+    def time_watches(self, seconds: Callable[[], Mapping[str, float]]) -> None:
+        """Report how long ago the API server answered the watch of each kind. `seconds` is called at each scrape."""
+        self.registry.register(_Watches(seconds))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
         """Count one answer of the API server in qwen35_api_requests_total."""
@@ -88,4 +92,18 @@ class _Trainings(Collector):
         family = GaugeMetricFamily("qwen35_trainings", "Number of trainings, by state.", labels=["state"])
         for state, count in {**dict.fromkeys(STATES, 0), **self.states()}.items():
             family.add_metric([state], count)
+        yield family
+
+
+@dataclass(frozen=True)
+class _Watches(Collector):
+    """Reports the age of the last answer to the watch of every kind at each scrape."""
+
+    seconds: Callable[[], Mapping[str, float]]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        text = "Seconds since the API server last answered the watch of a kind. Watches are opened every few minutes."
+        family = GaugeMetricFamily("qwen35_watch_silent_seconds", text, labels=["kind"])
+        for kind, seconds in self.seconds().items():
+            family.add_metric([kind], seconds)
         yield family

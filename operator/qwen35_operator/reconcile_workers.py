@@ -9,6 +9,7 @@ finished, or after STOP_SECONDS.
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 
 from qwen35_operator import logs
 from qwen35_operator.kube.api_errors import ApiError, Conflict
@@ -31,12 +32,15 @@ class ReconcileWorkers:
         self._queue = WorkQueue(time.monotonic)
         self._metrics = metrics
         self._since: dict[TrainingKey, float] = {}  # when the oldest event since the last reconcile arrived
+        self._working = False
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def add(self, key: TrainingKey) -> None:
-        """Enqueue a training that has changed, to be reconciled soon."""
+        """Enqueue a training that has changed, to be reconciled soon. A standby keeps no queue: a leader begins with all trainings."""
+        if not self._working:
+            return
         self._since.setdefault(key, time.monotonic())
         self._queue.add(key)
 
@@ -44,12 +48,19 @@ class ReconcileWorkers:
         """Reset the training's backoff. Called after each successful write."""
         self._queue.succeeded(key)
 
-    async def run(self, reconciler: Reconciler, count: int) -> None:
-        """Run `count` workers, until cancelled."""
-        self._since.clear()  # a standby could not react to the events that it saw
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(count):
-                tasks.create_task(self._work(reconciler))
+    async def run(self, reconciler: Reconciler, count: int, keys: Iterable[TrainingKey] = ()) -> None:
+        """Run `count` workers, until cancelled. keys: the trainings to reconcile first."""
+        self._working = True
+        for key in keys:
+            self._queue.add(key)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(count):
+                    tasks.create_task(self._work(reconciler))
+        finally:
+            self._working = False
+            self._queue.clear()
+            self._since.clear()
 
     async def _work(self, reconciler: Reconciler) -> None:
         while True:
@@ -82,7 +93,8 @@ class ReconcileWorkers:
             logger.warning("%s/%s: %s; again in %g s", *key, refusal, self._queue.add_failed(key))
         except ApiError as error:
             result = "unavailable"
-            logger.warning("%s/%s: %s; again in %g s", *key, error, self._queue.add_failed(key))
+            wait = self._queue.add_failed(key, at_least=error.retry_after)
+            logger.warning("%s/%s: %s; again in %g s", *key, error, wait)
         except NotLeading:
             result = "not leading"
             logger.warning("%s/%s: not written, because this process may not lead any more", *key)

@@ -58,6 +58,18 @@ def objects(
     )
 
 
+def without_owner(manifests: tuple[KubeObject, ...]) -> tuple[KubeObject, ...]:
+    """Return the objects without owner references.
+
+    If somebody applied them with references to a training that does not exist, Kubernetes would delete them.
+    """
+    return tuple(
+        dict(manifest)
+        | {"metadata": {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}}
+        for manifest in manifests
+    )
+
+
 def text(manifests: tuple[KubeObject, ...]) -> str:
     """Return the objects as one YAML stream, for kubectl."""
     dumped = (yaml.dump(dict(manifest), Dumper=_KubectlDumper, sort_keys=False, width=120) for manifest in manifests)

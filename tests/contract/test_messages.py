@@ -29,6 +29,7 @@ controls = st.builds(
     stop=st.none() | st.builds(StopOrder, id=words, reason=words, time=numbers),
     rolloutNodes=st.integers(0, 1024),
     leaving=st.lists(words, max_size=4).map(tuple),
+    leavingSince=st.none() | numbers,
     live=st.none()
     | st.builds(
         LiveSettings,
@@ -51,7 +52,10 @@ reports = st.builds(
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     checkpoint=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
     export=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
-    replicas=st.lists(st.builds(ReplicaReport, pods=st.tuples(words), idle=st.floats(0, 1)), max_size=3).map(tuple),
+    replicas=st.lists(
+        st.builds(ReplicaReport, pods=st.tuples(words), idle=st.floats(0, 1), drained=st.none() | st.booleans()),
+        max_size=3,
+    ).map(tuple),
 )
 
 

@@ -11,7 +11,7 @@ client and a new queue. Each has a loop of its own because kopf, when it ends, c
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
@@ -43,9 +43,9 @@ class WatchedWorkers(ReconcileWorkers):
         self.looked = 0
         self.by_thread[threading.current_thread()] = self
 
-    async def run(self, reconciler: Reconciler, workers: int) -> None:
+    async def run(self, reconciler: Reconciler, count: int, keys: Iterable[TrainingKey] = ()) -> None:
         self._reconciler = reconciler
-        await super().run(reconciler, workers)
+        await super().run(reconciler, count, keys)
 
     async def _reconcile(self, reconciler: Reconciler, key: TrainingKey) -> None:
         await super()._reconcile(reconciler, key)

@@ -44,6 +44,7 @@ MADE_UP = frozenset(
         "endTime",
         "activeSince",
         "time",
+        "leavingSince",
         "activeSeconds",
         "rl.qwen35.io/hash",
         "namespace",

@@ -58,6 +58,24 @@ def test_the_trainer_gets_the_names_of_pods_that_leave(live_training: LiveTraini
     assert live_training.until_pods("rollout", 1) == [pods[1]]
 
 
+def test_pods_stay_until_their_replicas_have_drained(live_training: LiveTraining):
+    pods = running(live_training)
+
+    def report(*drained: str) -> None:
+        live_training.report(replicas=[{"pods": [pod], "idle": 0.5, "drained": pod in drained} for pod in pods])
+
+    report()
+    live_training.scale(1)
+    live_training.until(lambda: live_training.control.get("leaving"), "one of them is to leave")
+    [leaving] = live_training.control["leaving"]
+    live_training.until(lambda: live_training.announced("Draining"), "an event says so")
+    live_training.plane.wait(60)
+    assert sorted(live_training.pods("rollout")) == sorted(pods)
+    report(leaving)
+    assert live_training.until_pods("rollout", 1) == [pod for pod in pods if pod != leaving]
+    live_training.until(lambda: not live_training.control["leaving"], "nobody leaves any more")
+
+
 @pytest.mark.worlds("real")
 def test_beyond_the_bounds_is_refused_by_the_api_server(live_training: LiveTraining):
     live_training.apply()

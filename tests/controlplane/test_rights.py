@@ -2,6 +2,7 @@
 
 import pytest
 
+from qwen35_operator.desired.object_names import LAST_CHECKPOINT
 from tests.controlplane import operator_process
 from tests.controlplane.live_training import LiveTraining
 from tests.virtual.operators import VirtualOperator
@@ -65,6 +66,9 @@ def test_every_right_is_used_and_none_is_missing(live_training: LiveTraining, op
     live_training.report("Succeeded", attempt=3, message="enough")
     live_training.until_state("Succeeded")
     live_training.until(lambda: not live_training.mine("configmaps"), "its children are gone")
+    live_training.patch(live_training.path("qwen35trainings"), {"metadata": {"finalizers": [LAST_CHECKPOINT]}})
+    live_training.delete()
+    live_training.until(lambda: live_training.find("qwen35trainings", "demo") is None, "it is gone")
 
     lease = {("coordination.k8s.io", "leases", verb) for verb in ("get", "update")}
     assert operator.rights.used - lease <= granted()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from qwen35_operator.desired.object_names import LAST_CHECKPOINT
 from tests.controlplane.live_training import LiveTraining
 
 pytestmark = pytest.mark.worlds("memory")
@@ -148,3 +149,20 @@ def test_a_changed_spec_waits_for_the_next_attempt(live_training: LiveTraining):
     live_training.until_job()
     config = live_training.get("configmaps", "demo-config")["data"]["training.yaml"]
     assert "updates: 7" in config
+
+
+@pytest.mark.worlds("memory", "real")
+def test_a_training_saves_before_it_is_deleted_if_its_user_wants_that(live_training: LiveTraining, ray_jobs: None):
+    live_training.apply(script=[[{"publish": 2}, "obey"]])
+    path = live_training.path("qwen35trainings")
+    live_training.patch(path, {"metadata": {"finalizers": [LAST_CHECKPOINT, "test.qwen35.io/kept"]}})
+    live_training.until_state("Running")
+    live_training.until(lambda: live_training.status["progress"]["update"], "it trains")
+    live_training.delete()
+    live_training.until(lambda: live_training.body["metadata"]["finalizers"] == ["test.qwen35.io/kept"], "it may go")
+    assert live_training.attempts[-1]["reason"] == "Deleted"
+    assert live_training.status["lastCheckpoint"]["update"] == 2
+    live_training.patch(path, {"metadata": {"finalizers": []}})
+    live_training.until(
+        lambda: not any(map(live_training.mine, ("rayjobs", "pods", "configmaps"))), "its children go too"
+    )

@@ -139,6 +139,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.trainings = Trainings()
+        self.began = self.trainings.seen_at
         self.notified: list[tuple[str, str]] = []
 
     @property
@@ -175,6 +176,7 @@ async def test_what_is_listed_and_what_happens_becomes_bodies_and_work(server, m
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
         await until(lambda: seen.version == "5", "the listed one")
+        await until(lambda: seen.trainings.seen_at > seen.began, "an answer to kopf")
         server.events.put_nowait({"type": "MODIFIED", "object": body(11, spec={"suspend": True})})
         await until(lambda: seen.version == "11", "the changed one")
         assert seen.trainings.get(KEY)["spec"] == {"suspend": True}
@@ -204,6 +206,27 @@ async def test_an_object_that_is_nested_too_deeply_hides_no_other(server, monkey
     assert "levels of objects and lists, but the operator reads at most 64" in problem.message
     assert server.lists == 1
     assert "starting again" not in caplog.text
+
+
+async def test_a_deletion_that_nobody_reported_is_noticed(server, monkeypatch) -> None:
+    monkeypatch.setattr(module, "FORGET_SECONDS", 0.01)
+    server.listed = [body(5, uid="u2")]
+    seen, client = Seen(), server.client()
+    for name, uid in (("demo", "u2"), ("ghost", "u3")):
+        raw = body(5, uid=uid)
+        raw["metadata"]["name"] = name
+        seen.trainings.put(raw)
+    server.away = True
+    task = asyncio.create_task(module.forget_deleted(client, (), seen.trainings))
+    try:
+        await asyncio.sleep(0.05)
+        assert len(seen.trainings) == 2
+        server.away = False
+        await until(lambda: list(seen.trainings) == [KEY], "one of them")
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await client.close()
 
 
 async def test_credentials_that_are_refused_end_kopf_as_usual(server, monkeypatch, tmp_path, caplog) -> None:

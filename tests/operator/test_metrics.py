@@ -16,6 +16,7 @@ NAMES = {
     "qwen35_queue_length",
     "qwen35_trainings",
     "qwen35_leading",
+    "qwen35_watch_silent_seconds",
 }
 
 
@@ -25,6 +26,7 @@ def test_every_metric_is_there_under_its_name() -> None:
     metrics.requested("GET", "pods", 200)
     metrics.restarted("Pod")
     metrics.count(dict)
+    metrics.time_watches(dict)
     shown = {line.split(" ")[2] for line in generate_latest(metrics.registry).decode().splitlines() if "# HELP" in line}
     ours = {name for name in shown if name.startswith("qwen35_")}
     assert {

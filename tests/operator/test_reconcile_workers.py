@@ -13,6 +13,7 @@ from qwen35_operator import reconcile_workers as module
 from qwen35_operator.kube.api_errors import Conflict, Forbidden, Unavailable
 from qwen35_operator.kube.kinds import RAY_JOB, TRAINING
 from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.logs import JsonLines
 from qwen35_operator.metrics import Metrics
@@ -63,8 +64,8 @@ class Shop:
         return self.metrics.registry.get_sample_value(name)
 
     @asynccontextmanager
-    async def open(self, workers: int = 2) -> AsyncIterator[asyncio.Task]:
-        task = asyncio.create_task(self.work.run(self.reconciler, workers))
+    async def open(self, workers: int = 2, *keys: TrainingKey) -> AsyncIterator[asyncio.Task]:
+        task = asyncio.create_task(self.work.run(self.reconciler, workers, keys))
         await asyncio.sleep(0)
         try:
             yield task
@@ -230,18 +231,27 @@ def test_what_does_not_end_is_left_after_the_grace_and_comes_again_with_the_next
         assert loop.time() - stopped == pytest.approx(module.STOP_SECONDS, abs=0.01)
         assert not shop.started()
         stuck = False
-        async with shop.open():
+        async with shop.open(2, key):
             shop.work.add(key)
             await until(shop.started, "an attempt")
 
     virtual.run(scenario())
 
 
-async def test_changes_that_a_standby_gathers_are_each_counted_once_and_do_not_count_as_late(shop) -> None:
+async def test_a_standby_queues_nothing_and_a_leader_begins_with_all_trainings_which_are_not_late(shop) -> None:
     key = shop.training()
-    for _ in range(5):
+    for _ in range(2):
         shop.work.add(key)
-    assert len(shop.work) == 1
-    async with shop.open():
-        await until(shop.started, "an attempt")
+        assert len(shop.work) == 0
+        async with shop.open(2, key):
+            await until(shop.started, "an attempt")
     assert shop.value("qwen35_event_to_status_seconds_count") == 0
+
+
+async def test_a_write_that_the_api_server_delays_is_tried_again_when_it_says(shop, caplog) -> None:
+    key = shop.training()
+    shop.api.refuse("POST", "rayjobs", Unavailable(429, "too many requests", retry_after=0.3))
+    async with shop.open():
+        shop.work.add(key)
+        await until(shop.started, "an attempt")
+    assert "too many requests; again in 0.3 s" in caplog.text

@@ -52,6 +52,12 @@ def test_the_objects_come_in_the_order_in_which_they_are_created(invoke):
     ]
 
 
+def test_the_objects_name_no_owner_whose_absence_would_delete_them(invoke):
+    for manifest in yaml.safe_load_all(invoke(EXAMPLE).stdout):
+        assert "ownerReferences" not in manifest["metadata"]
+        assert manifest["metadata"]["labels"]["rl.qwen35.io/training"] == "tiny-grpo"
+
+
 @pytest.mark.parametrize(
     ("written", "option", "expected"),
     [(None, None, "default"), ("a", None, "a"), ("a", "b", "b"), (None, "b", "b")],

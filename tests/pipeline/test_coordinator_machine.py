@@ -276,6 +276,8 @@ class Histories(RuleBasedStateMachine):
         assert world.exits == Counter({reason: n for reason, n in coordinator.left_by_reason.items() if n})
         assert all(len(replica.running) <= replica.slots for replica in world.replicas.values())
         assert coordinator.running == len(world.running)
+        leaving = {number for number, replica in world.replicas.items() if replica.leaving}
+        assert coordinator.drained == {number for number in leaving if not world.replicas[number].running}
         if self.settings.lane_after is not None:
             outside = [replica for replica in world.replicas.values() if not replica.lane]
             long = {

@@ -33,7 +33,7 @@ taken: dict[str, Any] = {}
 class Watching(Reporter):
     """Looks at what Ray has left to give once the pools are at work."""
 
-    def hosts(self, hosts: Any) -> None:
+    def replicas(self, hosts: Any, drained: Any) -> None:
         if hosts and not taken:
             taken.update(ray.available_resources())
 

@@ -31,6 +31,7 @@ async def follow(
     """Keep `trainings` equal to the trainings in the cluster, until cancelled."""
 
     def apply(event: Any) -> None:
+        trainings.answered()
         handlers.apply_event(event, trainings, changed)
 
     while True:

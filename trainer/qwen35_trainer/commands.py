@@ -195,7 +195,7 @@ def render(
     ] = None,
 ) -> None:
     """Print the objects that the operator would create, as YAML. Exit code 3 if this release cannot run them."""
-    from qwen35_operator.render import objects, text
+    from qwen35_operator.render import objects, text, without_owner
     from qwen35_trainer.manifest import ManifestError, cannot_run, load_manifest
     from qwen35_trainer.manifest.problems import beyond_release
 
@@ -204,7 +204,7 @@ def render(
         manifests = objects(manifest, namespace=namespace, file=file)
     except ManifestError as error:
         fail(str(error), REFUSED)
-    sys.stdout.write(text(manifests))
+    sys.stdout.write(text(without_owner(manifests)))
     if beyond := cannot_run(manifest.spec):
         fail(beyond_release(file, beyond), CANNOT_RUN)
 

@@ -133,6 +133,9 @@ class AutoscaleStatus(Section):
     """The size that autoscaling has chosen for the rollout pool."""
 
     nodes: StatusCount = Field(description="Nodes that the pool should have.")
+    specNodes: StatusCount | None = Field(
+        None, description="rollout.nodes when the size was chosen. If it is edited, the pool gets the new number."
+    )
     reason: str = Field(max_length=1024, description="Reason for the size, with the idle shares of both pools.")
     time: Time = Field(description="When the size was chosen, in RFC 3339.")
 

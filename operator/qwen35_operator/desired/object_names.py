@@ -33,6 +33,8 @@ The pods may name the same image by its digest.
 """
 FORCE_START = f"{DOMAIN}/force-start"
 """Annotation of a training: the number of an attempt that may start although pods of earlier ones may still run."""
+LAST_CHECKPOINT = f"{DOMAIN}/last-checkpoint"
+"""Finalizer of a training, set by its user: before the training is deleted, its open attempt saves a checkpoint."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
 """Annotation of a RayJob: the result of `spec_hash.spec_hash` for the spec with which the attempt was started."""
 

@@ -23,6 +23,13 @@ from qwen35_trainer.contract.shared_names import (
 )
 
 CONTAINER: Final = "ray"
+DISRUPTION_ANNOTATIONS: Final = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""Annotations of pods that autoscalers of nodes must not move to save a node."""
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+"""Label of nodes whose value the nodes of a training should share: between zones, networks are slow and charged."""
 USER_ID: Final = 1000
 """Numeric id of the user and of the group of the trainer images. On Ascend nodes this user is HwHiAiUser, which owns
 the devices."""
@@ -40,7 +47,7 @@ def _template(training: TrainingResource, image: str, pool: PodPool, attempt: in
     profile = PROFILES[training.spec.accelerator.profile]
     identity = {object_names.ATTEMPT: str(attempt), object_names.POOL: pool}
     return {
-        "metadata": {"labels": object_names.labels(training.name, pool) | identity},
+        "metadata": {"labels": object_names.labels(training.name, pool) | identity, **_annotations(pool)},
         "spec": {
             **_account(training, pool),
             # A restarted process cannot rejoin Ray as the same node, so KubeRay replaces the pod.
@@ -58,6 +65,7 @@ def _template(training: TrainingResource, image: str, pool: PodPool, attempt: in
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             **_tolerations(profile, pool),
+            "affinity": _affinity(training),
             "containers": [_container(training, image, pool, attempt)],
             "volumes": volumes.volumes(training, profile, pool, size_of(training, pool).shm_gib),
         },
@@ -147,6 +155,18 @@ def _cores(count: float) -> str:
 def _gibibytes(count: int) -> str:
     """Format an amount of memory in the form that the API server stores: "64Gi", or "1Ti". count: GiB."""
     return f"{count // 1024}Ti" if count % 1024 == 0 else f"{count}Gi"
+
+
+def _annotations(pool: PodPool) -> dict[str, Any]:
+    """Return the field `annotations` of a pod whose loss ends the attempt; {} for a pod that can be replaced while it runs."""
+    return {} if pool == object_names.ROLLOUT else {"annotations": DISRUPTION_ANNOTATIONS}
+
+
+def _affinity(training: TrainingResource) -> dict[str, Any]:
+    """Return the affinity by which the pods of a training prefer one zone. Where none has room for all, they start anyway."""
+    own = {"matchLabels": {object_names.TRAINING: training.name}}
+    term = {"weight": 100, "podAffinityTerm": {"labelSelector": own, "topologyKey": ZONE_LABEL}}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def _tolerations(profile: DeviceProfile, pool: PodPool) -> dict[str, Any]:

@@ -6,16 +6,20 @@ from typing import Any
 class ApiError(Exception):
     """The API server answered a request with an error, or not at all."""
 
-    def __init__(self, status: int, message: str, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, details: dict[str, Any] | None = None, retry_after: float = 0.0
+    ) -> None:
         """Create the error.
 
         status: HTTP status code; 0 if there was no answer. message: text of the API server's answer. details: the
-        `details` of the Status object in the answer; None if it has none.
+        `details` of the Status object in the answer; None if it has none. retry_after: seconds to wait before the next
+        request, as the API server requests.
         """
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
         self.details = details or {}
+        self.retry_after = retry_after
 
 
 class NotFound(ApiError):
@@ -45,10 +49,10 @@ class Unavailable(ApiError):
     """
 
 
-def api_error(status: int, message: str, details: dict[str, Any] | None = None) -> ApiError:
+def api_error(status: int, message: str, details: dict[str, Any] | None = None, retry_after: float = 0.0) -> ApiError:
     """Return an error of the class that stands for this HTTP status code."""
     if status == 429 or status >= 500:
-        return Unavailable(status, message, details)
+        return Unavailable(status, message, details, retry_after)
     classes: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone, 400: Invalid, 422: Invalid}
     classes |= {401: Forbidden, 403: Forbidden}
     return classes.get(status, ApiError)(status, message, details)

@@ -9,7 +9,7 @@ The Date header of the answers keeps `now()` at the API server's time, so no dec
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -36,6 +36,8 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 READ_IDLE_SECONDS = 75.0
 """Time without a byte after which a watch ends, because its connection may be dead. The caller opens another one."""
 GET_RETRY_WAITS_SECONDS = (0.1, 0.5, 2.0)
+MAX_RETRY_AFTER_SECONDS = 60.0
+"""Maximum time for which the operator waits when the API server requests it. API priority and fairness requests seconds."""
 IN_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """Environment variable that Kubernetes sets in every container: its presence shows that this process runs in a pod."""
 NO_CONNECTION_LIMIT = 0
@@ -144,7 +146,7 @@ class RestClient:
             response = await self._send(_Request("GET", path, query=query, accept=accept), limit)
             try:
                 if response.status != 200:
-                    raise _refused(response.status, await response.read())
+                    raise _refused(response, await response.read())
                 yield _lines(response.content)
             finally:
                 response.close()
@@ -166,10 +168,11 @@ class RestClient:
                 for wait in (*GET_RETRY_WAITS_SECONDS, None):
                     try:
                         return await self._once(request, limit)
-                    except Unavailable:
+                    except Unavailable as error:
                         if request.verb != "GET" or wait is None:
                             raise
-                    await asyncio.sleep(wait)
+                        wanted = error.retry_after
+                    await asyncio.sleep(max(wait, wanted))
         except TimeoutError as problem:
             message = f"{request.verb} {request.path}: no answer within {REQUEST_TIMEOUT_SECONDS:g} s"
             raise Unavailable(0, message) from problem
@@ -182,7 +185,7 @@ class RestClient:
         except (aiohttp.ClientError, TimeoutError) as problem:
             raise Unavailable(0, f"{request.verb} {request.path}: {_text(problem)}") from problem
         if response.status >= 300:
-            raise _refused(response.status, raw)
+            raise _refused(response, raw)
         try:
             answer: JsonObject = shallow_json.loads(raw)
         except ValueError as problem:
@@ -218,11 +221,31 @@ async def connect(kubeconfig: str | None, observer: RequestObserver, context: st
         elif (fault := problem(kubeconfig)) is not None:
             raise SettingsRefused(f"no credentials for the API server: {fault}")
         else:
-            await settings.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
+            loader = await settings.load_kube_config(
+                config_file=kubeconfig, context=context, client_configuration=configuration
+            )
+            configuration.refresh_api_key_hook = _renewing(loader)  # type: ignore[assignment]  # declared as None
     except settings.ConfigException as error:
         fix = "Name a kubeconfig with --kubeconfig, or run in a pod with a ServiceAccount"
         raise SettingsRefused(f"no credentials for the API server: {error}. {fix}") from error
     return RestClient(configuration, observer)
+
+
+def _renewing(loader: Any) -> Callable[[Configuration], Awaitable[None]]:  # noqa: ANN401  # untyped library
+    """Return the function that gets a new token when that of the kubeconfig's exec plugin has expired. Called before each request.
+
+    Tokens of clouds live for 15 to 60 minutes. loader: the kubeconfig, as loaded.
+    """
+    lock = asyncio.Lock()
+
+    async def renew(configuration: Configuration) -> None:
+        if not hasattr(loader, "exec_plugin_expiry"):
+            return  # no plugin, or a token that does not expire
+        async with lock:
+            await loader.load_from_exec_plugin()  # returns immediately unless the token has expired
+        configuration.api_key["BearerToken"] = loader.token
+
+    return renew
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -260,12 +283,18 @@ def _offset(date: str, before: timedelta) -> timedelta:
     return timedelta(0) if abs(shift) < timedelta(seconds=2) else timedelta(seconds=round(shift.total_seconds()))
 
 
-def _refused(status: int, raw: bytes) -> ApiError:
+def _refused(response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
+    status, wait = response.status, _seconds(response.headers.get("Retry-After", ""))
     try:
         answer = shallow_json.loads(raw)
-        return api_error(status, str(answer.get("message", "")), answer.get("details"))
+        return api_error(status, str(answer.get("message", "")), answer.get("details"), wait)
     except (ValueError, AttributeError):
-        return api_error(status, raw[:200].decode(errors="replace"))
+        return api_error(status, raw[:200].decode(errors="replace"), retry_after=wait)
+
+
+def _seconds(retry_after: str) -> float:
+    """Return the seconds in the header Retry-After, at most MAX_RETRY_AFTER_SECONDS; 0 if it has no number of seconds."""
+    return min(float(retry_after), MAX_RETRY_AFTER_SECONDS) if retry_after.isdecimal() else 0.0
 
 
 def _resource(path: str) -> str:

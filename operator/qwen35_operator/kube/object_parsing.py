@@ -42,6 +42,8 @@ POD_STATUS_REASONS: Final = {
     "NodeShutdown": "NodeLost",
 }
 """Maps `status.reason` of a pod that its Kubernetes node has ended to the reason that the operator reports."""
+SIDECAR_FAILED: Final = "SidecarFailed"
+"""Reason of a pod in which a container other than Ray's, added in spec.pods, has failed."""
 STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
 
 
@@ -231,21 +233,27 @@ def _fault(
     The exit code is None unless a container has ended. deleting: when the pod's deletion was requested, or None.
     Disruptions are checked first, then containers, then scheduling. A container that ended after the pod's deletion was
     requested does not count, because the deletion ended it. A container that ended earlier does count: KubeRay deletes
-    a pod because its container has ended, and only the last state of the pod shows why.
+    a pod because its container has ended, and only the last state of the pod shows why. A sidecar that ended has a reason of its
+    own, because the trainer does not depend on it.
     """
     disruption = conditions.get("DisruptionTarget", {})
     if disruption.get("status") == "True":
         return DISRUPTION_REASONS.get(disruption.get("reason", ""), "Evicted"), None, disruption.get("message", "")
     if status.get("reason") in POD_STATUS_REASONS:
         return POD_STATUS_REASONS[status["reason"]], None, status.get("message", "")
-    containers = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-    for container in sorted(containers, key=lambda container: container.get("name") != RAY_CONTAINER):
+    containers = status.get("containerStatuses", ())
+    ray = [container for container in containers if container.get("name") == RAY_CONTAINER]
+    sidecars = [container for container in containers if container.get("name") != RAY_CONTAINER]
+    for container in (*ray, *status.get("initContainerStatuses", ()), *sidecars):
         state = container.get("state") or {}
         terminated = state.get("terminated") or {}
         if terminated.get("exitCode", 0) != 0 and not _is_after(terminated.get("finishedAt"), deleting):
             reason = "OOMKilled" if terminated.get("reason") == "OOMKilled" else "Error"
             code = terminated["exitCode"]
-            return reason, code, terminated.get("message", "") or f"exit code {code}"
+            message = terminated.get("message", "") or f"exit code {code}"
+            if container in sidecars:
+                return SIDECAR_FAILED, code, f"container {container.get('name')}: {reason}: {message}"
+            return reason, code, message
         if (waiting := state.get("waiting")) is not None and waiting.get("reason", "") not in ("", *STARTING_REASONS):
             return waiting["reason"], None, waiting.get("message", "")
     scheduled = conditions.get("PodScheduled", {})

@@ -149,7 +149,7 @@ class Pod:
     """When the pod's deletion was requested; None if the pod is not being deleted."""
     reason: str
     """Why the pod does not work, in one word: OOMKilled, Evicted, Preempted, NodeLost, ImagePullBackOff, Unschedulable,
-    Error, …; empty for a healthy pod and for one that ends because it was deleted."""
+    SidecarFailed, Error, …; empty for a healthy pod and for one that ends because it was deleted."""
     exit_code: int | None
     message: str
     node: str = ""

@@ -59,16 +59,24 @@ class WorkQueue:
             self._forget_superseded()
         self._changed.set()
 
-    def add_failed(self, key: TrainingKey) -> float:
-        """Enqueue the key after a backoff that grows with each failure in a row. Returns the backoff in seconds."""
+    def add_failed(self, key: TrainingKey, at_least: float = 0.0) -> float:
+        """Enqueue the key after a backoff that grows with each failure in a row. Returns the backoff in seconds.
+
+        at_least: minimum backoff in seconds.
+        """
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        wait = backoff_seconds(count, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
+        wait = max(at_least, backoff_seconds(count, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS))
         self.add_later(key, wait)
         return wait
 
     def succeeded(self, key: TrainingKey) -> None:
         """Forget the failures of the key, so that its next backoff is FIRST_BACKOFF_SECONDS."""
         self._failures.pop(key, None)
+
+    def clear(self) -> None:
+        """Remove all keys. Those that are being processed stay until `done` is called."""
+        for keys in (self._ready, self._queued, self._requeue, self._later, self._due, self._failures):
+            keys.clear()
 
     async def take(self) -> TrainingKey:
         """Wait for the next key and return it. No other worker gets this key until `done` is called."""

@@ -2,15 +2,16 @@
 
 import json
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.kube.watch import not_listed
+from qwen35_operator.kube.watch import blind, not_listed
 from qwen35_trainer.manifest import Problem
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -42,6 +43,8 @@ class Trainings:
     def __init__(self) -> None:
         self.problem: Problem | None = not_listed(TRAINING)
         """Why trainings cannot be watched; None while they can."""
+        self.seen_at = time.monotonic()
+        """When the API server last answered kopf's list or watch, by time.monotonic; at first the start of the process."""
         self._bodies: dict[TrainingKey, _Body] = {}
 
     def __len__(self) -> int:
@@ -76,10 +79,28 @@ class Trainings:
         if stored is not None and stored.uid == uid:
             del self._bodies[key]
 
+    def forget_unlisted(self, namespace: str | None, listed: Collection[tuple[TrainingKey, str]], version: int) -> None:
+        """Remove the trainings that a complete list of a namespace lacks: their deletion was not reported.
+
+        namespace: None for all. listed: key and uid of each training in the list. version: resourceVersion of the list; a
+        training that has changed since is kept.
+        """
+        for key, stored in list(self._bodies.items()):
+            if namespace in (None, key[0]) and stored.version <= version and (key, stored.uid) not in listed:
+                del self._bodies[key]
+
     def get(self, key: TrainingKey) -> dict[str, Any] | None:
         """Return a copy of the training's object; None if the training is not known."""
         stored = self._bodies.get(key)
         return None if stored is None else json.loads(stored.text)
+
+    def answered(self) -> None:
+        """Record that the API server has answered kopf. May be called by any thread."""
+        self.seen_at = time.monotonic()
+
+    def obstacle(self) -> Problem | None:
+        """Return why the trainings may be out of date: they cannot be watched, or the API server does not answer; otherwise None."""
+        return self.problem or blind(TRAINING, self.seen_at)
 
     def states(self) -> Counter[str]:
         """Return the number of trainings in each state. Trainings without a status count as Pending."""

@@ -11,7 +11,9 @@ the next try           time                             MAX_BACKOFF_SECONDS
 
 import asyncio
 import logging
+import math
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -30,6 +32,13 @@ logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 200
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
+MAX_SILENT_SECONDS = 600.0
+"""Time without an answer after which a watch counts as blind. Watches are opened again every few minutes, also without events."""
+MAX_REFUSALS = 5
+"""Number of refused requests in a row after which a person has to act. A few are normal: an API server that has just started
+knows neither its roles nor the kinds of other API groups for a while."""
+WARNING_SECONDS = 60.0
+"""Minimum time between two warnings of one watch about objects that are not the operator's: anybody can make many."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -43,37 +52,49 @@ class Watch:
     changed: Callable[[TrainingKey], None]
     """Called with each training whose objects have changed."""
     restarted: Callable[[str], None] = lambda kind: None
-    """Called with the kind's name whenever the watch starts again."""
+    """Called with the kind's name whenever the watch starts again after an error."""
     recovered: Callable[[], None] = lambda: None
     """Called when the watch works again after a `problem`. The function must enqueue all trainings, because no event
     reports those that waited."""
+    lost: Callable[[], None] = lambda: None
+    """Called when a watch that worked gets a `problem`. The function must enqueue all trainings, whose status reports it."""
     problem: Problem | None = None
     """Why the kind cannot be watched; None while it can."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the store contains a complete list. Cleared while there is a `problem`."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known whether the kind can be watched. Never cleared."""
+    seen_at: float = field(default_factory=time.monotonic)
+    """When the API server last answered a list or opened the watch, by time.monotonic; at first the start of the process."""
     _version: str = ""  # resourceVersion to continue from; empty if a list is needed first
     _failures: int = 0  # in a row
+    _refusals: int = 0  # in a row
+    _warned: float = -math.inf  # when an object was last reported, by time.monotonic
+    _ignored: int = 0  # objects that were not reported since
 
     async def run(self, client: RestClient) -> None:
         """Keep the store up to date, until cancelled."""
         while True:
+            wanted = 0.0
             try:
                 self._version = self._version or await self._list(client)
                 await self._follow(client)
             except Gone:
                 self._version = ""
+                self.restarted(self.kind.name)
             except ApiError as error:
-                self._mark_unavailable(error)
                 logger.warning("watching %s: %s", self.kind.resource, error)
-                if isinstance(error, (Forbidden, NotFound)):
+                refused = isinstance(error, (Forbidden, NotFound))
+                self._refusals = self._refusals + 1 if refused else 0
+                if refused:
                     self._version = ""
-                self._failures += 1
-            self.restarted(self.kind.name)
+                    self._mark_unavailable(error)
+                self._failures, wanted = self._failures + 1, error.retry_after
+                self.restarted(self.kind.name)
             # Wait after a stream without errors too: a server that always ends it immediately must not be flooded.
             wait = backoff_seconds(self._failures + 1, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
-            await asyncio.sleep(wait * random.uniform(0.25, 0.5))  # noqa: S311, not a secret: spreads the requests
+            spread = random.uniform(0.25, 0.5)  # noqa: S311, not a secret: spreads the requests
+            await asyncio.sleep(max(wait * spread, wanted))
 
     async def _list(self, client: RestClient) -> str:
         """List all objects, in pages, and replace the store's records by them.
@@ -90,6 +111,7 @@ class Watch:
                 **({"continue": token} if token else {}),
             }
             page = await client.get(self.kind.path(self.namespace), query, accept=accept)
+            self.seen_at = time.monotonic()
             listed = ((training_of(raw), self._record(raw)) for raw in page["items"] or ())
             records += [(training, parsed) for training, parsed in listed if parsed is not None]
             token = page["metadata"].get("continue", "")
@@ -111,7 +133,8 @@ class Watch:
         accept = METADATA if self.kind in METADATA_ONLY else PLAIN
         async with watch_events(client, path, selector, self._version, accept=accept) as events:
             self._mark_synced()
-            self._failures = 0
+            self.seen_at = time.monotonic()
+            self._failures = self._refusals = 0
             async for event in events:
                 # Updated with each event, so that no event is repeated after a cut.
                 self._version = self._apply(event)
@@ -137,12 +160,21 @@ class Watch:
         try:
             return record(self.kind, raw)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            metadata = raw.get("metadata", {})
-            logger.warning(
-                "%s %s/%s is ignored: it has the label %s but lacks a field of the operator's objects: %r",
-                *(self.kind.name, metadata.get("namespace"), metadata.get("name"), object_names.TRAINING, error),
-            )
+            self._warn(raw.get("metadata", {}), error)
             return None
+
+    def _warn(self, metadata: JsonObject, error: Exception) -> None:
+        """Log that an object is ignored, at most once per WARNING_SECONDS."""
+        if time.monotonic() - self._warned < WARNING_SECONDS:
+            self._ignored += 1
+            return
+        logger.warning(
+            "%s %s/%s is ignored: it has the label %s but lacks a field of the operator's objects: %r; ignored since the last "
+            "such warning: %d others",
+            *(self.kind.name, metadata.get("namespace"), metadata.get("name"), object_names.TRAINING, error),
+            self._ignored,
+        )
+        self._warned, self._ignored = time.monotonic(), 0
 
     def _mark_synced(self) -> None:
         solved, self.problem = self.problem is not None, None
@@ -154,8 +186,10 @@ class Watch:
     def _mark_unavailable(self, error: ApiError) -> None:
         """Record the problem if only a person can solve it: KubeRay or a permission is missing.
 
-        Other errors are temporary and are not recorded.
+        Other errors are temporary and are not recorded, and neither are the first MAX_REFUSALS - 1 refusals in a row.
         """
+        if self._refusals < MAX_REFUSALS and self.problem is None:
+            return
         if isinstance(error, NotFound) and self.kind.group == "ray.io":
             fix = "Install KubeRay 1.5.1 or newer; the operator does not need a restart."
             self.problem = Problem(self.kind.resource, "the cluster has no such kind: KubeRay is not installed.", fix)
@@ -163,8 +197,23 @@ class Watch:
             self.problem = not_allowed(self.kind, self.namespace, error)
         else:
             return
+        worked = self.synced.is_set()
         self.synced.clear()
         self.settled.set()
+        if worked:
+            self.lost()
+
+
+def blind(kind: ObjectKind, seen_at: float) -> Problem | None:
+    """Return the problem to report if the API server has not answered a watch for MAX_SILENT_SECONDS; otherwise None.
+
+    seen_at: when it last answered, by time.monotonic.
+    """
+    if (seconds := time.monotonic() - seen_at) < MAX_SILENT_SECONDS:
+        return None
+    return Problem(
+        kind.resource, f"the API server has not answered its watch for {seconds:.0f} s.", "The log shows errors."
+    )
 
 
 def not_listed(kind: ObjectKind) -> Problem:

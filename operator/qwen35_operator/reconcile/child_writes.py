@@ -74,12 +74,16 @@ def order_to_stop(
 
 
 def control_message(
-    training: TrainingResource, attempt: int, rollout_nodes: int, leaving: tuple[str, ...] = ()
+    training: TrainingResource,
+    attempt: int,
+    rollout_nodes: int,
+    leaving: tuple[str, ...] = (),
+    leaving_since: float | None = None,
 ) -> Control:
     """Return the `-control` message to an attempt that is not ordered to stop.
 
     rollout_nodes: the number of nodes that the rollout pool should have. leaving: names of the pods that are removed
-    next.
+    next. leaving_since: Unix time at which the first of them was named.
     """
     spec = training.spec
     live = LiveSettings(
@@ -88,7 +92,7 @@ def control_message(
         evaluationEveryUpdates=spec.evaluation.everyUpdates,
         checkpointExport=spec.checkpoint.export,
     )
-    return Control(attempt=attempt, rolloutNodes=rollout_nodes, leaving=leaving, live=live)
+    return Control(attempt=attempt, rolloutNodes=rollout_nodes, leaving=leaving, leavingSince=leaving_since, live=live)
 
 
 def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:

@@ -2,6 +2,7 @@
 
 The same inputs give the same decision, because this module reads neither a clock nor the cluster.
 
+    deletion        deletion    with the finalizer for a last checkpoint: stop the open attempt, then let the training go
     always          cleanup     the training has ended: keep its state; delete its children when
                                 cleanupSecondsAfterFinished is over
                     acceptance  the spec cannot be read or run, or a kind cannot be watched: report why, change nothing
@@ -19,6 +20,7 @@ either the evidence of the end or the record of it.
 from dataclasses import replace
 from datetime import datetime
 
+from qwen35_operator.desired.object_names import LAST_CHECKPOINT
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import (
     acceptance,
@@ -26,6 +28,7 @@ from qwen35_operator.reconcile import (
     child_writes,
     cleanup,
     completion,
+    deletion,
     releases,
     running,
     start,
@@ -35,20 +38,23 @@ from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.new_status import new_status
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation, situation_of
+from qwen35_operator.reconcile.writes import RemoveFinalizer
 
 
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
     """Return what to write to the cluster and to the status, and when to decide again at the latest.
 
     The policies are asked in order, and the first one with a verdict decides. Nothing is written for a training that is
-    being deleted.
+    being deleted, unless its user wants a last checkpoint.
     """
-    if observed.deleting:
+    if observed.deleting and not observed.saves_before_deletion:
         return Decision((), observed.status)  # the API server deletes the children with their owner
     recorded = observed.status.attempts
     observed = attempts.with_clock(attempts.with_adopted(observed), now)
     observed = releases.with_release(observed, settings)
-    verdict = _verdict(observed, settings, now)
+    verdict = deletion.decide(observed, settings, now) if observed.deleting else _verdict(observed, settings, now)
+    if verdict is None:
+        return Decision((RemoveFinalizer(LAST_CHECKPOINT),), observed.status)
     status, copy_after = new_status(observed, verdict, now)
     if observed.unavailable:
         return Decision((), status, verdict.after)

@@ -1,6 +1,13 @@
 """Chooses the target size of the rollout pool, and returns the writes that give a running cluster this size.
 
     spec.rollout.nodes, or autoscaling's choice ──► target ──► ConfigMap NAME-control ──► RayCluster replicas, idlest pods deleted first
+                                                                └── shrinking: leaving ──► trainer: drained ──┘
+
+Pods leave in two steps: the trainer gives their replicas no more sequences, and the pods are removed when it reports that they are
+drained, or after async.stallSeconds.
+
+KubeRay submits the trainer only when all pods of the cluster work. If Kubernetes has found no node for some rollout pods within
+START_WAIT_SECONDS, and at least rollout.minNodes pods work, these pods are removed. The pool grows again when the trainer runs.
 
 A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
 change the size if Ray's autoscaler decides it. Under a queue, the operator never adds nodes to those that the queue has admitted,
@@ -11,17 +18,22 @@ The nodes of the straggler lane are a worker group of their own, which keeps its
 the number of replicas of the worker group `rollout`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import AutoscaleStatus, TrainingStatus
 from qwen35_operator.desired.object_names import LANE_GROUP
-from qwen35_operator.kube.object_records import Pod
+from qwen35_operator.kube.object_records import Pod, RayCluster
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.reconcile.writes import ClusterWrite, PostEvent, Scale
 from qwen35_operator.status.times import rfc3339, seconds_since
 
 ROLLOUT_GROUP = "rollout"
+START_WAIT_SECONDS = 300.0
+"""Time for which an attempt waits for all nodes of its rollout pool, if fewer are enough. Autoscalers mostly add a node within it."""
+MAX_NAMED_PODS = 5
+"""Maximum number of pods that an event names."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +43,13 @@ class Resize:
     nodes: int
     leaving: tuple[str, ...] = ()
     """Names of the pods that are removed next. The trainer gives the replicas in these pods no new sequences."""
+    leaving_since: float | None = None
+    """Unix time at which the first of the leaving pods was named; None if no pod leaves."""
     writes: tuple[ClusterWrite, ...] = ()
     held: str | None = None
     """Why the running cluster must keep a size other than the target; None if nothing prevents the change."""
+    after: float | None = None
+    """Seconds after which the size may change although nothing else does; None if only an event can change it."""
 
 
 def target(training: TrainingResource, status: TrainingStatus) -> int:
@@ -41,16 +57,24 @@ def target(training: TrainingResource, status: TrainingStatus) -> int:
     pool = training.spec.rollout
     if pool is None or training.spec.mode != "FullyAsync":
         return 0
-    if pool.autoscale is None or status.autoscale is None:
+    if (choice := autoscale_choice(training, status)) is None:
         return pool.nodes
-    return min(max(status.autoscale.nodes, training.spec.min_rollout_nodes), pool.maxNodes or pool.nodes)
+    return min(max(choice.nodes, training.spec.min_rollout_nodes), pool.maxNodes or pool.nodes)
+
+
+def autoscale_choice(training: TrainingResource, status: TrainingStatus) -> AutoscaleStatus | None:
+    """Return the size that autoscaling has chosen; None if it has chosen none since spec.rollout.nodes was edited, or is off."""
+    pool, choice = training.spec.rollout, status.autoscale
+    if pool is None or pool.autoscale is None or choice is None:
+        return None
+    return choice if choice.specNodes in (None, pool.nodes) else None
 
 
 def resize(situation: AttemptSituation, nodes: int) -> Resize:
     """Return the writes that give the attempt's cluster this number of rollout nodes.
 
-    There are no writes if the cluster already has this number, must keep another number (`Resize.held` says why), or does not
-    exist. If the queue has admitted fewer nodes, the cluster gets these.
+    There are no writes if the cluster already has this number, must keep another number (`Resize.held` says why), waits for pods
+    that drain, or does not exist. If the queue has admitted fewer nodes, the cluster gets these.
     """
     cluster, pool = situation.cluster, situation.spec.rollout
     if cluster is None or cluster.deleting is not None or pool is None or nodes == 0:
@@ -66,26 +90,33 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
     if limit is not None and nodes > limit:
         held = f"the queue admitted {limit} rollout nodes to this attempt; the next attempt requests {nodes}"
         nodes = limit
-    if present == nodes:
-        existing = {pod.name for pod in situation.observed.pods}
-        return Resize(nodes, tuple(name for name in group.leaving if name in existing), held=held)
-    if cluster.autoscaled:
+    if cluster.autoscaled and present != nodes:
         message = f"Ray's autoscaler decides the size of this cluster; it has {present} nodes, and {nodes} with the next attempt"
         return Resize(nodes, held=message)
-    leaving = _pods_to_delete(situation, present - nodes)
+    size, wait = _size_at_start(situation, cluster, nodes, present)
+    if present == size:
+        existing = {pod.name for pod in situation.observed.pods}
+        leaving = tuple(name for name in group.leaving if name in existing)
+        return Resize(nodes, leaving, _leaving_since(situation, leaving), held=held, after=wait)
+    leaving = _pods_to_delete(situation, present - size)
+    since = _leaving_since(situation, leaving)
+    if (drain := _drain_seconds(situation, leaving, since)) > 0:
+        events = _draining(situation, leaving) if since == situation.now.timestamp() else ()
+        return Resize(nodes, leaving, since, events, held, after=drain)
     scale = Scale(
         cluster=cluster.name,
         uid=cluster.uid,
         index=index,
         group=ROLLOUT_GROUP,
         current_replicas=group.replicas,
-        replicas=nodes - lane,
-        min_replicas=min(situation.spec.min_rollout_nodes, nodes) - lane,
+        replicas=size - lane,
+        min_replicas=min(situation.spec.min_rollout_nodes, size) - lane,
         max_replicas=max(pool.maxNodes or pool.nodes, nodes) - lane,
         pods_to_delete=leaving,
     )
-    event = PostEvent("Normal", "Scaled", f"rollout nodes {present} → {nodes}")
-    return Resize(nodes, leaving, (scale, event), held)
+    why = "" if size == nodes else f": no node was found for the others within {START_WAIT_SECONDS:g} s"
+    event = PostEvent("Normal", "Scaled", f"rollout nodes {present} → {size}{why}")
+    return Resize(nodes, leaving, since, (scale, event), held)
 
 
 def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
@@ -113,7 +144,8 @@ def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
     most, admitted = pool.maxNodes or pool.nodes, _admitted_nodes(situation)
     if not situation.spec.min_rollout_nodes <= chosen <= (most if admitted is None else min(most, admitted)):
         return None
-    return AutoscaleStatus(nodes=chosen, reason=f"{nodes} → {chosen}: {why}", time=rfc3339(situation.now))
+    reason = f"{nodes} → {chosen}: {why}"
+    return AutoscaleStatus(nodes=chosen, specNodes=pool.nodes, reason=reason, time=rfc3339(situation.now))
 
 
 def _is_settled(situation: AttemptSituation, stabilization_seconds: float) -> bool:
@@ -132,6 +164,63 @@ def _admitted_nodes(situation: AttemptSituation) -> int | None:
     """Return the number of rollout nodes that the attempt's queue has admitted; None if the attempt has no queue."""
     job = situation.job
     return job.rollout_nodes if job is not None and job.queued else None
+
+
+def _size_at_start(
+    situation: AttemptSituation, cluster: RayCluster, nodes: int, present: int
+) -> tuple[int, float | None]:
+    """Return the number of rollout nodes that the cluster should have now, and the seconds until fewer may be enough.
+
+    This is `nodes`, unless KubeRay waits for pods before it submits the trainer, and rollout.minNodes pods work. Then the
+    cluster does not grow, and it loses the pods for which no node was found. The seconds are None if no such pod waits.
+    present: the cluster's number of rollout nodes.
+    """
+    job, least, now = situation.job, situation.spec.min_rollout_nodes, situation.now
+    if job is None or job.deployment not in ("", "Initializing") or nodes <= least or present > nodes:
+        return nodes, None
+    must_work = [pod for pod in situation.pods if pod.pool != ROLLOUT_GROUP or pod.lane or pod.node]
+    others = sum(pod.pool != ROLLOUT_GROUP for pod in must_work)
+    working = sum(pod.ready for pod in situation.pods if pod.pool == ROLLOUT_GROUP)
+    if others < 1 + situation.spec.train.nodes or not all(pod.ready for pod in must_work):
+        return present, None
+    if working < least or working == present:
+        return present, None
+    since = max([pod.created for pod in situation.pods if not pod.node], default=cluster.created)
+    wait = START_WAIT_SECONDS - (now - since).total_seconds()
+    return (present, wait) if wait > 0 else (working, None)
+
+
+def _leaving_since(situation: AttemptSituation, leaving: Sequence[str]) -> float | None:
+    """Return the Unix time at which the first of these pods was named to the trainer: now, unless all have been named before."""
+    control = situation.observed.control
+    if not leaving:
+        return None
+    if control is not None and control.attempt == situation.attempt.number and set(leaving) <= set(control.leaving):
+        return situation.now.timestamp() if control.leavingSince is None else control.leavingSince
+    return situation.now.timestamp()
+
+
+def _drain_seconds(situation: AttemptSituation, leaving: Sequence[str], since: float | None) -> float:
+    """Return for how many more seconds at most pods may drain before they are removed; 0 if they can be removed now.
+
+    A pod without a replica has nothing to drain. Trainers of the first release do not report whether replicas are drained.
+    """
+    if since is None or situation.report is None:
+        return 0.0
+    pods = {pod for replica in situation.report.replicas if replica.drained is False for pod in replica.pods}
+    if pods.isdisjoint(leaving):
+        return 0.0
+    return max(0.0, since + situation.spec.async_.stallSeconds - situation.now.timestamp())
+
+
+def _draining(situation: AttemptSituation, leaving: Sequence[str]) -> tuple[PostEvent, ...]:
+    named = ", ".join(leaving[:MAX_NAMED_PODS])
+    more = f" and {len(leaving) - MAX_NAMED_PODS} others" if len(leaving) > MAX_NAMED_PODS else ""
+    limit = situation.spec.async_.stallSeconds
+    message = (
+        f"{named}{more} will be removed when their replicas have finished their sequences, at most after {limit:g} s"
+    )
+    return (PostEvent("Normal", "Draining", message),)
 
 
 def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:

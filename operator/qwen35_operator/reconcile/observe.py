@@ -124,6 +124,7 @@ async def observe(
         version=metadata["resourceVersion"],
         created=created,
         deleting="deletionTimestamp" in metadata,
+        finalizers=tuple(metadata.get("finalizers", ())),
         status=status,
         retry=metadata.get("annotations", {}).get(RETRY, "")[:MAX_REQUEST_CHARACTERS],
         update_request=metadata.get("annotations", {}).get(UPDATE, "")[:MAX_REQUEST_CHARACTERS],

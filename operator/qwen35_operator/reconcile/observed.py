@@ -7,6 +7,7 @@ from typing import Literal
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.desired.object_names import LAST_CHECKPOINT
 from qwen35_operator.kube.object_records import Child, Pod, RayCluster, RayJob
 from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.manifest import Problem
@@ -53,6 +54,7 @@ class Observed:
     created: datetime
     deleting: bool
     status: TrainingStatus
+    finalizers: tuple[str, ...] = ()
     retry: str = ""
     """Value of the training's annotation RETRY; empty if it has none."""
     update_request: str = ""
@@ -78,3 +80,8 @@ class Observed:
     """The parsed ConfigMap `-progress`; None while it is absent or empty."""
     control: Control | None = None
     """The operator's last message in `-control`; None while it is absent, empty or unreadable."""
+
+    @property
+    def saves_before_deletion(self) -> bool:
+        """Whether the training is being deleted, and its user wants a last checkpoint first."""
+        return self.deleting and LAST_CHECKPOINT in self.finalizers

@@ -77,7 +77,7 @@ class Reconciler:
         raise Refusal(refused.message)
 
     async def _exists(self, observed: Observed) -> bool:
-        """Return whether the training still exists and is not being deleted, according to the API server.
+        """Return whether the training still exists, and is not being deleted without a last checkpoint.
 
         A training that does not exist any more is also removed from the known trainings: kopf does not report trainings
         that were deleted while its watch was interrupted. For such a training the operator would create children and
@@ -92,7 +92,7 @@ class Reconciler:
         if raw["metadata"]["uid"] != observed.uid:
             self._forget(observed)
             return False
-        return "deletionTimestamp" not in raw["metadata"]
+        return "deletionTimestamp" not in raw["metadata"] or observed.saves_before_deletion
 
     def _forget(self, observed: Observed) -> None:
         self._trainings.remove((observed.namespace, observed.name), observed.uid)
@@ -103,7 +103,7 @@ class Reconciler:
         raw: the object of the training, with the old status.
         """
         changes = merge_patch(raw.get("status") or {}, status.model_dump(mode="json", exclude_none=True))
-        if not changes or observed.deleting:
+        if not changes or (observed.deleting and not observed.saves_before_deletion):
             return
         patch = {"metadata": {"resourceVersion": observed.version}, "status": changes}
         path = TRAINING.path(observed.namespace, observed.name, "status")

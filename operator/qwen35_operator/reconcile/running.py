@@ -28,10 +28,12 @@ def decide(situation: AttemptSituation) -> Verdict:
     if (autoscale := elasticity.autoscaled(situation)) is not None:
         changes["autoscale"], nodes = autoscale, autoscale.nodes
         events = [PostEvent("Normal", "Autoscaled", autoscale.reason)]
+    elif status.autoscale is not None and elasticity.autoscale_choice(training, status) is None:
+        changes["autoscale"] = None
     resize = elasticity.resize(situation, nodes)
-    control = child_writes.control_message(training, attempt.number, resize.nodes, resize.leaving)
+    control = child_writes.control_message(training, attempt.number, resize.nodes, resize.leaving, resize.leaving_since)
     held_back = situation.job is not None and situation.job.held
-    waits = [None if held_back else time_to_deadline(situation)]
+    waits = [None if held_back else time_to_deadline(situation), resize.after]
     if (pace := stall.pace(situation)) is not None:
         waits.append(pace.limit - pace.age + 1)
     if situation.spec.rollout is not None and situation.spec.rollout.autoscale is not None:

@@ -1,7 +1,8 @@
 """Stops an attempt: orders the trainer to save, waits for its answer or the grace period, and records the end.
 
-An attempt is stopped if `spec.suspend` is set, if its time is over (`spec.activeDeadlineSeconds`), or if the spec has
-changed in a way that the attempt cannot take over. In the last case the next attempt uses the new spec.
+An attempt is stopped if `spec.suspend` is set, if its time is over (`spec.activeDeadlineSeconds`), if the spec has
+changed in a way that the attempt cannot take over, or if the training is being deleted and its user wants a last checkpoint.
+After a change of the spec, the next attempt uses the new one.
 
     -control: stop ──► trainer saves ──► -progress: Stopped ──► status: attempt ended ──► RayJob deleted
                             └── grace period over ──────────────────────▲
@@ -20,13 +21,13 @@ from qwen35_operator.reconcile.writes import PostEvent
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import StopOrder
 
-SUSPEND, DEADLINE, CHANGED = "Suspend", "DeadlineExceeded", "SpecChanged"
+SUSPEND, DEADLINE, CHANGED, DELETED = "Suspend", "DeadlineExceeded", "SpecChanged", "Deleted"
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
     """Return a verdict that stops the open attempt; None if there is no reason to stop it.
 
-    The reasons are spec.suspend, the deadline, a change of the spec, and an earlier order to stop. If no trainer has
+    The reasons are deletion, spec.suspend, the deadline, a change of the spec, and an earlier order to stop. If no trainer has
     reported yet, the verdict records the end of the attempt immediately. Otherwise it orders the trainer to stop. After
     an order, the verdict records the end only if the queue has evicted the attempt or the grace period is over. Before
     that, `completion.decide` records the end when the trainer has stopped or failed.
@@ -87,6 +88,8 @@ def time_to_deadline(situation: Situation) -> float | None:
 
 
 def _reason_to_stop(situation: AttemptSituation) -> str | None:
+    if situation.observed.deleting:
+        return DELETED
     if situation.spec.suspend:
         return SUSPEND
     remaining = time_to_deadline(situation)

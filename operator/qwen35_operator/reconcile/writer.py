@@ -16,9 +16,9 @@ from typing import Any, Final
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound
-from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, Client, JsonObject
+from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, Client, JsonObject
 from qwen35_operator.kube.field_ownership import FIELD_MANAGER, taken_over
-from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, WRITTEN, ObjectKind, watched_as
+from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, TRAINING, WRITTEN, ObjectKind, watched_as
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record, training_of
 from qwen35_operator.kube.object_records import Child, OwnWrite
@@ -32,6 +32,7 @@ from qwen35_operator.reconcile.writes import (
     Delete,
     PostEvent,
     RefusedWrite,
+    RemoveFinalizer,
     Scale,
 )
 from qwen35_operator.status.text_limits import cut
@@ -105,6 +106,8 @@ class ClusterWriter:
                 return await self._scale(observed, write)
             case Delete():
                 return await self._delete(observed, write)
+            case RemoveFinalizer():
+                return await self._remove_finalizer(observed, write)
             case PostEvent():
                 await self._post_event(observed, write)
         return None
@@ -224,6 +227,17 @@ class ClusterWriter:
             self._store(observed, kind, answer)  # it has finalizers and is being deleted
         else:
             self._remove(observed, kind, delete.uid)
+        return None
+
+    async def _remove_finalizer(self, observed: Observed, write: RemoveFinalizer) -> RefusedWrite | None:
+        remaining = [name for name in observed.finalizers if name != write.name]
+        patch = {"metadata": {"resourceVersion": observed.version, "finalizers": remaining}}
+        try:
+            await self._client.patch(TRAINING.path(observed.namespace, observed.name), patch, MERGE_PATCH)
+        except NotFound:
+            return None
+        except Forbidden as error:
+            return refusal(write, TRAINING, observed.namespace, observed.name, "patch", error)
         return None
 
     async def _post_event(self, observed: Observed, event: PostEvent) -> None:

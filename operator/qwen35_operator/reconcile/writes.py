@@ -60,6 +60,13 @@ class Delete:
 
 
 @dataclass(frozen=True)
+class RemoveFinalizer:
+    """Remove a finalizer of the training. The API server refuses this if the training has changed since it was observed."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class PostEvent:
     """Post an event on the training, for people to read. No decision depends on it."""
 
@@ -68,7 +75,7 @@ class PostEvent:
     message: str
 
 
-type ClusterWrite = Create | Apply | Scale | Delete | PostEvent
+type ClusterWrite = Create | Apply | Scale | Delete | RemoveFinalizer | PostEvent
 
 
 @dataclass(frozen=True)

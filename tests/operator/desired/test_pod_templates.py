@@ -92,6 +92,28 @@ def test_a_job_that_ray_stops_has_as_long_as_its_pod_to_end(profile, template):
     assert seconds > END_SECONDS + REAP_SECONDS  # what the trainer may take after a signal that ends it
 
 
+def test_autoscalers_of_nodes_move_only_pods_of_the_rollout_pool(template):
+    """Whose loss the run survives. Consolidation would move a head, which requests CPUs only, and end the attempt."""
+    annotations = {pool: template(pool)["metadata"].get("annotations", {}) for pool in POOLS}
+    assert annotations["head"] == annotations["train"]
+    assert annotations["head"] == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+    assert annotations["rollout"] == {}
+
+
+def test_the_pods_of_a_training_prefer_one_zone_unless_the_user_says_otherwise(template):
+    for pool in POOLS:
+        [term] = template(pool)["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert term["podAffinityTerm"] == {
+            "labelSelector": {"matchLabels": {"rl.qwen35.io/training": "demo"}},
+            "topologyKey": "topology.kubernetes.io/zone",
+        }
+    changed = template("train", {"pods.train": {"spec": {"affinity": None}}})
+    assert "affinity" not in changed["spec"]
+
+
 def test_hccl_is_set_before_ray_starts(template):
     pod = template("train", {"accelerator": {"profile": "Ascend", "devicesPerNode": 8}})
     assert variables(pod)["HCCL_SOCKET_IFNAME"] == "eth0"

@@ -72,6 +72,21 @@ async def test_a_read_is_repeated_until_it_succeeds(server, client) -> None:
     assert len(server.requests) == 3
 
 
+async def test_a_read_is_repeated_when_the_api_server_says(server, client) -> None:
+    server.script = [says({"message": "busy"}, 429, **{"Retry-After": "1"}), says({"kind": "Pod"})]
+    began = asyncio.get_running_loop().time()
+    assert await client.get(PODS) == {"kind": "Pod"}
+    assert asyncio.get_running_loop().time() - began >= 1
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7), ("9999", 60), ("soon", 0), ("-1", 0), ("", 0)])
+async def test_how_long_to_wait_before_the_next_request_is_in_the_error(server, client, header, seconds) -> None:
+    server.script = [says({"message": "busy"}, 429, **{"Retry-After": header})]
+    with pytest.raises(Unavailable) as caught:
+        await client.post(PODS, {})
+    assert caught.value.retry_after == seconds
+
+
 async def test_a_read_that_is_refused_for_good_is_not_repeated(server, client) -> None:
     server.script = [refuses(403)]
     with pytest.raises(Forbidden):
@@ -271,6 +286,40 @@ async def test_credentials_come_from_the_kubeconfig(server, tmp_path: Path) -> N
     await client.get(PODS)
     await client.close()
     assert server.requests[0].headers["Authorization"] == "Bearer sesame"
+
+
+@pytest.mark.parametrize(
+    ("expires", "tokens"), [("2001-01-01T00:00:00Z", ["t2", "t3"]), ("2999-01-01T00:00:00Z", ["t1", "t1"])]
+)
+async def test_a_token_of_a_plugin_is_renewed_when_it_has_expired(server, tmp_path: Path, expires, tokens) -> None:
+    """Those of clouds live for 15 to 60 minutes, and `qwen35 status --watch` for days."""
+    calls = tmp_path / "calls"
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "TOKEN", "expirationTimestamp": expires},
+    }
+    script = f"echo >> {calls}; printf '%s' '{json.dumps(credential)}' | sed s/TOKEN/t$(wc -l < {calls} | tr -d ' ')/"
+    plugin = {
+        "apiVersion": credential["apiVersion"],
+        "command": "sh",
+        "args": ["-c", script],
+        "interactiveMode": "Never",
+    }
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "this", "user": "me"}}],
+        "clusters": [{"name": "this", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {"exec": plugin}}],
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    client: Client = await connect(str(path), lambda *_: None)
+    server.script = [says({}), says({})]
+    await client.get(PODS)
+    await client.get(PODS)
+    await client.close()
+    assert [request.headers["Authorization"] for request in server.requests] == [f"Bearer {token}" for token in tokens]
 
 
 async def test_a_request_that_is_called_off_leaves_the_client_usable(server, client) -> None:

@@ -71,6 +71,19 @@ FAULTS = {
         },
         ("OOMKilled", 137, "exit code 137"),
     ),
+    "a sidecar alone": (
+        {
+            "containerStatuses": [
+                {"name": "logs", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}},
+                {"name": "ray", "state": {"running": {}}},
+            ]
+        },
+        ("SidecarFailed", 1, "container logs: Error: exit code 1"),
+    ),
+    "a sidecar out of memory": (
+        ended("logs", **OOM),
+        ("SidecarFailed", 137, "container logs: OOMKilled: exit code 137"),
+    ),
     "evicted by the kubelet": (
         {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
         ("Evicted", None, "low on memory"),

@@ -2,7 +2,9 @@
 
 import json
 
+from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.reconcile.observe import TrainingParser
 
 KEY = ("team", "demo")
@@ -49,6 +51,18 @@ def test_a_deletion_counts_for_the_training_it_means() -> None:
     assert (version(trainings), len(trainings)) == (None, 0)
 
 
+def test_what_a_list_lacks_is_forgotten_unless_it_is_newer_or_elsewhere() -> None:
+    trainings = Trainings()
+    for name, uid, of in (("gone", "u1", 5), ("there", "u2", 5), ("again", "u3", 5), ("new", "u4", 11)):
+        trainings.put(body(of, uid, name=name))
+    trainings.put(body(5, "u5", namespace="other", name="gone"))
+    listed = {(("team", "there"), "u2"), (("team", "again"), "u9")}
+    trainings.forget_unlisted("team", listed, 10)
+    assert set(trainings) == {("team", "there"), ("team", "new"), ("other", "gone")}
+    trainings.forget_unlisted(None, listed, 10)
+    assert set(trainings) == {("team", "there"), ("team", "new")}
+
+
 def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
     trainings = Trainings()
     trainings.put_own(body(2))
@@ -58,6 +72,19 @@ def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
     assert trainings.get(KEY)["metadata"]["uid"] == "u2"
     trainings.put_own(body(7, "u2"))
     assert version(trainings) == 7
+
+
+def test_an_api_server_that_does_not_answer_for_long_is_an_obstacle() -> None:
+    trainings = Trainings()
+    assert trainings.obstacle() == not_listed(TRAINING)
+    trainings.problem = None
+    assert trainings.obstacle() is None
+    trainings.seen_at -= 600
+    obstacle = trainings.obstacle()
+    assert obstacle is not None
+    assert obstacle.path == "qwen35trainings.rl.qwen35.io"
+    trainings.answered()
+    assert trainings.obstacle() is None
 
 
 def test_they_are_counted_by_state() -> None:

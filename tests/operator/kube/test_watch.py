@@ -24,6 +24,7 @@ KEY = ("team", "demo")
 def _impatient(monkeypatch) -> None:
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(module, "MAX_BACKOFF_SECONDS", 0.04)
+    monkeypatch.setattr(module, "MAX_REFUSALS", 1)
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ class Seen(Watch):
 
     def __init__(self, kind: ObjectKind, namespace: str | None = None) -> None:
         self.notified: list[TrainingKey] = []
-        self.starts = self.recoveries = 0
-        super().__init__(kind, namespace, Store(), self.notified.append, self._count, self._recover)
+        self.starts = self.recoveries = self.losses = 0
+        super().__init__(kind, namespace, Store(), self.notified.append, self._count, self._recover, self._lose)
 
     def _count(self, kind: str) -> None:
         assert kind == self.kind.name
@@ -46,6 +47,9 @@ class Seen(Watch):
 
     def _recover(self) -> None:
         self.recoveries += 1
+
+    def _lose(self) -> None:
+        self.losses += 1
 
     @property
     def names(self) -> dict[str, str]:
@@ -151,7 +155,7 @@ async def test_after_the_end_of_a_stream_it_continues_from_the_last_bookmark(ser
     async with watching(server) as watch:
         await until(idle(server, 3), "a second watch")
         assert watch.names == {"a": "11"}
-        assert watch.starts == 1
+        assert watch.starts == 0  # an ordinary end is not an error
     assert server.requests[2].query["resourceVersion"] == "40"
 
 
@@ -234,12 +238,30 @@ async def test_without_permission_it_says_who_must_grant_what_and_sees_again_whe
     assert server.requests[0].path == "/api/v1/namespaces/team/pods"
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_few_refusals_are_an_api_server_that_has_just_started(server, monkeypatch, status) -> None:
+    monkeypatch.setattr(module, "MAX_REFUSALS", 3)
+    server.script = [refuses(status), refuses(status), page(one("a", 2), version=3), stream(stays=True)]
+    async with watching(server, RAY_JOB) as watch:
+        await until(watch.synced.is_set, "a list")
+        assert (watch.problem, watch.recoveries) == (None, 0)
+
+
+async def test_a_watch_waits_as_long_as_the_api_server_requests(server) -> None:
+    server.script = [page(version=3), says({"message": "busy"}, 429, **{"Retry-After": "1"}), stream(stays=True)]
+    async with watching(server):
+        began = asyncio.get_running_loop().time()
+        await until(idle(server, 3), "the next try")
+        assert asyncio.get_running_loop().time() - began >= 1
+
+
 async def test_a_permission_that_is_taken_away_ends_the_sight(server) -> None:
     server.script = [page(version=3), refuses(403, "no more"), refuses(403, "no more")]
     async with watching(server) as watch:
         await until(idle(server, 4), "the next try")
         assert not watch.synced.is_set()
         assert "in all namespaces" in watch.problem.fix
+        assert watch.losses == 1
 
 
 async def test_who_may_list_and_not_watch_is_blind_until_both_are_granted(server) -> None:
@@ -291,7 +313,31 @@ async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) ->
         assert watch.names == {"p": "13"}
         assert watch.notified == [KEY]
     assert "Pod team/listed is ignored" in caplog.text
-    assert "Pod team/strange is ignored" in caplog.text
+    assert "Pod team/strange is ignored" not in caplog.text  # a tenant can make many
+    assert watch._ignored == 1
+
+
+async def test_a_watch_that_nobody_answers_for_long_is_blind_and_sees_again(server, monkeypatch) -> None:
+    server.script = [page(version=3), *(refuses(503),) * 3]
+    cluster = ObjectCache(("team",), lambda key: None, lambda kind: None)
+    async with watching(server) as watch:
+        await until(idle(server, 4), "the next try")
+        monkeypatch.setattr(cluster, "watches", [watch])
+        assert cluster.incomplete() == []
+        watch.seen_at -= module.MAX_SILENT_SECONDS
+        [problem] = cluster.incomplete()
+        assert problem.path == "configmaps"
+        assert "has not answered its watch for 60" in problem.message
+        assert cluster.silent_seconds()["configmaps"] >= 600
+
+
+async def test_an_answer_ends_the_silence(server) -> None:
+    server.script = [page(version=3), stream(stays=True)]
+    async with watching(server) as watch:
+        began = watch.seen_at
+        await until(idle(server, 2), "a watch")
+        await until(lambda: watch.seen_at > began, "an answer")
+        assert module.blind(RAY_JOB, watch.seen_at) is None
 
 
 async def test_of_some_kinds_only_metadata_are_read(server) -> None:
@@ -307,8 +353,9 @@ async def test_a_stream_that_always_ends_immediately_is_asked_for_with_pauses(se
     ends = 50
     server.script = [page(version=1), *(stream() for _ in range(ends))]
     async with watching(server) as watch:
-        await until(lambda: watch.starts >= 2, "two ends")
+        await until(lambda: len(server.requests) >= 3, "two ends")
         assert len(server.requests) < ends / 5
+        assert watch.starts == 0
 
 
 async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(server, monkeypatch) -> None:

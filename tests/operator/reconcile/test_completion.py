@@ -111,6 +111,14 @@ def test_where_the_model_was_written_stays_in_the_status_after_the_end(world):
     assert (world.status.lastExport.uri, world.status.lastExport.update) == ("/c/exports/update-000009", 9)
 
 
+def test_a_sidecar_that_fails_ends_no_attempt(world):
+    world.fault("head", "SidecarFailed", 1)
+    world.reconcile()
+    assert (world.status.state, world.status.attempts[-1].fault) == ("Running", None)
+    assert world.condition("Degraded").reason == "PodFault"
+    assert "SidecarFailed" in world.condition("Degraded").message
+
+
 def test_the_next_attempt_waits_until_the_earlier_pods_are_gone(world):
     world.finish_job(ok=False)
     world.reconcile()

@@ -5,6 +5,8 @@ The same is done against a real API server in tests/controlplane; here every n c
 
 import pytest
 
+from qwen35_operator.desired.object_names import LAST_CHECKPOINT
+from qwen35_trainer.contract import ReplicaReport
 from tests.operator.reconcile.world import World
 
 
@@ -84,6 +86,27 @@ def delete(world: World, step) -> None:
     step()
 
 
+def delete_with_a_last_checkpoint(world: World, step) -> None:
+    world.finalizers = (LAST_CHECKPOINT,)
+    create(world, step)
+    world.delete()
+    step()
+    world.obey()
+    step()
+
+
+def shrink(world: World, step) -> None:
+    """The pod that leaves drains first."""
+    create(world, step)
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    for drained in (None, pods[0]):
+        world.report(replicas=[ReplicaReport(pods=(pod,), idle=0.0, drained=pod == drained) for pod in pods])
+        world.edit(rollout={"nodes": 1})
+        step()
+    world.kuberay()
+    step()
+
+
 def life(world: World, step) -> None:
     """All of it in one, as tests/controlplane/scenarios.py plays it on a real API server."""
     scale(world, step)
@@ -100,7 +123,10 @@ def life(world: World, step) -> None:
     step()
 
 
-SCENARIOS = [create, suspend, resume, fail_and_restart, scale, succeed, delete_the_job, delete, life]
+SCENARIOS = [
+    *(create, suspend, resume, fail_and_restart, scale, shrink, succeed, delete_the_job, delete),
+    *(delete_with_a_last_checkpoint, life),
+]
 
 
 def undisturbed(scenario) -> World:

@@ -50,6 +50,118 @@ def test_the_idlest_pods_go_first(world):
     assert sorted(name for name in world.pods if "rollout" in name) == [pods[0], pods[2]]
 
 
+def drains(world: World, pods: list[str], drained: set[str], **fields) -> None:
+    """The trainer reports one replica in each pod, and which of them are drained."""
+    world.report(replicas=[ReplicaReport(pods=(name,), idle=0.5, drained=name in drained) for name in pods], **fields)
+
+
+def test_pods_are_removed_when_their_replicas_have_drained(world):
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    drains(world, pods, set())
+    world.edit(rollout={"nodes": 1})
+    world.reconcile()
+    control = world.observe().control
+    assert (control.leaving, control.rolloutNodes) == ((pods[0],), 1)
+    assert replicas(world) == 2
+    assert world.wanted_after == 600  # async.stallSeconds
+    assert "Draining" in {event.reason for event in world.events}
+
+    world.wait(30)
+    drains(world, pods, set(), update=2)
+    world.reconcile()
+    assert (replicas(world), world.wanted_after) == (2, 570)
+    assert world.observe().control == control
+
+    drains(world, pods, {pods[0]})
+    world.settle(2)
+    assert replicas(world) == 1
+    assert sorted(name for name in world.pods if "rollout" in name) == [pods[1]]
+    world.reconcile()
+    assert (world.observe().control.leaving, world.observe().control.leavingSince) == ((), None)
+
+
+def test_a_drain_ends_after_the_limit(world):
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    drains(world, pods, set())
+    world.edit(rollout={"nodes": 1})
+    world.reconcile()
+    world.wait(599)
+    world.reconcile()
+    assert replicas(world) == 2
+    world.wait(1)
+    world.reconcile()
+    assert replicas(world) == 1
+
+
+def test_a_drain_is_called_off_when_the_nodes_are_wanted_again(world):
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    drains(world, pods, set())
+    world.edit(rollout={"nodes": 1})
+    world.reconcile()
+    world.edit(rollout={"nodes": 2})
+    world.reconcile()
+    assert (world.observe().control.leaving, replicas(world)) == ((), 2)
+    world.wait(700)
+    world.edit(rollout={"nodes": 1})
+    world.reconcile()
+    assert (replicas(world), world.wanted_after) == (2, 600)
+
+
+def test_a_pod_without_a_replica_has_nothing_to_drain(world):
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    world.pods[pods[1]] = replace(world.pods[pods[1]], ready=False)
+    drains(world, pods[:1], set())
+    world.edit(rollout={"nodes": 1})
+    world.reconcile()
+    assert (world.observe().control.leaving, replicas(world)) == ((pods[1],), 1)
+
+
+def starting(nodes: int, least: int, unplaced: int) -> World:
+    """An attempt whose pods all work, except some of the rollout pool, for which there is no node."""
+    world = World()
+    world.edit(rollout={"nodes": nodes, "minNodes": least, "maxNodes": nodes})
+    world.reconcile(), world.kuberay(), world.reconcile()
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    for name in pods[:unplaced]:
+        world.pods[name] = replace(world.pods[name], node="", reason="Unschedulable")
+    world.settle(2)
+    return world
+
+
+def test_an_attempt_starts_with_the_nodes_that_there_are_if_they_are_enough():
+    world = starting(nodes=4, least=2, unplaced=2)
+    assert world.status.state == "Starting"
+    assert 290 < world.wanted_after <= 300
+    world.wait(world.wanted_after)
+    world.reconcile()
+    assert replicas(world) == 2
+    assert world.observe().control.rolloutNodes == 4  # replicas for them stay pending
+    assert "rollout nodes 4 → 2: no node was found for the others within 300 s" in {e.message for e in world.events}
+    world.kuberay()
+    assert world.jobs["demo-1"].deployment == "Running"  # KubeRay has submitted the trainer
+    world.reconcile()
+    assert replicas(world) == 4
+    assert len(world.status.attempts) == 1
+
+
+@pytest.mark.parametrize(("least", "unplaced"), [(4, 1), (3, 2)])
+def test_an_attempt_waits_for_the_nodes_that_it_needs(least, unplaced):
+    world = starting(nodes=4, least=least, unplaced=unplaced)
+    world.wait(3600)
+    world.reconcile()
+    assert (replicas(world), world.status.state) == (4, "Starting")
+
+
+def test_an_attempt_waits_for_pods_that_have_a_node_and_for_other_pools():
+    for pool in ("rollout", "train"):
+        world = starting(nodes=4, least=2, unplaced=1)
+        name = max(name for name, pod in world.pods.items() if pod.pool == pool)
+        world.pods[name] = replace(world.pods[name], ready=False, reason="ImagePullBackOff")
+        world.wait(3600)
+        world.reconcile()
+        assert replicas(world) == 4
+
+
 @pytest.fixture
 def laned() -> World:
     """Three nodes, of which one is the straggler lane."""
@@ -251,6 +363,25 @@ def test_it_never_leaves_its_bounds(auto):
         auto.settle(3)
         auto.wait(100)
     assert replicas(auto) == 3
+
+
+def test_an_edit_of_the_size_replaces_what_autoscaling_chose(auto):
+    auto.report(trainIdle=0.6, rolloutIdle=0.05)
+    auto.reconcile()
+    assert (auto.status.autoscale.nodes, auto.status.autoscale.specNodes) == (3, 2)
+    auto.report(trainIdle=0.2, rolloutIdle=0.2)
+    auto.edit(rollout={"nodes": 1, "minNodes": 1, "maxNodes": 3, "autoscale": {"stabilizationSeconds": 100}})
+    auto.reconcile()
+    assert (auto.status.autoscale, replicas(auto)) == (None, 1)
+
+
+def test_a_choice_is_forgotten_with_the_block(auto):
+    auto.report(trainIdle=0.6, rolloutIdle=0.05)
+    auto.reconcile()
+    del auto.spec["rollout"]["autoscale"]
+    auto.edit()
+    auto.reconcile()
+    assert (auto.status.autoscale, replicas(auto)) == (None, 2)
 
 
 def test_what_autoscaling_chose_outlasts_the_attempt(auto):

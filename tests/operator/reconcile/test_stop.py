@@ -2,6 +2,8 @@
 
 import pytest
 
+from qwen35_operator.desired.object_names import LAST_CHECKPOINT
+from qwen35_trainer.manifest import Problem
 from tests.operator.reconcile.world import World
 
 
@@ -174,3 +176,87 @@ def test_live_fields_reach_the_trainer_without_a_restart(world):
     assert (live.checkpointEveryUpdates, live.evaluationEveryUpdates) == (5, 50)
     assert world.order is None
     assert world.status.state == "Running"
+
+
+@pytest.fixture
+def going() -> World:
+    """A training that trains, and that is being deleted by a user who wants a last checkpoint."""
+    world = World(finalizers=("example.com/other", LAST_CHECKPOINT))
+    world.until_running()
+    world.delete()
+    world.reconcile()
+    return world
+
+
+def test_a_training_saves_before_it_is_deleted_if_its_user_wants_that(going):
+    assert going.order.reason == "Deleted"
+    assert (going.status.state, going.finalizers) == ("Suspending", ("example.com/other", LAST_CHECKPOINT))
+    going.obey()
+    going.reconcile()
+    assert going.status.attempts[-1].reason == "Deleted"
+    assert going.status.lastCheckpoint.update == 7
+    going.reconcile()
+    assert going.finalizers == ("example.com/other",)
+    writes = going.writes
+    going.reconcile()
+    assert going.writes == writes
+
+
+def test_a_deletion_waits_no_longer_than_the_grace_period(going):
+    assert going.wanted_after == 300
+    going.wait(300)
+    going.settle(2)
+    assert LAST_CHECKPOINT not in going.finalizers
+
+
+@pytest.mark.parametrize("how", ["fails", "deletes its job", "breaks the spec"])
+def test_a_deletion_does_not_wait_for_what_cannot_come(going, how):
+    match how:
+        case "fails":
+            going.report("Failed", reason="StorageFailed", message="the disk is full")
+        case "deletes its job":
+            going.jobs.clear(), going.clusters.clear(), going.pods.clear()
+        case "breaks the spec":
+            going.edit(rollout={"nodes": "many"})
+    going.settle(2)
+    assert LAST_CHECKPOINT not in going.finalizers
+    assert len(going.status.attempts) == 1
+
+
+def test_a_deletion_waits_while_the_operator_cannot_see(going):
+    going.unavailable = (Problem("rayjobs.ray.io", "no such kind.", "Install KubeRay."),)
+    going.wait(600)
+    going.settle(2)
+    assert LAST_CHECKPOINT in going.finalizers
+    assert going.condition("Ready").reason == "Unavailable"
+    going.unavailable = ()
+    going.settle(2)
+    assert LAST_CHECKPOINT not in going.finalizers
+
+
+@pytest.mark.parametrize("when", ["before it starts", "before the trainer reports", "suspended", "after the end"])
+def test_a_deletion_waits_for_nothing_if_there_is_nothing_to_save(when):
+    world = World(finalizers=(LAST_CHECKPOINT,))
+    if when == "before the trainer reports":
+        world.settle(2)
+    elif when != "before it starts":
+        world.until_running()
+        if when == "suspended":
+            world.edit(suspend=True)
+            world.reconcile()
+            world.obey()
+        else:
+            world.report("Succeeded")
+        world.settle(4)
+    world.delete()
+    world.reconcile(), world.reconcile()
+    assert world.finalizers == ()
+
+
+def test_without_the_finalizer_a_deletion_does_not_wait_for_the_operator():
+    world = World()
+    world.until_running()
+    world.delete()
+    writes = world.writes
+    world.reconcile()
+    assert (world.order, world.writes) == (None, writes)

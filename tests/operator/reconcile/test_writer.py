@@ -1,17 +1,19 @@
 """Each write changes the object that it names and no other, and a refused write gives a message."""
 
+from dataclasses import replace
+
 import pytest
 
 from qwen35_operator.api.v1alpha1 import KIND, TrainingStatus
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
-from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT
+from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT, TRAINING
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import OwnWrite
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter, NotLeading
-from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, Scale
+from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RemoveFinalizer, Scale
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import START, MemoryApi
 
@@ -319,6 +321,23 @@ async def test_a_group_is_scaled_and_its_victims_are_named(setup) -> None:
     changed = {"replicas": 1, "minReplicas": 1, "maxReplicas": 3, "scaleStrategy": {"workersToDelete": ["pod-a"]}}
     assert groups(setup) == [{**GROUPS[0], **changed}, GROUPS[1]]
     assert setup.stored(RAY_CLUSTER)["demo-1-x"].groups[0].leaving == ("pod-a",)
+
+
+async def test_a_finalizer_of_an_unchanged_training_is_removed_and_others_stay(setup) -> None:
+    path = TRAINING.path(*KEY)
+    metadata = {"name": "demo", "namespace": "team", "uid": raw_objects.UID, "finalizers": ["a/other", "a/mine"]}
+    placed = setup.api.place(path, {"metadata": metadata})
+    seen = replace(SEEN, finalizers=("a/other", "a/mine"), version=placed["metadata"]["resourceVersion"])
+    assert await setup.writer.write(seen, [RemoveFinalizer("a/mine")]) is None
+    assert setup.api.objects[path]["metadata"]["finalizers"] == ["a/other"]
+    with pytest.raises(Conflict):
+        await setup.writer.write(seen, [RemoveFinalizer("a/other")])
+    del setup.api.objects[path]
+    assert await setup.writer.write(seen, [RemoveFinalizer("a/mine")]) is None
+    setup.api.refuse("PATCH", "qwen35trainings", Forbidden(403, "no"))
+    refused = await setup.writer.write(seen, [RemoveFinalizer("a/mine")])
+    assert refused is not None
+    assert (refused.reason, "patch qwen35trainings.rl.qwen35.io" in refused.message) == ("Forbidden", True)
 
 
 async def test_without_victims_those_of_before_stay(setup) -> None:

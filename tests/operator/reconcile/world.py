@@ -20,7 +20,7 @@ from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.leftovers import nodes_to_read
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observed import NodeState, Observed, ReadReport
-from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RefusedWrite, Scale
+from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RefusedWrite, RemoveFinalizer, Scale
 from qwen35_trainer.contract import CheckpointReport, ProgressReport, parse_control
 from qwen35_trainer.contract.shared_names import control_name, progress_name
 from qwen35_trainer.manifest import parse_spec
@@ -65,6 +65,7 @@ class World:
     foreign: set = field(default_factory=set)
     unavailable: tuple = ()
     deleting: bool = False
+    finalizers: tuple[str, ...] = ()
     events: list[PostEvent] = field(default_factory=list)
     writes: int = 0
     wanted_after: float | None = None
@@ -81,8 +82,12 @@ class World:
         self.generation += 1
 
     def delete(self) -> None:
-        """Delete the training and the objects that it owns."""
+        """Delete the training, and the objects that it owns as soon as it has no finalizer."""
         self.deleting = True
+        if not self.finalizers:
+            self._collect()
+
+    def _collect(self) -> None:
         self.children.clear(), self.jobs.clear(), self.clusters.clear(), self.pods.clear()
 
     # The operator.
@@ -104,6 +109,7 @@ class World:
             version=str(self.writes),
             created=START,
             deleting=self.deleting,
+            finalizers=self.finalizers,
             status=self.status,
             retry=self.retry,
             update_request=self.update_request,
@@ -164,6 +170,11 @@ class World:
                 self._scale(write)
             case Delete(kind, name, uid):
                 self._delete(kind, name, uid)
+            case RemoveFinalizer(name):
+                self.finalizers = tuple(other for other in self.finalizers if other != name)
+                self.writes += 1
+                if self.deleting and not self.finalizers:
+                    self._collect()
         return None
 
     def _create(self, write: Create, manifest) -> RefusedWrite | None:

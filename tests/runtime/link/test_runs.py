@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -22,6 +23,9 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
 )
 from qwen35_trainer.progress.sample_file import read_samples
+from qwen35_trainer.runtime import run_command
+from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
+from tests.patience import PATIENCE
 from tests.runtime.threads import Fault
 
 PROMPTS, PER_UPDATE, GROUP = 400, 4, 4
@@ -162,7 +166,16 @@ def test_a_failure_is_reported_with_its_errors_class(local, write, tmp_path):
     assert "ill" in last.message
 
 
-def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(local, write, tmp_path):
+def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(local, write, tmp_path, monkeypatch):
+    train = run_command._train
+
+    def train_when_ordered(prepared, claimed, follower, in_cluster):
+        end = time.monotonic() + PATIENCE
+        while not follower.reporter.stop_ordered and time.monotonic() < end:
+            time.sleep(0.01)
+        return train(prepared, claimed, follower, in_cluster)
+
+    monkeypatch.setattr(run_command, "_train", train_when_ordered)  # on a busy machine the order is read late
     _ask(tmp_path / "link", stop=STOP)
     ended = local.run(write(tmp_path), "--link", tmp_path / "link")
     last = _reported(tmp_path / "link")
@@ -223,3 +236,26 @@ def test_a_link_that_cannot_be_opened_is_refused_before_anything_else(write, tmp
     assert result.exit_code == 2
     assert result.stderr.startswith("--link cluster: QWEN35_TRAINING")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_replica_in_a_pod_that_leaves_drains_and_is_reported_as_drained(local, write, tmp_path, monkeypatch):
+    async def address(worker: RolloutWorker) -> WorkerAddress:
+        return WorkerAddress(f"pod-of-{worker.name}", os.getpid())
+
+    monkeypatch.setattr(RolloutWorker, "address", address)
+    link = tmp_path / "link"
+    changes = {"train.updates": 1000, "rollout.nodes": 2}
+    file = write(tmp_path, changes, prompts=PROMPTS, reward=SLOW)
+    running = local.start("run", file, "--link", link, output=tmp_path / "out")
+    running.wait_for("update=1/")
+
+    def drained() -> dict[str, bool | None]:
+        return {replica.pods[0]: replica.drained for replica in _reported(link).replicas}
+
+    running.wait_until(lambda: drained() == {"pod-of-rollout-0": False, "pod-of-rollout-1": False}, "both replicas")
+    _ask(link, rolloutNodes=1, leaving=("pod-of-rollout-0",), leavingSince=1.0)
+    running.wait_until(lambda: drained() == {"pod-of-rollout-0": True, "pod-of-rollout-1": False}, "the drained one")
+    _ask(link, rolloutNodes=2)
+    running.wait_until(lambda: not any(drained().values()), "work for both")
+    _ask(link, rolloutNodes=2, stop=STOP)
+    assert running.end().code == 0

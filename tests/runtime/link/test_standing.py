@@ -165,6 +165,11 @@ def test_idle_is_each_replicas_own_between_two_updates():
     assert (second.pods, second.idle) == (("pod-b",), 1.0)
 
 
+def test_a_replica_that_leaves_is_reported_as_drained_once_it_is():
+    standing = Standing(1, hosts={"rollout-0": "pod-a", "rollout-1": "pod-b"}, drained=frozenset({"rollout-1"}))
+    assert [replica.drained for replica in standing.progress(0.0).replicas] == [False, True]
+
+
 def test_an_end_is_reported_within_the_contracts_lengths():
     report = Standing(1, end=AttemptEnd("Failed", "E" * 999, "m" * 9999)).progress(0.0)
     assert (report.state, len(report.reason or ""), len(report.message)) == ("Failed", 128, 4096)

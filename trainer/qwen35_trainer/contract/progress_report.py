@@ -31,6 +31,11 @@ class ReplicaReport(ContractMessage):
 
     pods: Annotated[tuple[str, ...], Field(strict=False, max_length=64)]
     idle: ReportedShare
+    drained: bool | None = None
+    """Whether the replica is in pods that leave, holds no sequences and gets none. The operator then removes its pods.
+
+    None: the trainer is of a release that does not report this.
+    """
 
 
 class ProgressReport(ContractMessage):

@@ -14,7 +14,7 @@ MetadataKey = Annotated[str, Field(min_length=1, max_length=317)]
 
 
 class Metadata(Section):
-    """Name, namespace, labels and annotations of the object."""
+    """Name, namespace, labels, annotations and finalizers of the object."""
 
     name: str = Field(
         max_length=40,
@@ -37,6 +37,13 @@ class Metadata(Section):
     annotations: dict[MetadataKey, Annotated[str, Field(max_length=262_144)]] = Field(
         default_factory=dict, max_length=256, description="Annotations. Default: empty. verl: none."
     )
+    finalizers: tuple[MetadataKey, ...] = Field(
+        (),
+        strict=False,
+        max_length=16,
+        description="Finalizers. rl.qwen35.io/last-checkpoint has a last checkpoint saved before the training is deleted; without "
+        "it, deletion waits for nothing. Default: none. verl: none.",
+    )
 
 
 class Manifest(Section):
@@ -44,5 +51,5 @@ class Manifest(Section):
 
     apiVersion: Literal["rl.qwen35.io/v1alpha1"] = Field(description="API version of the object. verl: none.")
     kind: Literal["Qwen35Training"] = Field(description="Kind of the object. verl: none.")
-    metadata: Metadata = Field(description="Name, namespace, labels and annotations. verl: none.")
+    metadata: Metadata = Field(description="Name, namespace, labels, annotations and finalizers. verl: none.")
     spec: TrainingSpec = Field(description="The desired state of the training. verl: all of it.")

@@ -137,6 +137,11 @@ class Coordinator:
         return self.buffer.published
 
     @property
+    def drained(self) -> frozenset[int]:
+        """The numbers of leaving replicas that hold no sequences: their hosts can be removed without any loss."""
+        return self._placement.drained
+
+    @property
     def running(self) -> int:
         """The number of sequences on replicas."""
         return self._placement.running

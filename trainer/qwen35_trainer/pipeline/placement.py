@@ -171,6 +171,12 @@ class Placement:
             self._unbind(event.replica)
             self._stragglers.reconsider_all()
 
+    @property
+    def drained(self) -> frozenset[int]:
+        """The numbers of leaving replicas that hold no sequences."""
+        replicas = (replica for pool in (self.pool, self.lane, self.behind) for replica in pool)
+        return frozenset(replica.number for replica in replicas if replica.leaving and not replica.sequences)
+
     def measured(self, event: on.ReplicaMeasured) -> None:
         """Record the measured times of a replica. Does nothing for an unknown replica."""
         if (replica := self.pool_of(event.replica).get(event.replica)) is not None:

@@ -86,6 +86,8 @@ class DriverState:
     over: bool
     hosts: Mapping[str, str] = field(default_factory=dict)
     """Name of a rollout replica → host where the replica runs. Empty until replicas have joined."""
+    drained: frozenset[str] = frozenset()
+    """Names of the replicas on leaving hosts that hold no sequences."""
 
 
 class Broadcast:
@@ -132,6 +134,7 @@ class Driver(Process):
         self._leaving: frozenset[str] = frozenset()
         self._replicas = job.spec.rollout_replicas
         self._pool: RolloutPool | None = None
+        self._coordinator: Coordinator | None = None
         self._places: dict[str, SharedPlace] = {}  # by name of the replica; only in mode Colocated
         self._broadcast = Broadcast()
         self._phase = "starting"
@@ -192,9 +195,15 @@ class Driver(Process):
         if not self._over:
             await asyncio.sleep(GATHER_SECONDS)
         over = self._over  # read before the records: the follower does not call again when it is true
-        return DriverState(
-            self._broadcast.after(seen), self._phase, over, {} if self._pool is None else self._pool.hosts
-        )
+        hosts = {} if self._pool is None else self._pool.hosts
+        return DriverState(self._broadcast.after(seen), self._phase, over, hosts, self._drained())
+
+    def _drained(self) -> frozenset[str]:
+        """Return the names of the replicas on leaving hosts that hold no sequences."""
+        if self._pool is None or self._coordinator is None:
+            return frozenset()
+        names = self._pool.names
+        return frozenset(names[number] for number in self._coordinator.drained if number in names)
 
     def obey(self, control: Control) -> None:
         """Apply the operator's orders: live settings, the size of the rollout pool, and the pods that will leave.
@@ -417,13 +426,14 @@ class Driver(Process):
             takes_turns=self._shares_devices,
         )
         self._pool.leave(self._leaving)
+        self._coordinator = Coordinator(
+            coordinator_settings(spec, self._job.updates_total),
+            start,
+            source_of=lambda position: data.prompts[order.prompt_index(position)].prompt.source,
+            prompt_tokens_of=lambda position: len(data.prompts[order.prompt_index(position)].token_ids),
+        )
         return TrainingLoop(
-            coordinator=Coordinator(
-                coordinator_settings(spec, self._job.updates_total),
-                start,
-                source_of=lambda position: data.prompts[order.prompt_index(position)].prompt.source,
-                prompt_tokens_of=lambda position: len(data.prompts[order.prompt_index(position)].token_ids),
-            ),
+            coordinator=self._coordinator,
             generation=generation,
             training=training,
             journal=JournalFile(self._job.folder.journal, self._job.writer),

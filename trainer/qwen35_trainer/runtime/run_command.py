@@ -374,7 +374,7 @@ class _Follower:
             self.reporter.phase(text)
 
     def _pass_on(self, state: DriverState) -> None:
-        self.reporter.hosts(state.hosts)
+        self.reporter.replicas(state.hosts, state.drained)
         for record in state.records:
             self.view.write(record)
             self.reporter.write(record)

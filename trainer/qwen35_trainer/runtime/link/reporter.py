@@ -128,10 +128,10 @@ class Reporter:
     def phase(self, text: str) -> None:
         self._change(lambda standing: replace(standing, phase=text))
 
-    def hosts(self, hosts: Mapping[str, str]) -> None:
-        """Record where the rollout replicas run. hosts: name of a replica → its pod."""
-        if hosts != self._standing.hosts:
-            self._change(lambda standing: replace(standing, hosts=dict(hosts)))
+    def replicas(self, hosts: Mapping[str, str], drained: frozenset[str]) -> None:
+        """Record where the rollout replicas run, and which are drained. hosts: name of a replica → its pod."""
+        if (hosts, drained) != (self._standing.hosts, self._standing.drained):
+            self._change(lambda standing: replace(standing, hosts=dict(hosts), drained=drained))
 
     def write(self, record: RunRecord) -> None:
         checkpoint = isinstance(record, CheckpointRecord)

@@ -80,6 +80,8 @@ class Standing:
     end: AttemptEnd | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
     """Name of a rollout replica → name of its pod."""
+    drained: frozenset[str] = frozenset()
+    """Names of the replicas in leaving pods that hold no sequences."""
     busy: Mapping[str, float] = field(default_factory=dict)
     """Name of a rollout replica → seconds of work since the latest batch."""
     idle: Mapping[str, float] = field(default_factory=dict)
@@ -179,7 +181,7 @@ class Standing:
             checkpoint=self.checkpoint,
             export=self.export,
             replicas=tuple(
-                ReplicaReport(pods=(host,), idle=self.idle.get(name, 0.0))
+                ReplicaReport(pods=(host,), idle=self.idle.get(name, 0.0), drained=name in self.drained)
                 for name, host in list(self.hosts.items())[:1024]
             ),
             **measured,

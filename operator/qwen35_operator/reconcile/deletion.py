@@ -1,0 +1,29 @@
+"""Saves a last checkpoint before a training is deleted, if its user wants that.
+
+    finalizer LAST_CHECKPOINT, deletion ─► order to stop ─► saved, failed, or grace period over ─► finalizer removed ─► Kubernetes
+                                                                                             deletes training and children
+
+Without the finalizer, the deletion does not wait for the operator.
+"""
+
+from datetime import datetime
+
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile import acceptance, completion, stop
+from qwen35_operator.reconcile.decision import Verdict
+from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.situation import AttemptSituation, situation_of
+
+
+def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Verdict | None:
+    """Return the verdict that stops the open attempt of a training that is being deleted; None if nothing is left to save.
+
+    Nothing is saved if the spec has been edited so that it cannot be read. While a kind cannot be watched, the deletion waits.
+    """
+    accepted = acceptance.accept(observed, settings)
+    if isinstance(accepted, Verdict):
+        return accepted if observed.unavailable else None
+    situation = situation_of(observed, accepted, settings, now)
+    if not isinstance(situation, AttemptSituation):
+        return None
+    return completion.decide(situation) or stop.decide(situation)
