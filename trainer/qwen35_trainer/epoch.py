@@ -68,7 +68,7 @@ class FolderRefused(ValueError):
 
 
 class Superseded(RuntimeError):
-    """Another attempt or run owns the folder, or is taking it over. This attempt must write nothing more, and end.
+    """Another attempt or run owns the folder, or is taking it over. This attempt must end without writing anything more.
 
     by_later_attempt: whether the owner is an attempt of the same training that the operator has started after this one.
     The operator then does not wait for this attempt.
@@ -173,8 +173,8 @@ class Epoch(FolderWriter):
     def check(self) -> None:
         """Raise Superseded if another attempt owns the folder.
 
-        If owner.json or the whole folder was deleted, this method writes owner.json again. It raises Superseded instead
-        if only the workspace and owner.json are gone, because another attempt has then owned the folder meanwhile.
+        If owner.json or the whole folder was deleted, this method writes owner.json again. If the folder exists without
+        owner.json and without the workspace, another attempt has owned it and ended, so Superseded is raised.
         """
         current = read_owner(self.folder)
         if current is None:
@@ -301,8 +301,8 @@ def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
 
     Attempts that owned the folder before can publish nothing after this.
 
-    owner: the record of this attempt. The next number replaces its field `epoch`. seen: the owner that the caller has
-    read before; None: there was none.
+    owner: the record of this attempt; this function sets its field `epoch` to the number of the new epoch. seen: the
+    owner that the caller has read before; None: the folder had no owner then.
 
     Raises Superseded if the present owner is an attempt that the operator has started after this one; if the present
     owner is neither `seen` nor an earlier attempt of the same training; if another attempt takes the folder at the same

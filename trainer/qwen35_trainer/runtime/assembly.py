@@ -157,8 +157,8 @@ def _runs(versions: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
     """Pack supervised examples into a batch.
 
-    The tokens before the first target of an example, but at least one token, are its prompt. updates: number of
-    updates (optimizer steps) of the batch. Pictures are not read here: the train ranks read the pictures of the
+    The tokens of an example before its first target become the prompt, which has at least one token. updates: number
+    of updates (optimizer steps) of the batch. Pictures are not read here: the train ranks read the pictures of the
     examples that they compute.
     """
     splits = [max(1, example.loss_mask.index(True)) for example in examples]

@@ -25,7 +25,7 @@ If the pod of the process is gone too, Ray notices the loss only by missed healt
 
 
 class ActorLost(RuntimeError):
-    """A call failed because the actor's process has ended, or the process that owned the call's arguments."""
+    """A call failed because the actor's process, or the process that owned the call's arguments, has ended."""
 
     failure = FailureReason.WORKER_LOST
 

@@ -47,8 +47,9 @@ class SharingReplicas(Protocol):
 class DeviceTurns:
     """Gives the devices to one pool at a time, in mode Colocated, where both pools share the devices.
 
-    At first the train pool has the devices, and no replica has started. span: called when a turn has ended, with the
-    pool's side, the start and the end of the turn in Unix seconds, and a label for the timeline.
+    At first the train pool has the devices, and no replica has started. span: called when a turn has ended, with
+    what the turn was for ("training" or "generation"), its start and its end in Unix seconds, and a label for the
+    timeline.
     """
 
     def __init__(

@@ -103,10 +103,9 @@ class Broadcast:
         self.changed.set()
 
     def after(self, seen: int) -> tuple[RunRecord, ...]:
-        """Return all records except the first `seen`, which the follower has received already and which are dropped.
+        """Drop the first `seen` records of the run, which the follower has received, and return all later records.
 
-        Raises ValueError if records after the first `seen` were dropped before, because another process
-        follows the run.
+        Raises ValueError if later records were dropped already, because another process also follows the run.
         """
         if seen < self._dropped:
             raise ValueError(f"record {seen} was dropped: one process follows a run")

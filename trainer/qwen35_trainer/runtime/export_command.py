@@ -66,9 +66,9 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
     adapter: whether to write only the matrices A and B of LoRA, in the format of PEFT, instead of the weights with the
     adapters merged into them.
 
-    Raises ExportRefused if there is nothing to export or `output` cannot be written, CheckpointError for a checkpoint
-    that cannot be read, ManifestError for an invalid manifest of the run, FolderRefused for a damaged owner.json, and
-    OSError if writing fails.
+    Raises ExportRefused if there is nothing to export, if an argument cannot be used, or if the saved weights are
+    damaged or do not fit the model; CheckpointError for a checkpoint that is not complete; ManifestError for an invalid
+    manifest of the run; FolderRefused for a damaged owner.json; and OSError if writing fails.
     """
     manifest, checkpoint = _find(what)
     output = output.resolve()

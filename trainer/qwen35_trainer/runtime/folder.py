@@ -116,7 +116,7 @@ class RunFolder:
             )
 
     def next_identity(self, manifest: Manifest, *, resume: bool) -> str:
-        """Return the identity of a run in this folder: the content of run.id if it resumes, otherwise a new one."""
+        """Return the identity of a run in this folder: the content of run.id if the run resumes, otherwise a new one."""
         if resume:
             with contextlib.suppress(FileNotFoundError):
                 return self.identity

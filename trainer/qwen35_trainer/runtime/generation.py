@@ -136,11 +136,11 @@ class Generation:
         self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling, algorithm.has_greedy_baseline)
 
     def start(self, command: commands.StartSequences) -> None:
-        """Submit sequences to a replica. Each keeps as many of its tokens as the command states, and loses the others.
+        """Submit the sequences of a command to a replica.
 
-        If a sequence has fewer tokens than that, all are kept. This happens when the coordinator starts a
-        sequence over, and then receives an earlier report of the sequence's tokens: the coordinator expects more
-        tokens than are left.
+        The command states for each sequence how many tokens to keep; all later tokens are dropped. If a sequence has
+        fewer tokens, all are kept. This happens when the coordinator starts a sequence over, and then receives an
+        earlier report of the sequence's tokens: the coordinator expects more tokens than are left.
         """
         for name, keep in command.sequences:
             buffer = self._buffers.setdefault(name, TokenBuffer())
@@ -188,7 +188,7 @@ class Generation:
         return taken
 
     def evaluation(self) -> tuple[int, ...]:
-        """Create the groups of an evaluation of the held-out prompts. Returns their numbers."""
+        """Create the groups of an evaluation of the held-out prompts. Returns the numbers of the groups."""
         settings = self._parts.spec.evaluation
         first, self._evaluations = self._evaluations, self._evaluations + len(self._parts.validation)
         for number, prompt in enumerate(self._parts.validation, first):

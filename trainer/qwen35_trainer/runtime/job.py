@@ -190,7 +190,7 @@ def scheduling_start(job: Job) -> SchedulingSnapshot:
     from the checkpoint.
 
     If the journal is damaged, or has the format of another release, a warning is logged, and the state comes from the
-    checkpoint. Prompts whose groups left untrained after the checkpoint are then dispatched again. Raises
+    checkpoint. Prompts whose groups left the pipeline untrained after the checkpoint are then dispatched again. Raises
     JournalNotRead if the disk fails.
     """
     if job.resume is None:

@@ -63,7 +63,10 @@ class JournalFile:
     """
 
     def __init__(self, path: Path, writer: FolderWriter | None = None) -> None:
-        """Create a journal that is not open yet. writer: writes into its folder; None: no other attempt does so."""
+        """Create a journal that is not open yet.
+
+        writer: writes into the folder of the journal; None: no other attempt of the run writes there.
+        """
         self.path = path
         self._writer = writer or FolderWriter(path.parent)
         self._file: FileIO | None = None

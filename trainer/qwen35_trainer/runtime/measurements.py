@@ -105,7 +105,7 @@ class UpdateTimes:
         self.assembling += seconds
 
     def copied(self, seconds: float) -> None:
-        """Add seconds in which the train ranks copied the weights for a publication, or computed its probe."""
+        """Add seconds in which the train ranks copied the weights for a publication, or computed the probe of the copy."""
         self.copying += seconds
 
     def saved(self, seconds: float) -> None:
@@ -269,9 +269,10 @@ def update_record(
 
 
 def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
-    """Return the record of an evaluation of `version` after update `update`. time: training time of its end.
+    """Return the record of an evaluation of the weights `version` after update `update`.
 
-    A response without a reward (failed, with `onError: Skip`) counts as 0.
+    time: training time of the evaluation's end, in seconds. A response that could not be generated counts as 0, and so
+    does a response that could not be scored by a reward with `onError: Skip`.
     """
     scores = [score for group in groups for score in group.scores]
     lengths = [len(sequence.tokens) for group in groups for sequence in group.sequences]

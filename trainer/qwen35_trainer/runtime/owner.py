@@ -97,10 +97,12 @@ class Claim:
     def take(self, owner: Owner) -> Epoch:
         """Begin the epoch of `owner` in the folder, and return the epoch.
 
-        Raises FolderRefused if the folder cannot be written, or if its owner or its checkpoints have changed since this
-        state was read. In a cluster, such a change was made by another attempt of the training, and raises Superseded
-        instead; the operator then starts the next attempt. One change is accepted: a later attempt takes the folder
-        over from an earlier attempt that has become the owner meanwhile.
+        Raises FolderRefused if the folder cannot be written or owner.json is damaged, and outside of a cluster also if
+        the owner or the checkpoints have changed since this state was read. In a cluster, another attempt of the
+        training has made such a change: Superseded is raised, and the operator starts the next attempt.
+
+        In a cluster, a new owner is accepted if it is an earlier attempt of the same training, which has saved nothing
+        since this state was read.
         """
         try:
             current = Claim.on(self.folder)

@@ -5,8 +5,8 @@
 A probe compares the log-probs that a replica and the trainer compute for the same tokens with the same version. A
 replica computes its part between two steps, which costs as much as one prompt. The train ranks gather all parameters of
 the model for a probe, however few tokens it has, and cannot train meanwhile. A version has a probe if the probe takes a
-small share of the train ranks' time, or no longer than they waited for their last batch. `probes_skipped` in the metrics counts the versions without a probe.
-Publications do not wait for probes.
+small share of the train ranks' time, or no longer than the ranks waited for their last batch. `probes_skipped` in the
+metrics counts the versions without a probe. Publications do not wait for probes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class ProbeSchedule:
     def is_due(self, now: float, waited: float) -> bool:
         """Return whether the version that was just copied gets a probe. True for the first version.
 
-        A probe is due if the last probe took at most `waited`, because the ranks would probably be idle for that time
-        anyway, or at most PROBE_SHARE of the time since the end of the last probe. now: present time, on the clock of
-        `computed`. waited: seconds that the train ranks waited for their last batch.
+        A probe is due if the last probe took at most `waited` seconds: the ranks would probably be idle for that time
+        anyway. A probe is also due if the last probe took at most the share PROBE_SHARE of the time that has passed
+        since its end.
+
+        now: present time, on the clock of `computed`. waited: seconds that the train ranks waited for their last batch.
         """
         return self._duration <= max(waited, PROBE_SHARE * (now - self._ended))
 

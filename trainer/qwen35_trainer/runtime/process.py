@@ -79,9 +79,9 @@ def share_cores(spec: TrainingSpec) -> None:
 def return_freed_tensors() -> None:
     """Make the C library return the memory of a tensor to the system when the tensor is freed.
 
-    By default, glibc returns only allocations above a threshold, and raises the threshold, up to 32 MiB, to the size of
-    each larger allocation that is freed. The freed gradients of a layer then leave unused holes between optimizer
-    states: 1.5 GB of 13 GB for a model of 0.8B parameters.
+    By default, glibc returns only allocations above a threshold. When a larger allocation is freed, glibc raises the
+    threshold to the size of that allocation, up to 32 MiB. The freed gradients of a layer then leave unused holes
+    between optimizer states: 1.5 GB of 13 GB for a model of 0.8B parameters.
     """
     _glibc("mallopt", _M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 

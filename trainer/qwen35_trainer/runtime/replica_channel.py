@@ -88,9 +88,9 @@ class TakeSequences:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """A command to a replica: fetch a version of the weights, verify it, use it, and compare its log-probs if it has a probe.
+    """A command to a replica: fetch a version of the weights, verify it, and use it. Running sequences continue.
 
-    Running sequences continue.
+    If the version has a probe, the replica then compares its log-probs with the trainer's.
     """
 
     weights: PublishedWeights
@@ -98,10 +98,11 @@ class LoadWeights:
 
 @dataclass(frozen=True, slots=True)
 class ProbeWeights:
-    """A command to a replica: compare its log-probs of a version with those of the trainer.
+    """A command to a replica: compare its log-probs of a version with the trainer's.
 
-    It follows the command `LoadWeights` of the version, if that came before the probe. It is ignored unless the version is
-    in service when all versions before this command are loaded.
+    The driver sends this command if it has sent the command `LoadWeights` of the version before the probe was computed.
+    The replica first loads all versions that were sent before this command. If another version is then in service, the
+    replica ignores the command.
     """
 
     version: int
@@ -110,17 +111,18 @@ class ProbeWeights:
 
 @dataclass(frozen=True, slots=True)
 class SleepEngine:
-    """A command to a replica: give back the memory of its devices, after all versions before this command are loaded.
+    """A command to a replica: give back the memory of its devices.
 
-    Sequences that it still has are dropped.
+    The replica first loads all versions that were sent before this command. Sequences that it still has are dropped.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class WakeEngine:
-    """A command to a replica: take the memory again. The replica generates as soon as it has loaded a version.
+    """A command to a sleeping replica: take the memory of its devices again.
 
-    reload: whether it loads the version that it had; otherwise the next version follows this command.
+    The replica generates as soon as it has loaded a version. reload: whether the replica loads the version that it had
+    before; otherwise the driver sends the next version after this command.
     """
 
     reload: bool
@@ -300,9 +302,10 @@ class ReplicaChannel:
         self._connect_at = 0.0  # time of the next attempt to connect, on the event loop's clock
 
     async def connect(self, endpoint: Endpoint | None) -> None:
-        """Let calls travel over a connection to the worker's endpoint. None: the worker has none, so they travel through Ray.
+        """Let calls travel over a connection to the worker's endpoint.
 
-        If connecting fails, calls travel through Ray until a later attempt succeeds.
+        endpoint: None if the worker has no endpoint; calls then travel through Ray. If connecting fails, calls travel
+        through Ray until a later attempt succeeds.
         """
         self._endpoint = endpoint
         await self._connected()
@@ -323,8 +326,8 @@ class ReplicaChannel:
     async def receive(self) -> tuple[EngineReport, ...]:
         """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS.
 
-        Raises ReplicaFailed if a call to the worker fails. If reports have arrived before that, they are returned,
-        because their sequences are finished, and the next call of `receive` raises.
+        Raises ReplicaFailed if a call to the worker fails. If reports have arrived before the failure, they may contain
+        finished sequences. This call then returns the reports, and the next call of `receive` raises ReplicaFailed.
         """
         if self._failure is not None:
             raise self._failure

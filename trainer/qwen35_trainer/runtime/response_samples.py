@@ -6,7 +6,7 @@
 
 waits on                 unblocked by          deadline
 trained, evaluated       never wait            –
-sampler's thread: queue  a moment, or close    daemon: ends with the process
+sampler's thread: queue  samples, or close     daemon: ends with the process
 close                    everything written    CLOSE_SECONDS
 
 The functions after the sampler choose and format the responses, without side effects.

@@ -63,11 +63,13 @@ def find_start(
     """Return the checkpoint from which a run begins, and the states of the folders into which the run writes.
 
     resume: the value of --resume: the folder of a checkpoint; or `auto`, the newest checkpoint of the run if there is
-    one; None: the option is not given. folder: output folder of the run. base: the manifest's folder.
+    one; None: the option is not given. folder: output folder of the run. base: the manifest's folder. in_cluster:
+    whether the run is a training of a cluster, which saves no checkpoints without `checkpoint.storage`.
 
-    Raises CheckpointError for a checkpoint that is not complete, and StorageFailed if the folder of the checkpoints
-    cannot be read. Raises FolderRefused if the checkpoint belongs to a run with other fixed fields, or if the folder in
-    which this run would save cannot be written or belongs to another run.
+    Raises CheckpointError if the checkpoint is not complete, or if `auto` finds no checkpoint although the run has saved
+    one. Raises StorageFailed if the folder of the checkpoints cannot be read. Raises FolderRefused if the checkpoint
+    belongs to a run with other fixed fields, or if the folder in which this run would save cannot be written, belongs
+    to another run, or has checkpoints that the run would not continue.
     """
     spec = manifest.spec
     if in_cluster and spec.checkpoint.storage is None:

@@ -9,7 +9,7 @@
 waits on                 unblocked by                                deadline
 pending: its process     a node with room for it                     none, until there are too few replicas
 opening: the engine      the model is built                          PoolLimits.open
-an unreachable one       the network works again: the call repeats   PoolLimits.open, from the first call of its kind
+an unreachable one       the network works again: the call repeats   PoolLimits.open at its start, later UNREACHABLE_SECONDS
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
 sleep, wake              the report of each replica                  PoolLimits.publish, then it is lost
@@ -18,12 +18,12 @@ the first of the lane    one replica of the lane has joined          `open` + Po
 
 A replica is lost when any call to it fails: its process ended or ran out of memory, its node is gone, its engine failed
 or hangs, weights arrived damaged, or its log-probs of a probe differ from the trainer's. Its process is then killed,
-and another replica gets its name. The start of the other replica is delayed, the more so the more losses the name has
-had within LOSS_WINDOW_SECONDS. The loss is reported to the coordinator once. Commands to a lost replica have no effect,
-because the coordinator moves its sequences.
+and another replica gets its name. The start of the other replica is delayed. The delay grows with the number of losses
+under this name within LOSS_WINDOW_SECONDS. The loss is reported to the coordinator once. Commands to a lost replica
+have no effect, because the coordinator moves its sequences.
 
-A straggler lane that worked once may be lost: stragglers stay in the pool until it is back. One that never starts holds
-nodes for nothing, so the run ends.
+A run continues when it loses a straggler lane that has worked: stragglers stay in the pool until the lane is back. A
+run ends if its straggler lane never starts, because the lane would occupy nodes without using them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def replica_names(count: int, *, lane: bool = False) -> list[str]:
 
 
 class TooFewReplicas(ActorLost):
-    """Fewer replicas than the run needs have worked for too long.
+    """Too few replicas worked for too long, or no replica of the pool or of the straggler lane could start.
 
     The message names the cause for each missing replica.
     """
@@ -151,8 +151,9 @@ class RolloutReplica:
 class PoolLimits:
     """The limits of the rollout pool.
 
-    slots: number of sequences per replica. The others are maximum times in seconds. open: to build an engine. publish:
-    to load a version of the weights. too_few: for which the run continues with too few replicas.
+    slots: number of sequences per replica. All other limits are maximum times in seconds. open: time to build an
+    engine. publish: time to load a version of the weights. too_few: time for which the run continues with too few
+    replicas.
     """
 
     slots: int
@@ -162,7 +163,7 @@ class PoolLimits:
 
 
 class StepWatch:
-    """The watchdog of a replica: detects that its engine hangs, which has sequences but makes no further step."""
+    """The watchdog of a replica. Detects that the engine hangs: it has sequences, but makes no further step."""
 
     def __init__(self, now: float, first_step: float) -> None:
         """Begin to watch at time `now`, in seconds.
@@ -196,8 +197,8 @@ class RolloutPool:
 
     spawn: starts a replica with (number, name, lane). listener: gets the events and reports of the replicas. minimum:
     number of replicas, without those of the lane, that the run needs to continue. replica_ranks: number of devices of
-    one replica. takes_turns: whether the pool shares its devices with the train pool (`device_turns.py`). No replica
-    then starts before the first `wake`, or while the pool sleeps.
+    one replica. takes_turns: whether the pool shares its devices with the train pool (`device_turns.py`). If so, no
+    replica starts before the first `wake`, or while the pool sleeps.
     """
 
     def __init__(
@@ -288,7 +289,8 @@ class RolloutPool:
     def resize(self, target: int) -> None:
         """Set the number of replicas to keep running.
 
-        Excess replicas that are pending end. Excess replicas that run stay until their hosts are removed.
+        If the pool has more replicas than `target`, it ends excess replicas that are still pending. Excess replicas
+        that run already stay until their hosts are removed.
         """
         self._target = target
         self._recount()
@@ -338,8 +340,8 @@ class RolloutPool:
     async def sleep(self) -> MemoryChange:
         """Let all replicas give the memory of their devices back.
 
-        Returns the device memory of all together before and after. Replicas that are starting join first, because they
-        use the devices. Lost replicas are replaced after the next `wake`.
+        Returns the device memory of all replicas together, before and after. Replicas that are starting join first,
+        because they use the devices. Lost replicas are replaced after the next `wake`.
         """
         self._may_start.clear()
         await self._until(lambda: not self._starting)

@@ -7,10 +7,11 @@ waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
 exchange                  a finished group, weights, …           report_seconds, gather_seconds
 loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
-loading: the commit       the engine thread, between two steps   the same
-sleep, wake               the engine thread, between two steps   the same
+loading: the commit       the engine thread, between two steps   publication.timeoutSeconds, in the driver
+sleep, wake               the engine thread, between two steps   publication.timeoutSeconds, in the driver
 a probe: its log-probs    the engine's next steps, a commit      publication.timeoutSeconds, then it is dropped
-a failed probe: names     the version is fetched and loaded      COMPARISON_SECONDS, then none is named
+a failed probe: which     the version is fetched again, and      COMPARISON_SECONDS, then no parameter is named
+parameters differ         loaded over the parameters
 
 The engine thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified
 and received by the engine while generation continues, and replaced between two tokens without dropping a sequence. The
@@ -133,7 +134,7 @@ class NotFiniteLogProbs(RuntimeError):
 class WorkerAddress:
     """The address of a worker's process. In a cluster, the host is the pod.
 
-    endpoint: where it takes calls without Ray; None: nowhere.
+    endpoint: the address at which the process takes calls without Ray; None: it takes calls only through Ray.
     """
 
     host: str
@@ -164,7 +165,7 @@ class _Outbox:
 class EngineThread:
     """The thread on which a replica's engine runs, until `close`. Only `receive` uses the engine on another thread.
 
-    on_report: called, on this thread, when a report is due: there is a result for which the driver waits.
+    on_report: called, on any thread, when a report is due because there is a result for which the driver waits.
     """
 
     def __init__(self, engine: RolloutEngine, on_report: Callable[[], object]) -> None:
@@ -264,9 +265,9 @@ class EngineThread:
         self._holding.set()
 
     def passed(self, result: ProbeResult) -> None:
-        """Add the result of a probe that the replica has passed to the next report.
+        """Record that the replica has passed a probe. The next report will contain `result`.
 
-        The report does not become due by that.
+        This does not make the report due.
         """
         with self._lock:
             self._outbox.probed = result
@@ -274,8 +275,8 @@ class EngineThread:
     def changed_by_loading(self, weights: Any, version: int) -> Future[list[str] | None]:  # noqa: ANN401  # as for `receive`
         """Queue the command to load `version`, which is in service, once more.
 
-        The future gets the parameters that this changed. The result is a list of the names of parameters whose values
-        had differed from those of the version, or None if `version` is not in service any more.
+        The future gets the names of the parameters whose values this changes, which means that the replica had wrong
+        values for these parameters. The future gets None if `version` is not in service any more.
         """
         changed: Future[list[str] | None] = Future()
         changed.set_running_or_notify_cancel()
@@ -539,7 +540,7 @@ class EngineThread:
 class RolloutWorker(Process):
     """The Ray actor of one replica. Call `open` first, which builds the engine.
 
-    shared: the devices of train ranks that this replica uses, too, as indices or UUIDs; None: Ray assigns devices.
+    shared: indices or UUIDs of the devices that this replica shares with train ranks; None: Ray assigns devices.
     life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
     draw the same samples. end_token: the token that ends a response. devices: number of devices of the replica, which
     differs between the pool and the straggler lane. pictures: whether any prompt has pictures. vocabulary: number of
@@ -595,12 +596,10 @@ class RolloutWorker(Process):
             return None
 
     async def open(self) -> int | None:
-        """Build the engine.
+        """Build the engine. Returns its token room: the number of tokens, over all sequences, that fit into its memory.
 
-        Returns its token room: the number of tokens of all sequences for which its memory has room.
-
-        None: the number of slots is the stricter limit. If the answer is lost, the driver repeats the call, which then
-        waits for the same engine.
+        Returns None if the number of slots is the stricter limit. If the answer is lost, the driver repeats the call,
+        which then waits for the same engine.
         """
         self._opening = self._opening or asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
@@ -710,9 +709,9 @@ class RolloutWorker(Process):
     async def exchange(self, after: int, batch: CommandBatch | bytes) -> PackedReports:
         """Carry out packed commands, and then return, packed, all reports after report number `after`.
 
-        after: number of the last report that the driver has received; it acknowledges all reports up to it. If there is
-        no later report, the method waits until one is due: for a finished group, taken sequences, loaded weights, or
-        after `report_seconds`. Raises EngineFailed if the engine has failed.
+        after: number of the last report that the driver has received, which acknowledges this report and all earlier
+        ones. If there is no later report, the method waits until one is due: for example when a group has finished or
+        weights were loaded, and at the latest after `report_seconds`. Raises EngineFailed if the engine has failed.
         """
         engine = self._running
         self._order.receive(unpacked_commands(batch))

@@ -169,7 +169,7 @@ class WorkerLocation:
 
 @dataclass(frozen=True)
 class SharedPlace:
-    """The devices of train workers that a replica shares, and the node of these devices, by Ray's name."""
+    """The devices of train workers that a replica shares, and Ray's name of the node that has these devices."""
 
     node: str
     devices: tuple[str, ...]
@@ -200,7 +200,7 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
     """Return the sizes of the groups of neighbouring ranks that should share a node, in ascending order.
 
     The groups are the ranks that share a sequence (tensor × context), the ranks that share the experts of a layer, and
-    the ranks over which one of several copies of the model is sharded. Each size in the result is a multiple of the
+    the ranks that together hold one of several copies of the model. Each size in the result is a multiple of the
     previous one and divides `ranks`; sizes for which this is impossible are left out.
     """
     wanted = (
@@ -220,8 +220,8 @@ def rank_order(locations: Sequence[WorkerLocation], groups: Sequence[int]) -> tu
 
     groups: sizes of groups of neighbouring ranks, as `neighbour_groups` returns them. As many groups of each size as
     possible lie within one node. Nodes are in the order of their hosts' names, and the workers of a node in the order of
-    their devices. If the number of workers of a node is not a multiple of a group's size, its remaining workers come after
-    the complete groups of all nodes, and nodes with more remaining workers come first.
+    their devices. If the number of workers of a node is not a multiple of a group's size, the remaining workers of the
+    node come after the complete groups of all nodes. Of these, the workers of nodes with more remaining workers come first.
     """
     on_node: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for worker in sorted(range(len(locations)), key=lambda worker: _natural(locations[worker].device)):

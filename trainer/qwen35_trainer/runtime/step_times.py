@@ -150,9 +150,10 @@ class StepTimes:
         self._hand_over.add(seconds, 1)
 
     def changed(self) -> ReplicaTimes | None:
-        """Return the present averages if they differ by more than MIN_CHANGE from those that this method last returned.
+        """Return the present averages if they have changed since this method last returned averages; otherwise None.
 
-        Otherwise, and before the replica's steps are measured, return None.
+        They have changed if one of them differs by more than MIN_CHANGE, or if there is another number of buckets. The
+        result is also None before the replica's steps are measured.
         """
         times, earlier = self._times(), self._returned
         same_buckets = len(times.steps) == len(earlier.steps)

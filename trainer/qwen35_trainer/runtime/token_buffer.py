@@ -91,8 +91,8 @@ class TokenBuffer:
     def append(self, tokens: TokenRows, candidates: Candidates | None = None) -> int:
         """Append a copy of `tokens`. Returns the number of all tokens in the buffer.
 
-        candidates: the candidates of `tokens`, which are copied too; None: sampling was not truncated, so each token
-        could be any of the vocabulary.
+        candidates: for each of `tokens`, the tokens that truncated sampling could have drawn in its place, which are
+        copied too; None: sampling was not truncated, so it could have drawn any token of the vocabulary.
         """
         self._parts.append((tokens.copy(), None if candidates is None else candidates.copy()))
         self._length += tokens.shape[1]

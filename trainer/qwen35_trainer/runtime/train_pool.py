@@ -22,9 +22,9 @@ from qwen35_trainer.weights.published import PublishedWeights, joined
 
 
 class TrainPool:
-    """All train workers. Each call goes to all of them, in the same order and with the same arguments.
+    """All train workers. Every worker gets the same calls, in the same order and with the same arguments.
 
-    Only batches differ: each worker gets its share of a batch. deadline: maximum time for each call, in seconds, after
+    A batch is the exception: each worker gets only its share. deadline: maximum time for each call, in seconds, after
     which the call raises Stalled. division: how a batch is divided into shares. groups: sizes of the groups of
     neighbouring ranks that should share a node (`site.rank_order`).
     """

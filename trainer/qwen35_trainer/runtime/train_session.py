@@ -166,7 +166,8 @@ class TrainSession:
     def evaluation_due(self, count: int) -> bool:
         """Return whether to evaluate now.
 
-        True after the last update of the run, and if an evaluation was due at one of the last `count` updates.
+        The result is True if the run has made its last update, or if an evaluation was due at one of the last `count`
+        updates.
         """
         every = self.live.now.evaluationEveryUpdates
         return self.update >= self.updates_total or bool(every and self.update % every < count and self.update >= every)
@@ -187,9 +188,9 @@ class TrainSession:
         """Save a checkpoint, unless the run saves none. Sets `copied` as soon as training may continue.
 
         snapshot: the state of scheduling. version: version of the weights, for the records. Returns when the
-        checkpoint is complete and, if the manifest requests it, exported. Raises CheckpointError if it cannot be
-        written, Superseded if another attempt owns the folder, and ActorLost or Stalled if a train worker is lost or
-        does not answer.
+        checkpoint is complete and, if the manifest requests it, exported. Raises CheckpointError if the checkpoint
+        cannot be written, Superseded if another attempt owns the folder, and ActorLost or Stalled if a train worker is
+        lost or does not answer.
         """
         if self.checkpoints is None:
             copied.set()
@@ -295,5 +296,5 @@ def learning_rate(optimizer: OptimizerSpec, update: int, total: int) -> float:
 
 
 def first_kl_coefficient(spec: TrainingSpec) -> float | None:
-    """Return the initial coefficient of `algorithm.kl.adaptive`; None if the coefficients are fixed."""
+    """Return the initial coefficient of `algorithm.kl.adaptive`; None in SFT or if the coefficient is fixed."""
     return None if spec.mode == "SFT" else spec.algorithm.kl.first_adapted

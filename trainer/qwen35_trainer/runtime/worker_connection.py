@@ -64,7 +64,7 @@ class ConnectionEnded(ConnectionError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address at which a worker takes calls. key: both ends prove that they know it."""
+    """The address at which a worker takes calls. key: the secret by which both ends recognise each other."""
 
     host: str
     port: int
@@ -81,7 +81,7 @@ class WorkerServer:
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str) -> Endpoint:
-        """Listen at a free port of the address `host`, and return the endpoint. Raises OSError if that is impossible."""
+        """Listen on a free port of the address `host`, and return the endpoint. Raises OSError if that is impossible."""
         self._server = await asyncio.get_running_loop().create_server(self._accept, host, 0)
         return Endpoint(host, self._server.sockets[0].getsockname()[1], self._key)
 
@@ -131,7 +131,10 @@ class WorkerConnection:
 
     @classmethod
     async def connect(cls, endpoint: Endpoint) -> WorkerConnection:
-        """Connect to a worker. Raises ConnectionEnded after CONNECT_SECONDS, or if the peer is not that worker."""
+        """Connect to a worker.
+
+        Raises ConnectionEnded if that fails or takes longer than CONNECT_SECONDS, or if the peer is not that worker.
+        """
         connection = cls()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -159,7 +162,8 @@ class WorkerConnection:
     async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401  # a worker's result
         """Call a method of the worker and return its result.
 
-        Raises ConnectionEnded when the connection ends before that, or because the result cannot be unpickled.
+        Raises ConnectionEnded if the connection ends before the result arrives. If the result cannot be unpickled, the
+        method ends the connection, and raises ConnectionEnded too.
         """
         if self._ended:
             raise ConnectionEnded("the connection has ended")
