@@ -63,8 +63,7 @@ parameters with `planning/parameters.py`.
 def find(name: str) -> ModelSizes | None:
     """Return the sizes of a published model; None if the catalog does not have it.
 
-    name: compared without its owner and without regard to case. A suffix such as -Base may
-    follow the model's name in the catalog.
+    name: such as Qwen/Qwen3.5-9B-Base. The owner, upper and lower case, and a suffix such as -Base make no difference.
     """
     last = name.rsplit("/", 1)[-1].lower()
     matches = [key for key in MODELS if last.startswith(key.rsplit("/", 1)[-1].lower())]

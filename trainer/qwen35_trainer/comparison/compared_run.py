@@ -45,7 +45,7 @@ class ComparedRun:
     def updates(self) -> list[UpdateRecord]:
         """The update records that led to the final weights; updates that a later attempt repeated are left out.
 
-        Of more than MAX_POINTS updates, only every second, fourth, … and the last are kept.
+        If there are more than MAX_POINTS updates, only the first, every n-th and the last remain, where n is a power of 2.
         """
         return self.fold.updates.values
 
@@ -53,16 +53,16 @@ class ComparedRun:
     def evaluations(self) -> list[EvaluationRecord]:
         """The evaluation records that led to the final weights; evaluations that a later attempt repeated are left out.
 
-        Of more than MAX_POINTS evaluations, only every second, fourth, … and the last are kept.
+        If there are more than MAX_POINTS evaluations, only the first, every n-th and the last remain, where n is a power of 2.
         """
         return self.fold.evaluations.values
 
     def within(self, update: int, seconds: float) -> tuple[list[UpdateRecord], list[EvaluationRecord]]:
-        """Return the update and evaluation records with a number of at most `update`, or a time of at most `seconds`.
+        """Return the update and evaluation records whose update number is at most `update` or whose time is at most `seconds`.
 
         seconds: time since the training first started. If the records in memory have been thinned, only a few
-        of them may be in this range, so the file is read again. Of more than MAX_POINTS records of a class,
-        every second, fourth, … is returned.
+        of them may be in this range, so the file is read again. If more than MAX_POINTS records of a class are in the
+        range, only the first, every n-th and the last are returned, where n is a power of 2.
         """
         updates, evaluations = Thinned[UpdateRecord](MAX_POINTS), Thinned[EvaluationRecord](MAX_POINTS)
         if self.fold.updates.stride == self.fold.evaluations.stride == 1:

@@ -1,8 +1,9 @@
 """Checks across the sections of a spec.
 
 Each check is a pure function from the spec to its problems. `CHECKS` lists the sections that each check reads. If a
-section is invalid, the checks that do not read this section still run. Checks that CEL can express are also in the
-custom resource definition (`qwen35_operator/api/rules.py`); tests/controlplane/test_admission.py tests that both agree.
+section is invalid, the checks that do not read this section still run. Checks that CEL can express are also rules of the
+custom resource definition (`qwen35_operator/api/rules.py`). tests/controlplane/test_admission.py tests that these
+rules agree with the checks.
 """
 
 from collections.abc import Callable, Collection, Iterable

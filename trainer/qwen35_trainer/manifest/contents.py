@@ -54,7 +54,7 @@ def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
 def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that spec.rollout.vllm is set only with the engine VLLM.
 
-    Also check that a decode step may have at least one token for each sequence of a replica.
+    Also check that maxBatchedTokens is at least maxSequencesPerReplica. Each sequence needs one token in a decode step.
     """
     if (rollout := spec.rollout) is None or (options := rollout.vllm) is None:
         return
@@ -109,8 +109,9 @@ def reward_options(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def algorithm_functions(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that loss.function and advantageFunction are set if, and only if, the type of the
-    loss or the advantage is Function.
+    """Check that loss.function is set if, and only if, loss.type is Function.
+
+    Also check that advantageFunction is set if, and only if, advantage is Function.
     """
     loss, algorithm = spec.algorithm.loss, spec.algorithm
     for path, name, chosen, function in (
@@ -149,7 +150,7 @@ def clip(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def overlong_buffer(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the penalty for long responses begins within the length limit."""
+    """Check that overlongPenalty.bufferTokens is at most maxResponseTokens. Otherwise every response would be penalised."""
     penalty, limit = spec.algorithm.overlongPenalty, spec.data.maxResponseTokens
     if penalty is not None and penalty.bufferTokens > limit:
         yield Problem(
@@ -182,7 +183,8 @@ def divergence(spec: TrainingSpec) -> Iterator[Problem]:
 def kl(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that rewardCoefficient and rewardEstimator are set only with the placement LossAndReward.
 
-    Also check that an adaptive coefficient has a penalty to adapt and begins above 0, because it is adapted by factors.
+    Also check that an adaptive coefficient belongs to a penalty and begins above 0. The coefficient is only
+    multiplied by factors, so 0 would remain 0.
     """
     chosen, path = spec.algorithm.kl, "spec.algorithm.kl"
     if chosen.placement != "LossAndReward":

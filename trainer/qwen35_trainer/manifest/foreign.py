@@ -80,12 +80,12 @@ class Foreign:
 
 
 def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
-    """Return what to write in place of an unknown field; None if no other trainer has a field of that name.
+    """Return what to write in place of an unknown field; None if no key of another trainer matches.
 
-    path: the names from the spec down to the unknown field. model: the class of the spec. The last words of
-    `path` are compared with the last words of every key of another trainer, and the keys with the most equal
-    words count. The text names this project's fields for these keys. If a section and its fields match
-    equally well, only the section is named.
+    path: the names from the spec down to the unknown field. model: the class of the spec. A key matches if it ends in
+    the same name as `path`. If several keys match, those that share the longest end with `path` are chosen. A name in
+    VAGUE does not match alone. The text gives this project's field for each chosen key. If these fields are at
+    different depths of the spec, such as a section and its fields, only the outermost are given.
     """
     best = max((_shared(path, foreign) for foreign in _known(model)), default=0)
     if best == 0:

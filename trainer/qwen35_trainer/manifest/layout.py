@@ -55,7 +55,7 @@ def copies(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that FSDP's copies of the model (HSDP) have equal numbers of devices, and that a
     context-parallel group is within one copy.
 
-    Other engines must have one copy.
+    With any other engine, parallelism.copies must be 1.
     """
     train = spec.train
     if train.parallelism.copies == 1:
@@ -71,7 +71,7 @@ def copies(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def heads(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that context parallelism divides the numbers of heads of a random model.
+    """Check that the number of context-parallel ranks divides the numbers of heads of a random model.
 
     The heads of a checkpoint are not in the manifest, so the engine checks them when it loads the checkpoint.
     """
@@ -142,10 +142,10 @@ def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def replicas(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that replicas fit the nodes of their pool, and those of the straggler lane the lane's nodes.
+    """Check that the replicas of the straggler lane fit the lane's nodes, and all other replicas the rest of the pool.
 
-    A node must hold a whole number of replicas, or a replica must take whole nodes and the
-    pool hold a whole number of replicas.
+    Replicas that fit into a node must divide its devices evenly. A larger replica must take whole nodes, and
+    the number of its nodes must divide the number of available nodes.
     """
     if (pool := spec.rollout) is None:
         return

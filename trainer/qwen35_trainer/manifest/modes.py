@@ -70,9 +70,10 @@ def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def window(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that fields which bound or handle staleness are set only in FullyAsync.
+    """Check that fields which bound or handle staleness are not set in other modes than FullyAsync.
 
-    In other modes generation never runs ahead.
+    In other modes generation never runs ahead, so these fields have no effect. Values that describe
+    generation without staleness, such as stalenessThreshold 0, are allowed.
     """
     if spec.mode == "FullyAsync":
         return

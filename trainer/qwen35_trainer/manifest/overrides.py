@@ -25,7 +25,7 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
     """Return a copy of the document in which each `PATH=VALUE` has been applied in turn.
     `spec.` may be omitted from a path.
 
-    Raises ManifestError, without a file, that lists every override that cannot be applied.
+    Raises ManifestError with every override that cannot be applied. The error names no file.
     """
     changed, problems = override(document, overrides)
     if problems:

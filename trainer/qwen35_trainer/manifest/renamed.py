@@ -37,6 +37,6 @@ VALUES: Final = {
 
 
 def field(path: Sequence[str | int]) -> str | None:
-    """Return the present path of a field that was at `path` in an earlier version; None if no earlier version had the field."""
+    """Return the present path of a field that was at `path` in an earlier version; None if no field was renamed from `path`."""
     names = ["[]" if isinstance(segment, int) else f".{segment}" for segment in path]
     return FIELDS.get("".join(names).lstrip("."))

@@ -153,10 +153,10 @@ class TrainingSpec(Section):
 
     @property
     def min_rollout_nodes(self) -> int:
-        """Minimum number of nodes of the rollout pool: rollout.minNodes, but at least
-        one more than the straggler lane has.
+        """Minimum number of nodes of the rollout pool: rollout.minNodes, or rollout.nodes if it is not set.
 
-        A training of an earlier release may have a minNodes that leaves no node outside the straggler lane.
+        The result is at least one more than the number of nodes of the straggler lane, because a training of an earlier
+        release may have a minNodes that leaves no node outside the lane.
         """
         assert self.rollout is not None
         return max(self.rollout.minNodes or self.rollout.nodes, self.lane_nodes + 1)
@@ -195,8 +195,9 @@ class TrainingSpec(Section):
     def effective_async(self) -> AsyncSpec:
         """The values of `spec.async` that take effect.
 
-        In other modes than FullyAsync, both bounds of staleness are 0 and adaptiveDispatch and partialRollout are
-        false. With stalenessThreshold 0 no sequence is unfinished at a publication, so partialRollout is false too.
+        In other modes than FullyAsync, both bounds of staleness are 0, onMissedDeadline is Wait, and adaptiveDispatch
+        and partialRollout are false. With stalenessThreshold 0 no sequence is unfinished at a publication, so
+        partialRollout is false too.
         """
         if self.mode != "FullyAsync":
             synchronous = {"stalenessThreshold": 0.0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}

@@ -1,8 +1,8 @@
 """Bytes of the activations that a backward pass needs, and of the temporaries that exist with them.
 
 Each term is a tensor that autograd saves in the layer's code (`models/qwen3_5/`). A number has c bytes in the model's
-precision, and 4 in float32. With the kernels "Torch", on CPUs and NPUs, the delta rule keeps matrices (positions ×
-positions of a chunk), and norms keep their normalised inputs.
+precision, and 4 in float32. CPUs and NPUs use the kernels "Torch". With these kernels, the delta rule also keeps several
+matrices of positions × positions for each chunk, and norms also keep their normalised inputs.
 
     full attention   q, k, v, output, softmax statistics: flash attention keeps no matrix of positions (arXiv:2205.14135)
     delta rule       chunks of 64 positions (arXiv:2412.06464); flash-linear-attention keeps q, k, v, the gates and one matrix per chunk

@@ -18,7 +18,7 @@ def forward(shape: ModelSizes, context: float) -> float:
     """Return the floating-point operations of the forward pass of one token that
     attends to `context` earlier positions.
 
-    For the mean over the tokens of a sequence, give half of the sequence's length.
+    For the mean over all tokens of a sequence, pass half of its length as `context`.
     """
     attention = 4 * shape.query * context * shape.full_layers
     delta = 6 * shape.linear_values * shape.linear_key_dim * shape.linear_layers

@@ -4,13 +4,13 @@ Parameters, optimizer state and gradients are sharded over the ranks of a copy o
 (ZeRO-3, arXiv:1910.02054, section 5).
 
     parameters        float32 master weights of what trains; frozen parameters in the model's precision
-    optimizer state   float32: two moments for each trained parameter with AdamW; with Muon one (it uses AdamW for what is not a matrix,
-                      whose second moments are not counted)
+    optimizer state   float32: AdamW keeps two moments of the gradient for each trained parameter, and Muon keeps one. With Muon,
+                      parameters that are not matrices train with AdamW; their second moments are not counted
     gradients         float32; they exist from the end of the first backward pass of an update to its optimizer step
-    gathered          all-gathered parameters: the outermost ones (tables of tokens) from the forward pass to the end of the
-                      backward pass, and two layers at a time, the one that computes and the next one
-                      (torch.distributed.fsdp, `_fsdp_param_group.py`); resharded after use
-    gradient sums     a float32 copy of a unit's gradient for the reduce-scatter (`_fsdp_collectives.foreach_reduce`)
+    gathered          all-gathered parameters: the tables (token embedding and output layer) from the forward pass to the end of
+                      the backward pass, and two layers at a time: the one that computes and the next one. A layer is
+                      resharded after use (torch.distributed.fsdp, `_fsdp_param_group.py`)
+    gradient sums     a float32 copy of the gradient of one FSDP unit for the reduce-scatter (`_fsdp_collectives.foreach_reduce`)
 
 The peak is at one of four moments: the backward pass of the head, the backward pass of a layer, the reduce-scatter of
 the tables' gradients at the end of the backward pass, or the optimizer step.

@@ -4,10 +4,11 @@
                   reading the keys, values and states of n sequences; scheduling; all-reduces over tensor-parallel ranks
     experts       with E experts of which each token uses k, a step of n tokens reads E · (1 - (1 - k / E)^n) experts in the mean
 
-In mode FullyAsync, generation runs ahead of training, so all slots that the window can fill are taken: an update takes
-its number of tokens divided by the rate of the pool. In mode Colocated, generation and training take turns. Generation
-for an update then ends with the longest response: it takes the fixed part of a decode step for each token of that
-response, and the part per sequence for each token of all responses.
+In mode FullyAsync, generation runs ahead of training, so all slots that the window can fill are always occupied. The
+responses of an update take their number of tokens divided by the rate of the pool. In mode Colocated, generation and
+training take turns, so the generation of a batch ends with its longest response. It takes the fixed part of a decode step
+for each token of that response, and the part per sequence for each token of all responses. If a replica has more
+responses than slots, each further round of slots adds the fixed part for each token of a mean response.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class DecodeStep:
     def of(
         cls, shape: ModelSizes, devices: int, per_node: int, device: Device, sequences: float, context: float
     ) -> DecodeStep:
-        """Return the duration of a decode step of one replica, which is valid for about `sequences` sequences.
+        """Return the duration of a decode step of one replica.
 
         devices: number of devices of the replica. per_node: number of devices of a node. device: the kind of device.
-        context: mean number of earlier positions of a sequence.
+        sequences: number of sequences for which both parts are computed; with a very different number, the duration is
+        inaccurate. context: mean number of earlier positions of a sequence.
         """
         bandwidth = device.bandwidth * BANDWIDTH_SHARE
         text = parameters.text(shape)

@@ -24,9 +24,9 @@ def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kerne
     The gradient of the weight (vocabulary × hidden) has `width` bytes per number, and 4 more for a
     float32 sum if there are several chunks.
 
-    With one chunk, nothing is computed again, and the logits of Fused have only half of these bytes. With several
-    chunks, two tensors are not counted: the kept chunk of Torch, and the gradient of the previous chunk, which exists
-    until the next gradient replaces it.
+    With one chunk, nothing is computed again, so the result is too high for Fused: its logits have only half of these
+    bytes. With several chunks, the result is too low, because two tensors are not counted: the kept chunk of Torch, and
+    the gradient of the previous chunk, which exists until the next gradient replaces it.
 
     scored: number of rows of the micro-batch. width: bytes of a number in the model's precision.
     """

@@ -2,10 +2,10 @@
 
 train pod      offloaded state; two versions of each rank's shard of the published weights: one is read while the next
                one is written (`weights/segment.py`)
-rollout pod    a whole version for each replica while the replica loads it; with RDMA two, from which other replicas read
+rollout pod    a whole version for each replica while the replica loads it; with RDMA two versions, which other replicas read
                (`weights/relay.py`)
-/dev/shm       Ray's object store: a batch; with the transports Auto and ObjectStore also the published shards of a train pod
-               in place of its processes, and one bucket for each replica of a rollout pod
+/dev/shm       Ray's object store: a batch. With the transports Auto and ObjectStore also, in a train pod, the published shards,
+               which its processes then do not hold, and in a rollout pod, one bucket for each replica
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemor
 def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory | None:
     """Return the memory of a pod of the rollout pool; None if the training has no rollout pool.
 
-    tensors: bytes of tensors in host memory for each device of the pod.
+    tensors: bytes of tensors that a replica has in host memory for each of its devices; 0 on accelerators.
     """
     if spec.rollout is None:
         return None

@@ -4,7 +4,8 @@ They hold for the same model on the same kind of devices.
 
     training      device-seconds for each trained token
     generation    tokens per second of a rollout device; a pool that waited for the trainer could have been faster
-    publication   seconds of the copy, and of the transfer to the replicas, which are not scaled to other sizes
+    publication   seconds of the copy, and seconds of the transfer to the replicas and of the loading there. Neither is scaled
+                  to another size of a pool
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class MeasuredRun:
     def training(self, spec: TrainingSpec, response: float) -> TrainTime:
         """Return the time to train one update of another training, on the same kind of devices.
 
-        spec: the spec of the other training. response: mean tokens of its responses. The number of
-        passes is not known and given as 0.
+        spec: the spec of the other training. response: mean tokens of its responses. `passes` of
+        the result is 0, because the number of passes is not known.
         """
         tokens = spec.samples_per_update * response
         return TrainTime(0.0, self.device_seconds_per_token * tokens / spec.world_size, 0.0)

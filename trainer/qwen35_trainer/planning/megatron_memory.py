@@ -7,11 +7,12 @@ gradients         float32 buffers of all these parameters, allocated once
 optimizer state   two float32 moments, and float32 master weights if the model is in bfloat16, sharded over the ranks with the same
                   parameters (ZeRO-1, arXiv:1910.02054, section 5; megatron-core, docs "distributed optimizer":
                   6 + 12 / d bytes per parameter with d data-parallel ranks)
-offload           the optimizer's master weights only during the step, and the moments of one group of parameters after another
-                  (`engines/megatron/offload.py`); of trained and reference model, only the one that computes
-activations       those of all micro-batches that the stage has begun and not ended: with P stages, the first stage has
-                  P of them (1F1B, arXiv:2104.04473, section 2.2); with v virtual stages of each stage, 2 (P - 1) + (v - 1) P + 1,
-                  each of 1 / v of its layers (interleaved 1F1B, ibid.)
+offload           what the device still holds of offloaded data (`engines/megatron/offload.py`). Optimizer state: in the optimizer
+                  step all master weights, and the moments of one group of parameters at a time; all of it while a checkpoint is
+                  saved. Parameters: those of the trained model or of the reference model, whichever computes
+activations       those of all micro-batches whose forward pass the stage has begun and whose backward pass it has not ended. With
+                  P stages, the first stage holds P of them (1F1B, arXiv:2104.04473, section 2.2). With v virtual stages per stage,
+                  it holds 2 (P - 1) + (v - 1) P + 1, each for 1 / v of the stage's layers (interleaved 1F1B, ibid.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOMENTS_BYTES = 8 * 2**27
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage: consecutive decoder layers, and the embedding or the output layer at an end of the model."""
+    """A pipeline stage: the decoder layers of its virtual stages, and the embedding or the output layer at an end of the model."""
 
     parts: tuple[range, ...]
     """Numbers of the decoder layers of each virtual stage, in the model, from 0."""

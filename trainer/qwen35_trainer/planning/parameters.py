@@ -102,7 +102,7 @@ def vision(shape: ModelSizes) -> int:
 def active(shape: ModelSizes) -> int:
     """Return the number of parameters that multiply a token.
 
-    The token embedding is not counted, and of the experts only those in use.
+    The token embedding is not counted. Of the experts, only those that a token uses are counted.
     """
     experts = 3 * shape.hidden * shape.expert_intermediate * shape.experts_per_token
     dense = layers(shape)

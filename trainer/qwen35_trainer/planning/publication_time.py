@@ -1,8 +1,9 @@
 """Seconds of a publication, in three steps.
 
 copy       each train rank copies its shard of the version to its host; training waits
-transfer   train nodes send a whole version to every replica. With RDMA, replicas serve each other (`weights/relay.py`): first as
-           many as the train ranks can feed together, then twice as many with each wave. The busiest sender or receiver decides
+transfer   train nodes send a whole version to every replica; the slowest sender or receiver determines the time. With RDMA,
+           replicas serve each other (`weights/relay.py`): train ranks send to as many replicas as they can serve at the same
+           time, and each further wave doubles the number of replicas that have the version
 load       each device of a replica copies its part of the version from its host, between two decode steps
 """
 

@@ -27,7 +27,8 @@ class PlanRefused(Exception):
 class ModelUnknown(PlanRefused):
     """Raised if the sizes of the model are not known.
 
-    The model is not in the catalog, and no readable config.json of a supported model is on this machine.
+    Either its config.json is not that of a supported model, or this machine has no config.json of the
+    model and the catalog does not have the model.
     """
 
 

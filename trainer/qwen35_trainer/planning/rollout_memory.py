@@ -7,8 +7,8 @@
                    sequence; vLLM keeps them twice for its prefix cache
     workspace      logits of a step in float32, and the activations of the step's tokens
 
-vLLM takes `rollout.memoryFraction` of the device. Sequences get what weights and workspace leave, and further sequences
-wait. The Torch engine reserves the maximum length for every slot.
+vLLM takes `rollout.memoryFraction` of the device. Sequences get the part that weights and workspace leave, and sequences
+that do not fit wait. The Torch engine reserves the maximum length for every slot.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 @dataclass(frozen=True)
 class TrainMemory:
-    """The bytes that a train rank holds on its device at one moment, by use."""
+    """The bytes that a train rank holds on its device at one moment, such as the optimizer step, by use."""
 
     parameters: float = 0.0
     gradients: float = 0.0
@@ -32,7 +32,10 @@ class TrainMemory:
 
 
 def largest(moments: dict[str, TrainMemory]) -> tuple[str, TrainMemory]:
-    """Return the name and the memory of the moment with the most bytes. moments: name of a moment → memory."""
+    """Return the name and the memory of the moment with the most bytes.
+
+    moments: name of a moment, such as "optimizer step" → memory at this moment.
+    """
     return max(moments.items(), key=lambda moment: moment[1].total)
 
 

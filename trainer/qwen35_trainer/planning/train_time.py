@@ -1,4 +1,4 @@
-"""Seconds that the train pool computes for one update."""
+"""The seconds in which the train pool computes one update."""
 
 from __future__ import annotations
 

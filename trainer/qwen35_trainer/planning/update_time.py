@@ -1,7 +1,7 @@
 """Seconds of an update by part, and the part that is the bottleneck.
 
-FullyAsync   the longest of three that run at the same time: training and the copies of publications, generation and the
-             loading of versions, the transfer of versions
+FullyAsync   three activities run at the same time, and the longest determines the time of an update: (1) training and the copies
+             of publications; (2) generation and the loading of versions; (3) the transfer of versions
 Colocated    the sum of training, generation and publications, which follow each other
 SFT          training alone
 """

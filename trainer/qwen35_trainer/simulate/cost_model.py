@@ -221,10 +221,10 @@ class Faults:
         )
 
     def gaps(self, seed: int, replica: int) -> Iterator[float]:
-        """Yield, for one replica, the seconds from each of its starts to its next random
-        failure; nothing if `mtbf` is None.
+        """Yield, for one replica, the seconds from each of its starts to its next random failure.
 
-        The values depend only on `seed` and `replica`, the replica's number. The iterator does not end.
+        The iterator is empty if `mtbf` is None, and endless otherwise. The values depend only
+        on `mtbf`, `seed` and `replica`, the replica's number.
         """
         draw = np.random.default_rng((seed, 1, replica))
         while self.mtbf is not None:

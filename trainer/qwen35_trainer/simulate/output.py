@@ -131,7 +131,8 @@ def sweep_table(
 ) -> RenderableType:
     """Return a table with one row per combination of a sweep.
 
-    Columns without notable values in any row are left out.
+    A column is left out if it is of interest for no row. Further columns are left out, in the
+    order of DROP_ORDER, until the table fits into 80 columns of the terminal.
     """
     results = [row.result for row in rows]
     axes_width = sum(max(map(len, [*re.split(r"[-_.]", axis.key), *axis.values])) + 1 for axis in axes)
@@ -234,8 +235,8 @@ def _assignments(axes: Sequence[SweepAxis], values: Sequence[str]) -> str:
 def describe_workload(workload: Workload, seeds: int = 1) -> list[str]:
     """Return a description of a workload in three lines.
 
-    They have policy, bounds of staleness (s, S) and sizes of batches (P, G, K); the pools; and the response lengths,
-    the number of batches and the seeds.
+    The first line has the policy, the bounds of staleness (s, S) and the sizes of batches (P, G, K). The second line has
+    the pools. The third line has the response lengths, the number of batches and the seeds.
     """
     window = workload.settings.window
     knobs = [str(workload.policy)]

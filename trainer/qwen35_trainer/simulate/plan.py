@@ -5,7 +5,7 @@ staleness, and a straggler lane or none.
                                      ▲                                     │
                                      └────── a neighbour is better ◄───────┴─► no neighbour is better: the plan
 
-A neighbour is a plan that differs in one choice. Every simulated plan is a manifest that `qwen35 validate` accepts.
+A neighbour is a plan that differs in one choice. Every simulated plan passes the checks of a manifest.
 """
 
 from __future__ import annotations

@@ -78,11 +78,11 @@ class PlanChoice:
         )
 
     def is_legal(self, spec: TrainingSpec) -> bool:
-        """Return whether `qwen35 validate` accepts the manifest with this plan, and a lane
-        in the plan is faster than the pool.
+        """Return whether the manifest with this plan is valid, this release can run it, and a lane of the plan is
+        faster than the pool.
 
-        A lane is faster if its replicas have more devices than the replicas of the pool. A problem that the manifest
-        has without the plan, because the release cannot run it, does not count.
+        A lane is faster if its replicas have more devices than the replicas of the pool. If the release cannot run the
+        manifest even without the plan, the plan is legal as long as it adds no further problem.
         """
         assert spec.rollout is not None
         if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:
@@ -252,8 +252,8 @@ class PlanGrid:
     def allows(self, choice: PlanChoice) -> bool:
         """Return whether the planner may recommend a plan.
 
-        The maximum lag of the plan must be at most that of `start`, and its policy for
-        missed deadlines must be the same.
+        The maximum lag of the plan must be at most that of `start`. The policy for missed deadlines must be
+        the policy of `start`.
         """
         bound, policy = self.start.max_version_lag, self.start.on_missed_deadline
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy

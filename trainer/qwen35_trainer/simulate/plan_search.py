@@ -133,7 +133,7 @@ def _lengths(lengths: LengthDistribution, group_size: int, correlation: float, s
 
 
 def search(grid: PlanGrid, trials: Trials) -> Trial:
-    """Return the best plan of a grid that pattern search finds, as `preferred` compares plans.
+    """Search a grid by pattern search, and return the best plan that was simulated, as `preferred` selects it.
 
     Raises WorkloadRefused if no plan can be simulated.
     """
@@ -295,7 +295,8 @@ class Trials:
     def short(self, choice: PlanChoice) -> SimulationResult | None:
         """Return the result of a short simulation of a plan.
 
-        Returns None if the plan is not legal or cannot be simulated, or if the limit of simulations is reached.
+        Returns None if the plan is not legal or cannot be simulated, or if the limit of
+        simulations was reached before the plan was simulated.
         """
         if (choice, False) not in self._results and self.simulations >= self._limit:
             return None

@@ -143,8 +143,8 @@ class GroupSampler:
     def draw(self, position: int, batch: int) -> tuple[list[int], bool]:
         """Draw the number of response tokens of each sequence of a group, and whether the rewards of the group differ.
 
-        position: position of the group's prompt in the data. A position that was drawn before gets new lengths. batch:
-        number of the next batch to train, with which lengths drift.
+        position: position of the group's prompt in the data. A position that was drawn before gets new lengths.
+        batch: number of the next batch to train. If lengths drift, this number determines how far.
         """
         repeat = 0
         if position <= self._last_position:

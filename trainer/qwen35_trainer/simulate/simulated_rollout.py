@@ -95,7 +95,7 @@ class SimulatedRollout:
             self.full_at = self._clock.now
 
     def move(self, action: do.MoveSequences) -> None:
-        """Move sequences and the tokens that they have from a replica of the pool to a replica of the straggler lane."""
+        """Move sequences, with all tokens generated so far, from a replica of the pool to a replica of the straggler lane."""
         assert self._workload.lane is not None
         for name in action.sequences:
             sequence = self._release(self._replicas[action.source].held[name])

@@ -187,8 +187,8 @@ class Measurement:
     ) -> None:
         """Add a batch that begins to train.
 
-        version: version of the weights at which the batch trains. groups: the sequences of each group. replicas: for
-        each group, the number of replicas on which its sequences started, summed over the groups.
+        version: version of the weights at which the batch trains. groups: the sequences of each group. replicas: the
+        sum over all groups of the number of replicas on which the sequences of a group started.
         """
         if self.first_batch_at is None:
             self.first_batch_at = now
@@ -271,8 +271,8 @@ def ideal_throughput(workload: Workload) -> float:
     """Return the tokens per second of the slower pool if it were always busy with all slots occupied.
 
     With the policy `colocated`, both pools use the same hardware in turn, and the result is the throughput of
-    the two turns together. Prefill, environments, publications and the trainer's overhead are not included, so
-    the simulated throughput is lower.
+    the two turns together. With dynamic sampling, only the tokens of groups that train count. Prefill,
+    environments, publications and the trainer's overhead are not included, so the simulated throughput is lower.
     """
     lane = () if workload.lane is None else workload.lane.replicas * (workload.lane.replica,)
     rollout = sum(replica.tokens_per_second for replica in (*workload.replicas, *lane))
