@@ -168,8 +168,9 @@ def registry(
 ) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
-    apply: called with each event of a training. answered: called with each answer to kopf. explicit: whether the user named a
-    kubeconfig. The credentials of a named kubeconfig are preferred to those of the pod; otherwise those of the pod are preferred.
+    apply: called with each event of a training. answered: called with each answer to kopf. explicit: whether the user
+    named a kubeconfig. If so, the kubeconfig's credentials are tried before the pod's credentials; otherwise the pod's
+    credentials are tried first.
     """
     handlers = kopf.OperatorRegistry()
     # Neither way needs the synchronous client library.

@@ -59,7 +59,10 @@ class ShallowSession(kopf.AiohttpSession):
 
 
 class ShallowResponse(aiohttp.ClientResponse):
-    """A response in which `shallow_json` replaces JSON that is nested too deeply, read as a whole or in lines."""
+    """A response in which `shallow_json` replaces parts of JSON that are nested too deeply.
+
+    The response can be read as a whole (`json`) or line by line (`content.iter_chunked`).
+    """
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
         """Begin to receive the response. `content.iter_chunked` then yields whole lines of shallow JSON."""

@@ -25,7 +25,8 @@ class SettingsRefused(ValueError):
 def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
     """Return the trainer image of each device profile: the default, or the image that a change names.
 
-    changes: such as CPU=registry/image:tag. Raises SettingsRefused if a change names an unknown profile or no image.
+    changes: of the form PROFILE=IMAGE, such as CPU=registry/image:tag. Raises SettingsRefused if a change names an
+    unknown profile or no image.
     """
     chosen = dict(IMAGES)
     for change in changes:

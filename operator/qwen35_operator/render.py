@@ -28,9 +28,9 @@ def objects(
 ) -> tuple[KubeObject, ...]:
     """Return the child objects that the operator would create for the first attempt, in the order of creation.
 
-    namespace: replaces the namespace in the manifest. If neither is given, the namespace is "default". settings: None
-    for the default settings. file: the path that errors name. Raises ManifestError if the namespace is invalid, if no
-    objects can be built from the manifest, or if the model does not fit the devices.
+    namespace: replaces the namespace in the manifest. If it is None and the manifest names none, the namespace is
+    "default". settings: None for the default settings. file: the path that errors name. Raises ManifestError if the
+    namespace is invalid, if no objects can be built from the manifest, or if the model does not fit the devices.
     """
     if namespace is not None and not NAMESPACE_PATTERN.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."

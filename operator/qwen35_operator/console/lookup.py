@@ -45,9 +45,9 @@ def check_credentials(kubeconfig: str | None, context: str | None) -> None:
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
     """Return the namespace of the kubeconfig's context, or of the pod in which this process runs; otherwise "default".
 
-    kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. The
-    pod's namespace counts only if both are None. Raises NotShown if there is no valid kubeconfig, or if it has no
-    current context.
+    kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
+    both are None and this process runs in a pod, returns the pod's namespace without reading a kubeconfig. Otherwise
+    raises NotShown if there is no valid kubeconfig, or if the kubeconfig has no current context.
     """
     if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
         return POD_NAMESPACE_FILE.read_text().strip() if POD_NAMESPACE_FILE.is_file() else "default"

@@ -87,7 +87,8 @@ class TrainingView:
     def idle(self, pool: str) -> float | None:
         """Return the share of time, 0 to 1, in which the pool was idle.
 
-        Returns None while the training does not run, and for the head, whose idle time is not measured.
+        Returns None while the training does not run, if the trainer has not reported the share, and for the head, whose
+        idle time is not measured.
         """
         progress = self.status.progress
         if progress is None or self.state != "Running":

@@ -19,7 +19,7 @@ def always(training: TrainingResource, settings: OperatorSettings, config_map: K
 
 
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return the problems for which a training's objects cannot be built, although its spec passes all other checks.
+    """Return the problems that keep a training's objects from being built, although its spec passes all other checks.
 
     The operator refuses a training with such problems. The functions that build objects must not be called for it.
     """

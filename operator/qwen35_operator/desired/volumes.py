@@ -41,7 +41,7 @@ def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_g
     """Return the volumes of a pool's pods.
 
     Every pod has shared memory, the claims, and, without a claim for checkpoints, an emptyDir for the run's folder. The
-    head also has the manifest, and other pods the device files of their node. shm_gib: maximum size of the shared
+    head also has the manifest. Other pods also have the device files of their node. shm_gib: maximum size of the shared
     memory, in GiB.
     """
     spec = training.spec

@@ -2,9 +2,9 @@
 
 The API server keeps one entry for each manager and operation. An apply removes fields that are in the manager's entry
 for Apply and not in the applied object. It keeps the fields in all other entries. A field that the operator wrote by
-creating or patching the object is in the operator's entry for Update, and as long as it is there no apply removes the
-field. Before the first apply, the fields of the entry for Update are therefore moved to the entry for Apply. kubectl
-does the same with the fields of its client-side applies (client-go, util/csaupgrade).
+creating or patching the object is in the operator's entry for Update. While a field is in that entry, no apply removes
+the field. Before the first apply, the fields of the entry for Update are therefore moved to the entry for Apply.
+kubectl moves the fields of its client-side applies in the same way (client-go, util/csaupgrade).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Caches the records of one kind of object, by training. The cache may lag behind the API server but never goes back.
 
 An event older than the stored record of the same object is ignored, so a watch may repeat events. Every method that
-changes records returns the trainings that the change affects: usually one, but two if the object's label now names
-another training.
+changes records returns the affected trainings. A change of an object affects its training, and also its previous
+training if the object's label named another training before.
 
 Answers to the operator's own writes are stored immediately, so that the next decision sees them. Such an answer may
 arrive after the watch has reported the deletion of the object. In this case the answer is ignored, because no later

@@ -13,7 +13,7 @@ from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, RELATIVE_FOLDE
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return the problems for which the operator refuses a training whose spec is valid.
+    """Return the problems because of which the operator refuses a training whose spec is valid.
 
     The problems are features that this release cannot run, settings that cannot work in pods, and settings from which
     no objects can be built.

@@ -72,7 +72,8 @@ def present_report_of(observed: Observed, attempt: Attempt) -> ProgressReport | 
 
     Returns None if the report is absent, unreadable, of another attempt or from an earlier RayCluster. An attempt gets
     another RayCluster each time its queue admits it again. A trainer of an earlier release does not name its RayCluster
-    in the report. Such a report is from an earlier one if it was written before the present one was created.
+    in the report. Such a report counts as one from an earlier RayCluster if it was written before the present
+    RayCluster was created, or if KubeRay has not created the present RayCluster yet.
     """
     report, job = report_of(observed, attempt), job_of(observed, attempt.number)
     if report is None or job is None:
@@ -163,8 +164,8 @@ def ended(
 ) -> dict[str, Any]:
     """Return the changes of the status that record the end of an attempt: new values by field name.
 
-    reason: one word for programs. message: for people. counted: whether the attempt uses up one of
-    failurePolicy.maxRestarts.
+    reason: one word for programs. message: for people. counted: whether the attempt uses up one of the restarts
+    that failurePolicy.maxRestarts allows.
     """
     status, report = observed.status, report_of(observed, attempt)
     restarts = counted_restarts(observed, attempt, now) if outcome == "Failed" else status.restarts
@@ -188,10 +189,10 @@ def ended(
 
 
 def failures_in_a_row(status_attempts: Sequence[Attempt], retried: int) -> list[Attempt]:
-    """Return the latest attempts that have failed one after the other without progress, the newest first.
+    """Return the latest attempts that failed in a row, back to and including the last one that made progress.
 
-    The oldest of them may have made progress before it failed. retried: number of the last attempt before a user
-    requested that the training is tried again. This attempt and earlier ones are left out.
+    The newest is first. retried: number of the last attempt before a user requested another try of the training. That
+    attempt and earlier ones are left out.
     """
     failed: list[Attempt] = []
     for index in reversed(range(len(status_attempts))):

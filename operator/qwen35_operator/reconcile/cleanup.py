@@ -1,7 +1,7 @@
 """Deletes RayJobs that must not outlive their attempt, and the children of trainings that have ended.
 
-The children are deleted cleanupSecondsAfterFinished seconds after the end of their training, or never without this
-field.
+The children are deleted cleanupSecondsAfterFinished seconds after the end of their training. If this field is not set,
+the children stay.
 """
 
 from datetime import datetime
@@ -28,9 +28,9 @@ MAX_ENDED_JOBS = 3
 def decide(observed: Observed, now: datetime) -> Verdict | None:
     """Return a verdict that keeps the state of a training that has ended, and deletes its children when it is time.
 
-    The children are deleted cleanupSecondsAfterFinished seconds (their time to live) after the end, or never without
-    this field. If the annotation RETRY of a failed training has changed, the verdict starts another attempt instead.
-    Returns None if the training has not ended.
+    The children are deleted cleanupSecondsAfterFinished seconds (their time to live) after the end. If this field is
+    not set, the children stay. If the annotation RETRY of a failed training has changed, the verdict starts another
+    attempt instead. Returns None if the training has not ended.
     """
     finals: tuple[FinalCondition, ...] = ("Succeeded", "Failed")
     conditions = ((kind, true_condition(observed.status, kind)) for kind in finals)
@@ -64,9 +64,9 @@ def _retried(observed: Observed) -> Verdict:
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
     """Return the due deletions of RayJobs whose attempts have ended, and the seconds until the next deletion is due.
 
-    The seconds are None if no further deletion will be due. Of the RayJobs that have ended themselves, the
-    MAX_ENDED_JOBS newest are kept as records of their attempts. The RayJob of a suspended attempt is deleted, because a
-    suspended training must have no pods.
+    The seconds are None if no further deletion will be due. A RayJob that ends JOB_SHUTDOWN_SECONDS after its attempt
+    at the latest is a record of the attempt. The MAX_ENDED_JOBS newest records are kept. The RayJob of a suspended
+    attempt is always deleted, because a suspended training must have no pods.
     """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [

@@ -10,9 +10,10 @@ KubeRay submits the trainer only when all pods of the cluster work. If Kubernete
 START_WAIT_SECONDS, and at least rollout.minNodes pods work, these pods are removed. The pool grows again when the trainer runs.
 
 A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
-change the size if Ray's autoscaler decides it. Under a queue, the operator never adds nodes to those that the queue has admitted,
-which are in the RayJob. This holds for Kueue's elastic jobs too: Kueue reads the size of a RayCluster only if Ray's
-autoscaler scales it (pkg/controller/jobs/raycluster/common.go, UpdatePodSets), so further nodes would be in no quota.
+change the size if Ray's autoscaler decides it. Under a queue, the rollout pool never gets more nodes than the
+RayJob requests, because the queue has admitted only these. This holds for Kueue's elastic jobs too: Kueue reads the
+size of a RayCluster only if Ray's autoscaler scales it (pkg/controller/jobs/raycluster/common.go, UpdatePodSets), so
+further nodes would be in no quota.
 
 The nodes of the straggler lane are a worker group of their own, which keeps its size. All sizes here include them, except
 the number of replicas of the worker group `rollout`.
@@ -73,8 +74,9 @@ def autoscale_choice(training: TrainingResource, status: TrainingStatus) -> Auto
 def resize(situation: AttemptSituation, nodes: int) -> Resize:
     """Return the writes that give the attempt's cluster this number of rollout nodes.
 
-    There are no writes if the cluster already has this number, must keep another number (`Resize.held` says why), waits for pods
-    that drain, or does not exist. If the queue has admitted fewer nodes, the cluster gets these.
+    There are no writes if the cluster already has this number, must keep another number (`Resize.held` says why), waits
+    for pods that drain, or does not exist. If the queue has admitted fewer nodes, the cluster gets only the admitted
+    number.
     """
     cluster, pool = situation.cluster, situation.spec.rollout
     if cluster is None or cluster.deleting is not None or pool is None or nodes == 0:

@@ -115,10 +115,11 @@ def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) 
 def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list[Evidence]:
     """Return everything that is known about a failed attempt, in the order of causality.
 
-    If the trainer reports a failure whose reason is not a symptom (SYMPTOMS), the order is: `first` if given, the
-    report, the pods, the RayJob. A pod that was evicted some minutes before does not explain bad data. Otherwise the
-    order is: pods that the cluster has ended (LOSSES), those of the pool rollout last, because an attempt can outlive
-    them; `first` if given; the report; other pods; the RayJob.
+    first: evidence that the caller has found; it precedes the trainer's report. If the trainer reports a failure whose
+    reason is not a symptom (SYMPTOMS), the order is: `first`, the report, the pods, the RayJob. For example, the report
+    of bad data precedes a pod that was evicted some minutes earlier. Otherwise the order is: pods that the cluster has
+    ended (LOSSES), `first`, the report, other pods, the RayJob. Among the pods that the cluster has ended, rollout pods
+    are last, because an attempt can outlive them.
     """
     report, progress, job = situation.report, situation.status.progress, situation.job
     trained = bool(report and report.update) or bool(progress and progress.update)

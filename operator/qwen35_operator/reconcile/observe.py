@@ -52,8 +52,8 @@ class TrainingParser:
     def parse(self, raw: KubeObject) -> tuple[TrainingResource | None, tuple[Problem, ...]]:
         """Return the training, or None and the problems of its spec.
 
-        Calls for one training return the same object until its spec changes, or a label or annotation that is copied to
-        RayJobs.
+        Calls for one training return the same object until the training's spec, or one of the labels and annotations
+        that RayJobs copy, has changed.
         """
         metadata = raw["metadata"]
         labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))

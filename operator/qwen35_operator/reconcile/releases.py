@@ -25,7 +25,7 @@ FINAL_CONDITIONS: Final[tuple[ConditionType, ...]] = ("Succeeded", "Failed")
 
 
 def with_release(observed: Observed, settings: OperatorSettings) -> Observed:
-    """Return the observation with the release of the latest attempt, and the available release, in its status.
+    """Return the observation, with the latest attempt's release and the available release in its status.
 
     The status of a training that has ended stays as it is. Otherwise an upgrade of the operator would write to every
     ended training.
@@ -44,10 +44,10 @@ def with_release(observed: Observed, settings: OperatorSettings) -> Observed:
 def for_next_attempt(situation: Situation) -> TrainerRelease:
     """Return the release for the next attempt.
 
-    After a failed attempt, this is the recorded release, with two exceptions that give the operator's present release:
-    the user has requested it (annotation UPDATE, or another spec.pods.image), or no trainer of this training has ever
-    reported, so that the recorded image may be broken. In all other cases, such as after a stop, this is the operator's
-    present release.
+    This is the recorded release after a failed attempt, and otherwise the operator's present release. After a failed
+    attempt, the operator's present release is returned only if the user has requested it (annotation UPDATE, or another
+    spec.pods.image), or if no trainer of this training has ever reported. In the latter case the recorded image may be
+    broken.
     """
     recorded, request = situation.status.release, situation.observed.update_request
     last = attempts.last_attempt(situation.status.attempts)

@@ -1,4 +1,4 @@
-"""Cuts texts to a number of bytes: with a limit in characters, a message in Chinese could take three times as many."""
+"""Cuts texts to a number of bytes. A limit in characters would not bound the bytes: a Chinese character takes three."""
 
 ELLIPSIS = "…"
 

@@ -11,7 +11,7 @@
 
 waits                 for                                                              then
 a prompt              no reason in `why_no_dispatch`, a free slot, an empty queue      GroupDispatched, StartSequences
-a sequence            a free slot; the earliest birth first                            StartSequences
+a sequence            a free slot; the earliest birth (`Placement`) first              StartSequences
 a straggler (a long   room on a replica of the lane, if it gains time there; the       MoveSequences
 sequence)             earliest deadline first
 a batch               enough finished groups, among them the due ones (`Buffer`);      TrainGroups

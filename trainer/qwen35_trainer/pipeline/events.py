@@ -58,8 +58,8 @@ class ReplicaLost:
     """A replica is gone. The replica's sequences are enqueued again, for any replica.
 
     kept: sequence → number of its response tokens that are still available. A sequence that is not in `kept` had not
-    arrived at the replica, and has the tokens that it had when the coordinator sent it there. With
-    `async.partialRollout`, generation continues after these tokens; otherwise all sequences start over.
+    arrived at the replica, so the tokens with which the coordinator sent it there are available. With
+    `async.partialRollout`, generation continues after the available tokens; otherwise all sequences start over.
     """
 
     replica: int

@@ -9,8 +9,8 @@ filtered.
     7f68b0e1 {"t":8,"v":4,"g":[21,23]}                             TrainGroups: batch 8, written before it trains
 
 Each line begins with the CRC-32 of its JSON text. Lines are in the order of the coordinator's actions. A run whose
-weights have trained exactly the batches before b continues from the scheduling state before batch b was taken. Later
-records are ignored, because the weights that they led to are lost.
+weights were trained with exactly the batches before b continues from the scheduling state before batch b was taken.
+Later records are ignored, because the weights that they led to are lost.
 
 A crash while a line is written leaves an incomplete last line, which is cut off. The action of that line was not yet
 carried out. An unreadable line before a readable one is damage, and so is a record that cannot follow earlier records.
@@ -63,7 +63,7 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def recover(data: bytes, batch: int) -> SchedulingSnapshot:
-    """Return the scheduling state for a run whose weights have trained exactly the batches before `batch`.
+    """Return the scheduling state for a run whose weights were trained with exactly the batches before `batch`.
 
     data: contents of the journal. The result is the state before batch `batch` was taken, or the state after all
     records if the journal does not contain that batch. Raises JournalDamaged if a record up to this point is damaged or

@@ -41,10 +41,10 @@ class Straggler:
 def gained_seconds(straggler: Straggler, here: ReplicaTimes, there: ReplicaTimes, *, held: int, taken: int) -> float:
     """Return the seconds that a move to the lane saves the straggler, minus the seconds that it delays other sequences.
 
-    here: times of the straggler's present replica. held: number of sequences there, including the straggler.
-    there: times of a replica of the lane. taken: number of sequences there, without the straggler.
-    Returns −∞ if no step of `here` was measured. Otherwise returns ∞ if no step of `there` was measured, so that one
-    straggler moves there and the replica is measured (`sequence_limit`).
+    here: times of the straggler's present replica. held: number of sequences on this replica, including the straggler.
+    there: times of a replica of the lane. taken: number of sequences on that replica, without the straggler.
+    Returns −∞ if no step of `here` was measured. Otherwise returns ∞ if no step of `there` was measured. In this case
+    one straggler (`sequence_limit`) moves to the lane, so that its replica is measured.
     """
     if not here.is_measured:
         return -math.inf

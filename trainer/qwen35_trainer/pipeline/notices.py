@@ -61,7 +61,7 @@ class VersionEvaluated:
 class EvaluationSkipped:
     """A requested evaluation of `version` will not take place, or was cancelled.
 
-    Either replicas already have or receive later weights, or the run stops.
+    The reason is that some replica may already have later weights, or that the run stops.
     """
 
     version: int

@@ -14,8 +14,9 @@ replica. A group is divided among replicas if whole groups would leave some repl
 many sequences would wait for one replica (BOUND_SHARE).
 
 Sequences of a lost replica or of an evaluation may go to any replica. Sequences of an evaluation are placed first, then
-those with the earliest birth. A sequence that waits for its group's replica may also go to any replica once a version
-has been published since its dispatch. Events about groups that have left are ignored.
+those with the earliest birth (the version of a sequence's oldest token). A sequence that waits for its group's replica
+may also go to any replica once a version has been published since its dispatch. Events about groups that have left are
+ignored.
 
 A straggler is a sequence with at least `lane_after` tokens. It moves to the lane if the move gains time
 (`lane_decision.py`). Stragglers with earlier deadlines move first. All that move between the same two replicas at one
@@ -95,7 +96,7 @@ class Placement:
     def add(self, number: int, position: int, samples: int) -> None:
         """Add a dispatched group of `samples` sequences.
 
-        The call of `place` that dispatches the group starts or enqueues the sequences afterwards.
+        This method neither starts nor enqueues the sequences. `place` does, in the call that dispatches the group.
         """
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 
@@ -149,8 +150,8 @@ class Placement:
     def catch_up(self, number: int, version: int) -> bool:
         """Record that replica `number`, which is in `behind`, has loaded `version`.
 
-        Returns whether the replica may get sequences now. It stays in `behind` and may not if `version` is older than
-        the published version.
+        Returns whether the replica may get sequences now. If `version` is older than the published version, the replica
+        stays in `behind`, and the result is False.
         """
         if version < self._buffer.published:
             return False

@@ -56,10 +56,10 @@ class PublicationState:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no sequence may start, because a version is in transfer or its copy waits to be sent.
+        """Whether no sequence may start, because a version is being copied, waits as a copy, or is in transfer.
 
-        A copy that waits for a running evaluation does not count, because the sequences of the evaluation must start.
-        With partial rollout the value is always False, because sequences continue with the new weights.
+        A copy does not count while an evaluation runs, because the sequences of the evaluation must start. With partial
+        rollout the value is always False, because sequences continue with the new weights.
         """
         if self._partial_rollout:
             return False
@@ -100,7 +100,7 @@ class PublicationState:
     def loaded(self, event: on.VersionLoaded) -> None:
         """Record that a replica has loaded a version.
 
-        The version in transfer no longer waits for this replica if the loaded version is not older.
+        A version in transfer waits for this replica until the replica has loaded that version or a later one.
         """
         replica = self._placement.pool_of(event.replica)[event.replica]
         self._replicas_behind -= self._is_behind(replica.version) and not self._is_behind(event.version)

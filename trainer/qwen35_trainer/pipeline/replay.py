@@ -5,7 +5,8 @@
                         └─────GroupLeft: discarded───────────► returned ─► GroupDispatched again, as another group
 
 Groups, batches and new prompts are numbered without gaps. Returned prompts are dispatched before new ones, in the order
-of their return. A record that violates one of these rules raises JournalDamaged, because other records must be lost.
+of their return. A record that violates one of these rules raises JournalDamaged, because it shows that other records
+are lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The measured times of a rollout replica: of decoding steps, of prefill, and of giving a sequence to another one."""
+"""The measured times of a rollout replica: of decoding steps, prefill, and giving a sequence to another replica."""
 
 from __future__ import annotations
 

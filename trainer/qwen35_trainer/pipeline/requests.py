@@ -20,9 +20,10 @@ class EvaluateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpoint:
-    """Save a checkpoint before the next batch trains. If a checkpoint is already being saved, wait for it first.
+    """Save a checkpoint after the batch in training, and after any checkpoint that is already being saved.
 
-    A checkpoint of the present state that is already being saved answers the request.
+    Further batches may train while an earlier checkpoint is being saved. If no batch trains, and a checkpoint of the
+    present state is already being saved, that checkpoint answers the request.
     """
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """The two bounds of staleness, and the size of the window and the deadlines of groups that follow from them.
+    """The two bounds of staleness, from which the size of the window and the deadlines of groups follow.
 
     The staleness threshold limits the number of groups in the pipeline; the maximum lag limits their age. Raises
     ValueError if the threshold is negative or above the maximum lag, or if `groups_per_batch` or `batches_per_version`

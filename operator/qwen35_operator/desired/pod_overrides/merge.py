@@ -35,7 +35,7 @@ def merge(template: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, A
 
 
 def identity(path: tuple[str, ...], item: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the values that identify `item` in the list at `path`: those of the list's keys in MERGE_KEYS."""
+    """Return the values that identify `item` in the list at `path`: one for each of the list's keys in MERGE_KEYS."""
     return tuple(item.get(key, KEY_DEFAULTS.get(key)) for key in MERGE_KEYS[path])
 
 
