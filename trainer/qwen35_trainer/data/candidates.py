@@ -45,7 +45,7 @@ class Candidates:
         return Candidates(counts, self.ids[first : first + int(counts.sum())])
 
     def copy(self) -> Candidates:
-        """Return a copy that owns its arrays, so that it keeps no larger array in memory."""
+        """Return a copy with arrays of its own, so that larger arrays, of which these may be views, can be freed."""
         return Candidates(self.counts.copy(), self.ids.copy())
 
     @classmethod

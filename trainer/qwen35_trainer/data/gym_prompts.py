@@ -15,8 +15,8 @@ from qwen35_trainer.manifest.data import GymSpec, SourceSpec
 class GymPrompts(RowSequence[Prompt]):
     """The prompts of a reasoning-gym task, generated on access. A prompt depends only on task, config, seed and row.
 
-    The metadata of a prompt are `gym`, the settings of the source, and `entry`, the data that the task's scorer needs.
-    Raises DataError for an unknown task or option, and for a value that the task refuses.
+    The metadata of a prompt have two keys: `gym` has the settings of the source, and `entry` the data that the task's
+    scorer needs. Raises DataError for an unknown task or option, and for a value that the task refuses.
     """
 
     def __init__(self, source: SourceSpec) -> None:

@@ -3,9 +3,9 @@
     file ─► header ─► size ─► number of tokens             before the run, for every picture
          └► pixels ─► resized, normalised ─► patches       where a forward pass needs them
 
-Pictures are resized, normalised and cut into patches by the processors of transformers for this family: a picture with more
-pixels than the processor allows becomes smaller, and one with fewer becomes larger. Images use the PIL processor. Videos use
-the video processor, which needs torchvision and is created for the first video.
+Pictures are resized, normalised and cut into patches by the processors of transformers for this family. A picture above the
+processor's maximum number of pixels becomes smaller, and a picture below its minimum becomes larger. Images use the PIL
+processor. Videos use the video processor, which needs torchvision and is created for the first video.
 """
 
 import io
@@ -78,7 +78,7 @@ class PictureProcessor:
         return patches // self.patching.merge**2
 
     def frame_tokens(self, video: Video) -> int:
-        """Return the number of tokens for each step in time of a video: for each `patching.frames` frames.
+        """Return the number of tokens of one time step of a video, which consists of `patching.frames` frames.
 
         Only the header of the first frame is read. Raises EncodingError for a frame that is not an image, and if
         torchvision is not installed.

@@ -3,9 +3,9 @@
     …<|vision_start|><|image_pad|><|vision_end|>…        written by the template: one placeholder for each image
     …<|vision_start|><|image_pad|>×n<|vision_end|>…      read by the model: n placeholders for each image
 
-The vision tower joins merge × merge patches of an image into one token, so n is the number of patches / merge². It follows
-from the size in the header of the file. Pixels are read when a batch needs them, so that the images of a data set are never in
-memory together.
+The vision tower joins merge × merge patches of an image into one token, so n is the number of patches / merge². The number
+of patches follows from the size in the header of the file. Pixels are read when a batch needs them, so that the images of a
+data set are never in memory together.
 """
 
 from collections.abc import Iterator
@@ -49,8 +49,8 @@ class PictureReader:
     def pictures_of(self, prompt: Prompt, images: int | None = None, videos: int | None = None) -> PictureSet:
         """Return the pictures of a prompt.
 
-        Raises EncodingError if the pictures that are not in files of their own are too large. images, videos: the
-        number of images and of videos to take, from the first one on; None: all of them.
+        Raises EncodingError if the pictures that the data contain as bytes have more than MAX_INLINE_BYTES in total.
+        images, videos: how many of the prompt's first images and first videos to return; None: all of them.
         """
         pictures = PictureSet(self.processor, prompt.images[:images], prompt.videos[:videos], prompt.described)
         if (size := pictures.inline_bytes) > MAX_INLINE_BYTES:

@@ -57,8 +57,8 @@ class RowMedia:
     def split(self, text: str) -> str | list[dict[str, str]]:
         """Split a text at its <image> and <video> marks, and assign the next image or video to each mark.
 
-        A mark stays text if the row's columns contain no pictures of that kind. A text without other marks is returned
-        unchanged. Raises RowError if there are more marks than pictures.
+        A mark stays text if the row's columns contain no pictures of that kind. A text in which no mark gets a picture
+        is returned unchanged. Raises RowError if there are more marks than pictures.
         """
         pieces = [piece for piece in _MARKS.split(text) if piece]
         if not self._marked & set(pieces):

@@ -5,9 +5,9 @@
 
 A turn is learned in the context in which the model would write it: the previous conversation, rendered with the start
 of the assistant's turn. After a user message, Qwen3.5's template removes the reasoning of all earlier turns, so that
-one text cannot contain all contexts. Such a row becomes several examples, one for each stretch of turns within which
-the template removes nothing. In the picture, turns ₁ and ₂ are one stretch, because a tool result is not a user
-message, and ₃ is another. Each turn is learned once.
+one text cannot contain all contexts. A row whose earlier turns the template changes becomes several examples, one for
+each stretch of turns within which nothing is changed. In the picture, turns ₁ and ₂ are one stretch, because a tool
+result is not a user message, and ₃ is another. Each turn is learned once.
 
 Context and response are encoded separately, as in generation, so no token contains characters of both.
 """

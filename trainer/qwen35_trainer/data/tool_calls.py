@@ -13,11 +13,11 @@ Only tests use this module today; rollouts with several turns will.
 
 The text is read once from left to right, so that a value may contain any tag except its closing tag. If the text ends
 within a call, the call was cut off at the token limit: it has the arguments so far, and `cut_off` is true. Any other
-violation of the format makes that call malformed, and parsing continues with the next call.
+violation of the format makes the call malformed, and parsing continues with the next call.
 
 The format has no escapes, so a parameter without its closing tag looks like a parameter whose value contains tags. The
 value ends at the next closing tag, even if a line with <parameter=NAME> comes first. A parameter counts as not closed
-only if two conditions hold: the call ends before the next closing tag, and that tag does not exist or belongs to a
+in two cases: the call ends and no closing tag follows, or the call ends before the next closing tag, which belongs to a
 parameter of a later call.
 
 vLLM's qwen3_coder parser and verl's Qwen3XMLToolParser read the same format. They drop some input that this parser

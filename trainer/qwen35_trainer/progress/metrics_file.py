@@ -37,7 +37,7 @@ class MetricsFile:
             yield self._record(place, line)
 
     def of[R: RunRecord](self, kind: type[R]) -> Iterator[R]:
-        """Yield the records of the class `kind`. Lines of other classes are not parsed."""
+        """Yield the records of the class `kind`. Lines with records of other classes are not parsed."""
         start = line_start(kind)
         for place, line in enumerate(self.lines(), start=1):
             if line.startswith(start) and isinstance(record := self._record(place, line), kind):

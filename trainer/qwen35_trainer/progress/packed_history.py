@@ -4,8 +4,8 @@
     unpack:  gzip ─► JSON ─► records, summary, manifest, samples ─► report
 
 The numbers in the report cover the whole run, because the summary is packed too. Only the charts have fewer points:
-with a stride of n, the first update, every n-th update after it, and the last update are kept. Therefore, except for
-the last one, an update in one packed history is also in every later one with the same stride.
+with a stride of n, the first update, every n-th update after it, and the last update are kept. Every update of a packed
+history, except the last one, is therefore also in each later packed history of the run with the same stride.
 """
 
 import gzip
@@ -102,11 +102,11 @@ def pack(
 ) -> bytes:
     """Pack a run into at most `limit` bytes: each update, or every 2nd, 4th, 8th, …, always including the first and the last.
 
-    The step doubles until at most MAX_UPDATES updates remain and they fit. Evaluations and spans are thinned likewise.
-    records: all records of the run, or those that a `RunFold` keeps. summary: covers all updates, including those that
-    are left out. samples: sampled responses of the latest update and evaluation, which are all packed;
-    `progress.sample_file` limits the length of their texts. If even the first and last records do not fit, the result
-    is larger than `limit`.
+    The stride doubles until at most MAX_UPDATES updates remain and the result fits. A larger stride also leaves fewer
+    evaluations, and fewer of the last spans. If even the first and last updates and evaluations do not fit, the result
+    is larger than `limit`. records: all records of the run, or those that a `RunFold` keeps. summary: covers all
+    updates, including those that are left out. samples: sampled responses of the latest update and evaluation, which
+    are all packed; `progress.sample_file` limits the length of their texts.
     """
     updates, evaluations = surviving_updates(records), surviving_evaluations(records)
     spans = [record for record in records if isinstance(record, SpanRecord)]

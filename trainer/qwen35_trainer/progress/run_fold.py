@@ -69,7 +69,7 @@ class RunFold:
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
         """Add the next record.
 
-        repeated: whether a later attempt repeated the update or evaluation. Such a record does not count.
+        repeated: whether a later attempt repeated the update or evaluation. Repeated records do not count.
         """
         self.totals.add(record, repeated=repeated)
         match record:

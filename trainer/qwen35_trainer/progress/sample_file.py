@@ -156,8 +156,8 @@ def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
     """Return the moments to keep, in order of their updates.
 
     Of the updates, and also of the evaluations, at most MAX_MOMENTS are kept, plus the newest one. An attempt that
-    resumes from a checkpoint repeats the updates after that checkpoint. The moments of these updates by earlier
-    attempts are left out.
+    resumes from a checkpoint repeats the updates after that checkpoint. Moments that earlier attempts have added for these
+    updates are left out.
     """
     retained: list[Moment] = []
     for kind in get_args(MomentKind.__value__):

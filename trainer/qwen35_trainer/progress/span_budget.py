@@ -20,8 +20,8 @@ LINES_PER_RESOLUTION lines, up to 2 ** MAX_DOUBLINGS s (18 hours). Until windows
     1,002   a month    65,536 s             370,000
 
 Windows reach their maximum length after 20 years with 4 lanes, after 15 months with 66 lanes, and after a month
-with 1,002 lanes. After that each lane adds one line in 18 hours. A crash loses only the spans of the window in
-which it happens.
+with 1,002 lanes. After that, each lane adds one line in 18 hours for each kind of its spans. A crash loses only the
+spans of the window in which it happens.
 """
 
 from dataclasses import replace
@@ -69,7 +69,7 @@ class SpanBudget:
         return due
 
     def flush(self) -> list[SpanRecord]:
-        """End the present window early, and return its spans, to write now, in order of their start."""
+        """End the present window, and return its joined spans, in order of their start, to be written now."""
         due = sorted(self._open.values(), key=lambda span: span.start)
         self._open.clear()
         self._lines += len(due)

@@ -32,7 +32,7 @@ _MIN_BAR_WIDTH: Final = 0.06
 
 
 def timeline_charts(latest: Collection[SpanRecord], whole: Sequence[SpanRecord]) -> list[Chart]:
-    """Draw the last part of a run span by span. If that is not the whole run, also draw an overview of the whole run.
+    """Draw the last part of a run span by span. If the run has earlier spans, also draw an overview of the whole run.
 
     latest: the last spans of the run, or all of them. whole: the spans of the whole run, in order of their start; in a
     long run, spans are joined (`coarse_spans.py`).
@@ -118,9 +118,10 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and earlier spans that have not ended when the first of the last spans starts.
+    """Return the last `limit` spans, and all earlier spans that end after the last `limit` spans begin.
 
-    Such an earlier span begins at that moment in the result. spans: in order of their start.
+    The earlier spans are cut: in the result they begin when the last `limit` spans begin. spans: in order of their
+    start.
     """
     if len(spans) <= limit:
         return list(spans)

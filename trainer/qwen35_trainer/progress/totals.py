@@ -100,7 +100,7 @@ class RunTotals:
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
         """Add the next record.
 
-        repeated: whether a later attempt repeated the update or evaluation. Such a record does not count.
+        repeated: whether a later attempt repeated the update or evaluation. Repeated records do not count.
         """
         self.seconds = max(self.seconds, record.end if isinstance(record, SpanRecord) else record.time)
         if isinstance(record, UpdateRecord):

@@ -29,7 +29,7 @@ class CandidateLog:
     def begin(self, slot: int, kept: GeneratedTokens, *, truncates: bool) -> None:
         """Start the record of the sequence in a slot, if its kept or its further tokens have candidates.
 
-        kept: the tokens that the sequence has already. truncates: whether further tokens are sampled with truncation.
+        kept: the tokens that the sequence already has. truncates: whether further tokens are sampled with truncation.
         Without candidates, the slot has no record.
         """
         candidates = kept.candidates

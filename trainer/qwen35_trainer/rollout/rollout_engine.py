@@ -13,9 +13,10 @@ receive, commit      nothing: they check, copy and replace tensors    publicatio
 
 The laws of every engine, which `tests/rollout/test_laws.py` holds them to:
 
-1. The version of a token is that of the weights that computed the logits from which it was sampled.
-2. After `take`, or after its end, a sequence gets no more tokens.
-3. `commit` is atomic: every token is of the version before it or of the version after it, and a failed one leaves no mixture.
+1. The version of a token is the version of the weights that computed the logits from which the token was sampled.
+2. A sequence gets no more tokens after `take`, or after it has ended.
+3. `commit` is atomic: every token is of the version before the commit or of the version after it. No token is of a
+   mixture of both, even after a failed commit.
 4. `progress` and `Completed` contain each token once, in order; kept tokens are never changed.
 5. At temperature 0, a sequence that continues from any of its prefixes gets the tokens that it would get without interruption.
 6. Log-probs are those of the distribution from which the token was drawn.
@@ -282,7 +283,7 @@ class RolloutEngine(Protocol):
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         """Drop running and waiting sequences, and return their tokens.
 
-        Sequences that the engine does not have, because they may have just finished, are left out of the result.
+        Sequences that the engine does not have, for example because they have just finished, are left out of the result.
         """
         ...
 

@@ -132,7 +132,7 @@ class TorchEngine:
 
     @property
     def token_room(self) -> int:
-        """Number of tokens that fit into the free slots, without those that waiting sequences will take.
+        """Number of tokens that fit into the free slots, not counting the slots that waiting sequences will take.
 
         Each slot has memory for a sequence of the maximum length.
         """
@@ -214,8 +214,8 @@ class TorchEngine:
     def sleep(self) -> MemoryChange:
         """Free the memory of the slots and of the weights.
 
-        The weights are dropped, because the next version replaces them. With adapters, the base weights are kept in
-        host memory, because versions do not contain them.
+        If the model has adapters, the base weights are kept in host memory, because the next version does not contain
+        them. Otherwise the weights are dropped, because the next version replaces them.
         """
         assert not self._running, "an engine with running sequences does not sleep"
         self._received = None

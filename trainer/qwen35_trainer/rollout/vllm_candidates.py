@@ -4,12 +4,13 @@
                                                                    │
     returned         the drawn token, then the n most likely ──────┘   -inf: dropped by the sampler
 
-Top-k sampling keeps the k most likely tokens, and all others whose logit equals that of the k-th: logits in bfloat16 are often
-equal. vLLM therefore returns k + `TIED_TOKENS` tokens. The manifest requires top-k for truncated sampling, because without it
-any number of tokens could be kept (`manifest.contents.vllm_candidates`).
+Top-k sampling keeps the k most likely tokens, and all other tokens whose logit equals the logit of the k-th token: logits in
+bfloat16 are often equal. vLLM therefore returns k + `TIED_TOKENS` tokens. The manifest requires top-k for truncated sampling,
+because without it any number of tokens could be kept (`manifest.contents.vllm_candidates`).
 
-vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28). It needs top-k as
-well, and Triton (Model Runner V2), which vLLM for CPUs lacks, and it refuses greedy sequences, as those of evaluations are.
+vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28). The option
+is not used here. It also needs top-k. It needs Triton (Model Runner V2), which vLLM for CPUs lacks. It refuses greedy sequences,
+which evaluations generate by default.
 """
 
 from __future__ import annotations

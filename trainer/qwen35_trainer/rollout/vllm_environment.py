@@ -1,8 +1,8 @@
 """The environment variables and the memory allocator of a process that generates with vLLM.
 
 vLLM itself sets about fifteen more variables while its engine is built, among them LD_PRELOAD and NUMEXPR_MAX_THREADS. Their
-values depend on the machine, so they cannot be set in advance. Ray's threads run already at that time, although setting variables
-next to running threads is dangerous (`runtime/process.py`); the worker's other threads start later.
+values depend on the machine, so they cannot be set in advance. Setting variables while other threads run is dangerous
+(`runtime/process.py`). When vLLM sets its variables, Ray's threads are already running; the worker's other threads start later.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def reuse_freed_tensors() -> None:
     Every worker of a run returns freed tensors of 1 MiB to the system (runtime/process.py), because a trainer's memory
     would fragment. Two kinds of processes allocate the same sizes again and again, and would spend much time on getting
     the same pages from the system. The first is a process with vLLM on the CPU: with 64 sequences of a model of 20
-    million parameters, the pages took a fifth of the time of a step. The second is the driver, which allocates the
-    reports of replicas, the tokens of sequences, and batches: for responses of 32,000 tokens, the pages took more than
-    half of its own work.
+    million parameters, getting the pages took a fifth of the time of a step. The second is the driver, which allocates
+    the reports of replicas, the tokens of sequences, and batches: for responses of 32,000 tokens, getting the pages
+    took more than half of the driver's own working time.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, REUSED_BYTES)

@@ -2,16 +2,16 @@
 
                              0.23                                       0.32
     a text model is built    inside a vision-language model             alone
-    names of its weights     those of the vision-language model         the same, which it shortens itself
-    names with adapters      with `base_layer` in them                  without it
-    names of adapters        the mapper of names, for everything        a variant of the mapper, for names alone
+    names of its weights     those of the vision-language model         the same names, which vLLM shortens itself
+    names with adapters      with `base_layer` in them                  without `base_layer`
+    names of adapters        from the mapper of the model               from a variant of the mapper that joins no layers
     states on the CPU        copied by a Triton kernel, which fails     copied by a function
     new blocks on the CPU    keep what they held, which may be NaN      cleared
     adapters on the CPU      indices in pinned memory, which needs CUDA  in other memory
     a blank picture          made by two methods of two classes          by one method of a processor, which may need a tokenizer
 
-The installed vLLM is asked for each difference, because a build for other devices may carry another version number. For blank pictures,
-`vllm_processor.py` has the methods that either version calls.
+For each difference, the installed vLLM itself is examined, because a build for other devices may have another version number. For
+blank pictures, `vllm_processor.py` has the methods that either version calls.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def weight_name(name: str) -> str:
 def adapter_name_mapper(model: Any) -> Any:  # noqa: ANN401  # vLLM's model and WeightsMapper
     """Return vLLM's mapper from the names of a publication's adapters to the names of vLLM's layers.
 
-    In 0.32 the model's own mapper also joins layers, such as q_proj, k_proj and v_proj. That is not wanted, because
-    LoRAModel joins the adapters.
+    In 0.32 the model's own mapper also joins layers, such as q_proj, k_proj and v_proj. This mapper is not used,
+    because LoRAModel already joins the adapters.
     """
     mapper = model.hf_to_vllm_mapper
     return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper
@@ -81,7 +81,7 @@ def in_adapted_layers(model: Any, weights: Iterable[NamedTensor]) -> Iterable[Na
     """Return tensors by the names under which vLLM finds them in a model whose layers may have adapters.
 
     In vLLM, a layer with adapters contains the original layer as `base_layer`. vLLM 0.23 expects `base_layer` in the
-    names of such a layer's weights. vLLM 0.32 passes the weights on to the original layer, and does not know that name.
+    names of such a layer's weights. In vLLM 0.32, these names must not contain `base_layer`.
     """
     adapted = {name.split(".")[-3] for name, _ in model.named_parameters() if name.endswith(_ADAPTED)}
     return _with_base_layers(model, adapted, weights) if adapted and not _passes_weights_on() else weights
@@ -108,7 +108,7 @@ def _with_base_layers(model: Any, adapted: set[str], weights: Iterable[NamedTens
 def add_cpu_functions() -> None:
     """Add functions to this process that vLLM 0.23 has for GPUs only, and that vLLM 0.32 also has for CPUs.
 
-    Without them, 0.23 fails or returns NaN with the prefix cache on the CPU, and fails with adapters.
+    Without these functions, vLLM 0.23 on a CPU fails or returns NaN with the prefix cache, and fails with adapters.
     """
     from vllm.lora.punica_wrapper import utils as adapter_indices
     from vllm.utils import cpu_triton_utils

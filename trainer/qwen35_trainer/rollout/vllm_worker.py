@@ -64,10 +64,11 @@ def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
 
 
 def begin_replacement(worker: Worker) -> None:
-    """Prepare the model for new weights, which `load_portion` then loads, and `finish_replacement` completes.
+    """Prepare the model for new weights, which `load_portion` or `load_shared` then loads.
 
-    The three functions together do what vLLM's `reload_weights` does. But `finish_replacement` returns the names of the
-    parameters that got no tensor, which vLLM only logs.
+    Afterwards, `finish_replacement` completes the replacement. Together, these functions do what vLLM's
+    `reload_weights` does. But `finish_replacement` returns the names of the parameters that got no tensor, which vLLM
+    only logs.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload

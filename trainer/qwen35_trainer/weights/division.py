@@ -256,8 +256,9 @@ WHOLE = StagingPlan()
 def unit_range(units: int, who: ReplicaRank) -> range:
     """Return the units that a rank holds.
 
-    The ranks hold equal numbers of units if they can be divided equally. With fewer units than ranks, several ranks
-    hold the same unit. If neither number divides the other, each rank holds all units.
+    If the number of units is a multiple of the number of ranks, all ranks hold equally many units. If the number of
+    ranks is a multiple of the number of units, each rank holds one unit, which several ranks may hold. Otherwise
+    each rank holds all units.
     """
     if units % who.ranks == 0:
         each = units // who.ranks

@@ -15,8 +15,9 @@ one of a tensor is larger than needed."""
 class HostBlocks:
     """Blocks of host memory.
 
-    pinned: whether the memory is pinned, which copies from and to an accelerator faster, and needs one. kept: whether blocks that were
-    given back are kept and used again, because pinning takes longer than a copy.
+    pinned: whether the memory is pinned. Pinning needs an accelerator, and makes copies from and to the accelerator
+    faster. kept: whether blocks that were given back are used again instead of being freed, because pinning takes
+    longer than a copy.
     """
 
     def __init__(self, *, pinned: bool, kept: bool) -> None:
@@ -25,7 +26,10 @@ class HostBlocks:
 
     @classmethod
     def of(cls, device: torch.device) -> HostBlocks:
-        """Return blocks for the values of tensors on `device`. Those of a CPU are freed, because they are in the same memory."""
+        """Return blocks for the values of tensors on `device`.
+
+        For a CPU, blocks that were given back are freed, because they are in the same memory as the tensors.
+        """
         accelerator = device.type != "cpu"
         return cls(pinned=accelerator, kept=accelerator)
 
@@ -36,7 +40,7 @@ class HostBlocks:
         return [self._free[each].pop() if self._free[each] else self._new(each) for each in sizes]
 
     def give_back(self, blocks: list[Tensor]) -> None:
-        """Take blocks back, whose values are not needed any more."""
+        """Give back blocks from `take` whose values are not needed any more."""
         if self._kept:
             for block in blocks:
                 self._free[block.numel()].append(block)

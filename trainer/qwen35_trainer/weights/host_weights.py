@@ -187,7 +187,7 @@ class _WholeVersion:
 def verifiers(cores: int) -> int:
     """Return the number of threads on which to verify checksums on a machine with `cores` cores.
 
-    The result is at most half of the cores, because the engine needs the other half, and at most MAX_VERIFIERS.
+    The result is half of the cores, because the engine needs the other half, but at least 1 and at most MAX_VERIFIERS.
     """
     return max(1, min(MAX_VERIFIERS, cores // 2))
 

@@ -1,4 +1,4 @@
-"""The device memory that the train ranks or the rollout engines free in mode Colocated, before the others compute on the same devices."""
+"""The device memory that one pool frees in mode Colocated, before the other pool computes on the same devices."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     tensors ─► their storages, each once ─► values to host memory ─► storages of size 0 ─► … ─► size and values as before
 
 A storage is resized in place, as FSDP does with gathered parameters. All views of a storage, such as a shard of a parameter and
-the padded buffer behind the shard, can therefore be used again afterwards. On a CPU the values are copied to other host memory,
-which frees nothing on the machine. The code is the same there, so tests without an accelerator can measure the freed bytes.
+the padded buffer behind the shard, can therefore be used again afterwards. On a CPU, the values are copied to other host memory,
+which frees no memory of the machine. Tests without an accelerator run the same code, and measure the bytes of the storages.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     first prompts of the data ─► probe_sequences ─► trainer: log-probs ─► Probe ──with the version──► replica: log-probs ─► ProbeResult
 
-A replica computes them with its own kernels, after it has put the version in service. Checksums prove that the bytes arrived; the
-probe measures the train-inference mismatch, and so proves that the replica computes with these bytes what the trainer computes.
+A replica computes the log-probs with its own kernels, after it has put the version in service. Checksums prove that the
+bytes arrived; the probe measures the train-inference mismatch, and so proves that the replica computes with these bytes what
+the trainer computes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Probe:
     def failure(self, result: ProbeResult, cause: str) -> LogProbsDiffer:
         """Return the exception for a replica whose result is above the limit.
 
-        cause: a text that says which parameters are wrong.
+        cause: what is known of the cause, as text, such as which parameters differ from the published ones.
         """
         return LogProbsDiffer(
             f"with the weights of version {result.version}, its log-probs differ from the trainer's by {result.mean:.3g} nats "

@@ -8,10 +8,10 @@
     FOLDER/.deleted-TOKEN/                being deleted
 
 Publications are numbered in the order in which they are made. A publication contains a whole version or only changes. To load
-changes, a replica needs the files of all publications from the last whole one on; the header contains its number. Several
-attempts of a run use the same folder, one after another, and continue the numbers. If two processes publish at the same time,
-one of them fails, because a number can be taken only once. All other entries of the folder are ignored. This module imports
-neither torch nor Ray.
+changes, a replica needs the files of all publications from the last whole one on. The header of each publication contains the
+number of that whole publication. Several attempts of a run use the same folder, one after another, and continue the numbers.
+If two processes publish at the same time, one of them fails, because a number can be taken only once. All other entries of the
+folder are ignored. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def begin(folder: Path) -> Path:
 
 
 def discard(partial: Path) -> None:
-    """Delete the folder of an incomplete publication, or one that was renamed in order to be deleted.
+    """Delete the folder of an incomplete publication, or a folder that was renamed for deletion.
 
     A folder that does not exist is ignored. Entries that cannot be deleted are logged.
     """
@@ -171,9 +171,9 @@ def complete(partial: Path, number: int, published: PublishedWeights, whole: int
     """Complete a publication: write its manifest file, and rename its folder, so that replicas can read it.
 
     partial: the folder from `begin`, in which all files of the ranks are on the volume already. number: number of the
-    publication. published: what the files contain. whole: number of the newest publication with a whole version. Raises
-    PublicationNotStored if another process has made a publication of this number, or has deleted or changed files of
-    this one, and OSError for other errors of the volume.
+    publication. published: what the files contain. whole: number of the newest publication with a whole version, which
+    may be this one. Raises PublicationNotStored if another process has made a publication of this number, or has
+    deleted or changed files of this one, and OSError for other errors of the volume.
     """
     final = partial.with_name(name_of(number))
     advice = "another process publishes into this folder. End it, or name another one in spec.publication.folder"

@@ -34,7 +34,7 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """The size and the kind of one part's encoding in a bucket."""
+    """One part's encoding in a bucket: its size, and whether it contains all bytes of the part or only changes."""
 
     size: int
     """Number of bytes of the encoding."""
@@ -81,7 +81,7 @@ class VersionBuckets:
 class StoredBuckets(VersionBuckets):
     """A version in Ray's object store.
 
-    Ray keeps the buckets while this object exists and the ranks that put them live.
+    Ray keeps the buckets as long as this object exists and the ranks that stored them are alive.
     """
 
 
@@ -96,7 +96,7 @@ class FolderBuckets(VersionBuckets):
 
 @dataclass(frozen=True)
 class RegisteredShard:
-    """The shard of one train rank in registered memory: consecutive parts, each from a multiple of ALIGNMENT bytes."""
+    """The shard of one train rank in registered memory: consecutive parts, each starting at a multiple of ALIGNMENT bytes."""
 
     memory: RemoteMemory
     parts: int

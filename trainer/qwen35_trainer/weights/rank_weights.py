@@ -76,7 +76,7 @@ class RankWeights(Mapping[str, Tensor]):
 def tensor_of(memory: Memory, dtype: str) -> Tensor:
     """Return the values in `memory` as a flat tensor, without a copy.
 
-    The memory may be read-only. dtype: by torch's name.
+    The memory may be read-only. dtype: torch's name of the type, such as "bfloat16".
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")

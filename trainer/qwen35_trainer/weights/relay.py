@@ -4,14 +4,14 @@
                  ├─► replica ─► replica                    that have loaded the version
                  └─► …
 
-The train ranks send a version at most `trainer_readers` times, however many replicas there are, unless replicas that have
-the version are lost. The number of replicas that have it doubles with each transfer. A replica serves one reader at a
+The train ranks send a version at most `trainer_readers` times, however many replicas there are, unless reads fail or replicas
+that have the version are lost. The number of replicas that have it doubles with each transfer. A replica serves one reader at a
 time, because two readers would each get half of its bandwidth, and neither could serve others before both had finished.
 
-If a read fails, or the reader is lost while it reads, the fault may be the source's or the reader's. In both cases no further
-replica reads from this source. But if the same reader fails MAX_FAILED_READS times, the fault is taken to be the reader's: the
-reader then reads from the train ranks, and the source of its last read stays in use. One bad reader therefore costs one source,
-and not all of them.
+If a read fails, or if the reader is lost while it reads, either the source or the reader may be at fault. No further replica
+then reads from this source, unless the source is the train ranks. But if the same reader fails MAX_FAILED_READS times, the reader
+is taken to be at fault: it then reads from the train ranks, and the source of its last read stays in use. One bad reader
+therefore costs one source, and not all of them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Relay:
     def add(self, reader: int) -> None:
         """Let a replica wait for a source.
 
-        A replica that is reading stops counting as a reader. A replica that waits already keeps its place in the queue.
+        A replica that is reading stops counting as a reader. A replica that already waits keeps its place in the queue.
         """
         self._reading.pop(reader, None)
         self._waiting[reader] = None
@@ -86,7 +86,7 @@ class Relay:
     def failed(self, reader: int) -> None:
         """Record that a replica could not read from its source. The replica waits again.
 
-        The source serves no further replica, unless it is the trainer, or `reader` has now failed
+        The source serves no further replica, except in two cases: the source is the trainer, or `reader` has now failed
         MAX_FAILED_READS times.
         """
         self._failures[reader] += 1

@@ -82,7 +82,7 @@ class MemorySegment:
 
     @classmethod
     def create(cls, size: int) -> MemorySegment:
-        """Create a segment of `size` bytes. Raises TooLittleMemory if the machine or the container has less."""
+        """Create a segment of `size` bytes. Raises TooLittleMemory if less memory is free."""
         if size > (available := free_memory()):
             raise TooLittleMemory(
                 f"a copy of the weights needs {size / 1e9:.3g} GB of shared memory, and {available / 1e9:.3g} GB are available. "

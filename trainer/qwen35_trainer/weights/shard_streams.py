@@ -7,8 +7,9 @@
     buckets       whole  changes  changes   whole   changes
     to get version 6, a replica that has version 5 fetches the changes of 6; any other replica fetches 4, 5 and 6
 
-The transports define how a bucket is put and fetched; everything else of a stream is here. With changes, a rank keeps
-the bytes of its shard in the version before in host memory, and a replica keeps the bytes of the whole version.
+The transports define how a bucket is put and fetched; everything else of a stream is here. If changes are published,
+each rank keeps the bytes of its shard of the previous version in host memory, and each replica keeps all bytes of the version
+that it fetched last.
 
 waits on                   unblocked by                       deadline
 a bucket                   the transport has fetched it       publication.timeoutSeconds, in the driver
@@ -93,7 +94,7 @@ class ShardStream:
         return StagedStream(layout, parts, self._steps)
 
     def forget(self) -> None:
-        """Let the next version be whole, because replicas cannot fetch the last one."""
+        """Make sure that the next version is whole. To be called if replicas cannot fetch the last version."""
         self._steps = ()
 
     @property
@@ -266,8 +267,9 @@ def _decode(
 def is_decoded(target: Memory, contents: Memory, encoding: EncodedPart, item_bytes: int) -> bool:
     """Decode the encoding of a part into `target`. Returns False if the encoding does not fit, because it is damaged.
 
-    target: bytes of the part; if the encoding contains changes, those of the version before. contents: bytes of the
-    encoding. item_bytes: size of a value in bytes. The checksum of the part is not verified.
+    target: memory of the part. If the encoding contains changes, `target` must hold the part's bytes of the previous
+    version. contents: bytes of the encoding. item_bytes: size of a value in bytes. The checksum of the part is not
+    verified.
     """
     if contents.size != encoding.size:
         return False

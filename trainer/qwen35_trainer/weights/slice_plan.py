@@ -1,6 +1,6 @@
 """Computes what a rank of a replica reads of a publication: the parts that contain its slices of the tensors. Pure.
 
-    manifest, divisions, rank ─► of each tensor what the rank holds ─► the parts that contain it ─► bytes from each train rank
+    manifest, divisions, rank ─► what the rank holds of each tensor ─► the parts that contain it ─► bytes from each train rank
 
 A part is read whole, because it has one checksum. Train ranks cut their shards where the slices of a rank of a replica begin and end
 (`StagingPlan`), so that no part contains values that a rank does not need. A replica with another number of ranks also reads parts of

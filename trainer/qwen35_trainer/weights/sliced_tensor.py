@@ -1,6 +1,6 @@
 """A tensor of which this process has only the part that its rank computes with.
 
-    vLLM's loader: narrow, index, chunk, transpose ─► SlicedTensor: the same on a tensor without data, which gives shape and strides
+    vLLM's loader: narrow, index, chunk, transpose ─► SlicedTensor: the same operation without data, for shape and strides
                    copy_, or anything else that needs values ─► they are looked up in the rank's slice ─► an ordinary tensor
 
 A loader that reads values outside the slice gets the error `SliceMissing`, and never values of another place. Without this check,
@@ -59,8 +59,8 @@ class TensorSlices:
     def values(self, view: Tensor) -> Tensor:
         """Return the values of a view of the tensor.
 
-        view: a tensor without data, with the offset and strides in the whole tensor. Raises SliceMissing if the rank's
-        part of one section does not contain all of these values.
+        view: a tensor without data, whose offset and strides refer to the whole tensor. Raises SliceMissing unless the
+        rank's part of a single section contains all of these values.
         """
         if not view.numel():
             return torch.empty(view.shape, dtype=view.dtype)

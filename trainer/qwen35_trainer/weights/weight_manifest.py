@@ -3,8 +3,8 @@
     bytes of a version    │ tensor 0                 │ tensor 1 │ tensor 2            │
     parts                 │ rank 0 │ rank 1 │ rank 2 │  rank 1  │ rank 0 │ rank 1 │ … │     written by this train rank
 
-Tensors follow one another, each from a multiple of ALIGNMENT bytes, so that all offsets follow from names, shapes and types
-alone: every rank computes the same layout without a message. This module imports neither torch nor Ray.
+Tensors follow one another, and each starts at a multiple of ALIGNMENT bytes. Offsets depend only on names, shapes and types, so
+every rank computes the same layout without a message. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class WeightManifest:
 
 
 def packed(sizes: Iterable[int]) -> Iterator[slice]:
-    """Yield the range of bytes of each part, if parts follow one another from multiples of ALIGNMENT bytes.
+    """Yield the range of bytes of each part. Each part starts at the next multiple of ALIGNMENT bytes after the previous one.
 
     sizes: number of bytes of each part, in order.
     """

@@ -13,7 +13,7 @@ def open_sinks(
     """Open the sinks that `spec.tracking` sets.
 
     folder: the folder of the run, which contains the files of the sinks. name: name of the run at a service. run_id:
-    identifies the run at a service; all attempts of a run have the same one, so that the service continues one run.
+    identifies the run at a service. All attempts of a run have the same `run_id`, so the service shows them as one run.
     config: the resolved manifest, as plain data.
 
     Raises ModuleNotFoundError, with the field and the extra to install, if the package of a sink is missing.

@@ -2,7 +2,7 @@
 
 UCX uses InfiniBand and RoCE where there are any, otherwise TCP, and shared memory between processes of one host.
 
-NIXL is imported when an agent is made, because that takes half a second, and because machines without the package need not have it.
+NIXL is imported when an agent is made. The import takes half a second, and only machines that use RDMA need the package.
 """
 
 from __future__ import annotations

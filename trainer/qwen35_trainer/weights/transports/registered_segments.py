@@ -1,8 +1,8 @@
 """Registered memory for one version after another. Memory is registered once, and used again.
 
-Registering pins memory, which takes about as long as writing to it for the first time: at least 0.2 s per GB on an idle machine, and
-ten times as long where a hypervisor provides the pages. The two segments that take turns are therefore made together, for the first version,
-while the run starts.
+Registering pins memory, which takes about as long as writing to it for the first time: at least 0.2 s per GB on an idle
+machine, and ten times as long where a hypervisor provides the pages. The two segments that are written in turn are
+therefore made together, for the first version, while the run starts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RegisteredSegments:
         return self._registered[claimed.handle.name]
 
     def of(self, segment: MemorySegment) -> RegisteredSegment:
-        """Return the registered segment for a segment from `claim`."""
+        """Return the registered segment, from an earlier `claim`, that contains `segment`."""
         return self._registered[segment.handle.name]
 
 

@@ -37,7 +37,7 @@ One thread verifies a smaller version in at most 0.1 s.
 
 
 class SharedMemorySender:
-    """The sending end of the transport SharedMemory on one train rank: it writes its shards to a shared segment."""
+    """The sending end of the transport SharedMemory on one train rank: it writes the rank's shards to a shared segment."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
