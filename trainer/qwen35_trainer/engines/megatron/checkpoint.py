@@ -86,7 +86,7 @@ def restore(
 
     shapes: name of a published tensor → its shape. Raises WeightsUnreadable if the checkpoint is damaged.
     Raises CheckpointDiffers, on every rank and before anything changes, if the checkpoint lacks weights or
-    moments of a parameter.
+    moments of a parameter, or has them in another shape.
     """
     saved, state = SavedWeights(folder), SavedWeights(folder, _OPTIMIZER)
     if lacking := _lacking(saved.shapes, state.shapes, shapes):
