@@ -37,7 +37,7 @@ class UpdateMetrics:
 class TrainEngine(Protocol):
     """The engine of one rank of the train pool. Every rank must get the same calls in the same order.
 
-    Every rank returns the same metrics and the same loss, so the driver uses those of rank 0. With pipeline stages,
+    Every rank returns the same metrics and the same loss, so the driver uses the values of rank 0. With pipeline stages,
     only the last stage computes them, and the engine sends them to the other ranks.
     """
 

@@ -24,7 +24,7 @@ UTF-8 becomes U+FFFD."""
 class ResponseDecoder:
     """The decoding part of a tokenizer, as data that can be sent to another process.
 
-    It decodes to the same text as `response_text` with the whole tokenizer.
+    The function that `load` returns decodes to the same text as `response_text` with the whole tokenizer.
     """
 
     backend: str | None

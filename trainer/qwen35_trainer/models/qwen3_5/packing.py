@@ -12,7 +12,7 @@ so in a training with pictures it must keep the pictures apart in the same way.
 
 The second pass is the precise test: both rows have the same shapes and run the same kernels, so that rounding is the
 same, and every difference is a leak. The third pass runs other kernels, which round differently, and 16-bit precision
-amplifies the difference from layer to layer. It only detects results that are clearly wrong.
+amplifies the difference from layer to layer. The third pass only detects results that are clearly wrong.
 """
 
 from __future__ import annotations
