@@ -20,8 +20,8 @@ def adapted(coefficient: float, *, divergence: float, target: float, samples: in
     samples: number of samples of the last batch.
     horizon: number of samples after which the coefficient has changed by at most 20 %.
 
-    The paper multiplies the error by a constant 0.1. The factor samples / horizon is that of the
-    paper's published code.
+    The paper multiplies the clipped error by a constant 0.1. The factor samples / horizon comes from
+    the paper's published code.
     """
     error = min(max(divergence / target - 1, -MAX_ERROR), MAX_ERROR)
     return coefficient * (1 + error * min(samples / horizon, 1.0))

@@ -297,7 +297,7 @@ def gae(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
         advantage_t = Σ_l (γλ)^l δ_{t+l}        δ_t = reward_t + γ·value_{t+1} - value_t
 
-    t counts the trained tokens of a sample; the value after the last one is 0. Raises ValueError if
+    t counts the trained tokens of a sample; the value after the last trained token is 0. Raises ValueError if
     `tokens.values` is None.
     """
     if tokens.values is None:

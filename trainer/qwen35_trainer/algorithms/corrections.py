@@ -78,7 +78,7 @@ def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, flo
     """Weigh each token by the ratio of its probabilities, proximal / behaviour, truncated to `cap`
     (truncated importance sampling).
 
-    The correction DecoupledPPO has the same weights. It differs only in that the caller must pass proximal log-probs.
+    The correction DecoupledPPO computes the same weights, but its caller must pass proximal log-probs.
     """
     return _corrected(_log_ratio(behaviour, proximal, mask).exp().clamp(max=cap), mask.bool())
 

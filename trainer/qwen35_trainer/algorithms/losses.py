@@ -8,12 +8,13 @@ GSPO          max(-A·s, -A·clip(s)), s the sequence's ratio            arXiv:2
 CISPO         -sg(clip(r))·A·log_probs                                 arXiv:2506.13585 (MiniMax-M1)
 GPG           -A·log_probs                                             arXiv:2504.02546
 SAPO          -A·4/τ·sigmoid(τ·(r - 1)), τ by the sign of A            arXiv:2511.20347
-DPPOBinaryTV  -A·r, or 0 where the policies differ too much            arXiv:2602.04879, divergence |π - μ|
-DPPOBinaryKL  -A·r, or 0 where the policies differ too much            arXiv:2602.04879, divergence KL(μ ‖ π) per token
+DPPOBinaryTV  -A·r, or 0 outside of the trust region                   arXiv:2602.04879, divergence |π - μ|
+DPPOBinaryKL  -A·r, or 0 outside of the trust region                   arXiv:2602.04879, divergence KL(μ ‖ π) per token
 
 clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). π is the token's probability under the current policy, and μ its
 probability under the policy in the denominator of r. Where both policies are the same, r = 1 and each loss of the table
-has the gradient -A·∇logp.
+has the gradient -A·∇logp. In DPPO, a token is outside of the trust region if its divergence is above a limit and the step
+would increase the divergence further.
 """
 
 from collections.abc import Callable

@@ -152,7 +152,7 @@ def policy_objective(
 
     All tensors are (N, T), N sequences of up to T tokens. Only log_probs and entropy carry gradient.
     proximal_log_probs, entropy and reference_log_probs may be None where the objective does not use them. Raises
-    ValueError naming all that are missing.
+    ValueError naming all tensors that the objective uses and that are None.
 
     Returns the scalar loss, and scalar sums over trained tokens. The caller adds up losses and sums over micro-batches
     and data-parallel ranks, and divides the sums by `tokens`. The sums are tokens, policy_loss (weighted), ratio,

@@ -1,4 +1,4 @@
-"""The importance ratio: the probability of a sampled token under one policy, divided by that under another policy."""
+"""The importance ratio: the probability of a sampled token under one policy over its probability under another."""
 
 from torch import Tensor
 

@@ -63,8 +63,8 @@ class BatchDivision:
         """Return the number of the share that `rank` computes. ranks: number of ranks of the train pool.
 
         Neighbouring ranks that share sequences (context parallelism) or matrix products (tensor parallelism)
-        compute the same share. The ranks of a pipeline stage come before those of the next stage, which
-        computes the same shares.
+        compute the same share. Ranks are numbered stage by stage: first all ranks of the first pipeline stage, then
+        all ranks of the second stage. Every stage computes all shares.
         """
         return rank // (ranks // (self.shares * self.stages)) % self.shares
 
@@ -109,13 +109,13 @@ def plan(
 
     lengths: number of tokens of each sample, prompt and response together.
     ranks: number of data-parallel ranks.
-    sequences: maximum number of samples per micro-batch, without `max_tokens`.
-    max_tokens: maximum number of tokens per micro-batch, in place of `sequences`. A longer sample has a
-      micro-batch of its own.
+    sequences: maximum number of samples per micro-batch. Used only if `max_tokens` is None.
+    max_tokens: maximum number of tokens per micro-batch. A longer sample has a micro-batch of its own.
     packed: whether samples are packed without padding; otherwise padding counts towards `max_tokens`.
 
-    Samples are sorted by length, so that a micro-batch needs little padding and ranks get nearly equal work. A rank
-    with fewer micro-batches gets empty ones, because FSDP's collectives need the same number of calls on every rank.
+    Samples are sorted by length, so that a micro-batch needs little padding and ranks get nearly equal work. Every
+    rank gets the same number of micro-batches, of which the last ones may be empty, because FSDP's collectives need the
+    same number of calls on every rank.
     """
     shares = divide(lengths, ranks, by_tokens=max_tokens is not None and packed)
     if max_tokens is None:

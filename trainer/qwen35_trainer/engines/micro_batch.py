@@ -179,9 +179,11 @@ def response_scores(
 ) -> TokenScores:
     """Compute the log-probability of each trained token at `temperature`, and the entropy of its distribution, in nats.
 
-    Under truncated sampling, both are those of the distribution over the tokens that the sampler could have drawn. This
-    holds for every policy: the current one, the one at the batch's start, and the reference model. Returns float32
-    tables with one row per sample, 0 for tokens that do not train, and the losses of the model's routers.
+    Under truncated sampling, log-probability and entropy are those of the distribution over the tokens that the sampler
+    could have drawn. This holds for every policy: the current one, the one at the batch's start, and the reference model.
+    Log-probabilities and entropies are float32 tables with one row per sample, and 0 for tokens that do not train.
+
+    with_router: whether to compute the losses of the model's routers.
     """
     lengths = micro.lengths if with_router else None
     scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy, lengths, micro.kept)

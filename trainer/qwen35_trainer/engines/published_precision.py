@@ -9,11 +9,11 @@ from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 
 
 def published_precision(spec: TrainingSpec) -> torch.dtype:
-    """Return the type of published weights. Weights that are always float32 are an exception.
+    """Return the type of published weights. It does not apply to weights that are always float32 (`keeps_float32`).
 
     For vLLM, the type is bfloat16 whatever `model.precision` is, because vLLM would round float32 weights in the
-    same way after their transfer. Adapters are published in `model.precision`, because vLLM multiplies them by their
-    scale before it rounds.
+    same way after their transfer. With LoRA, the type is `model.precision`, because vLLM multiplies an adapter by
+    its scale before it rounds the product.
     """
     in_bfloat16 = spec.rollout is not None and spec.rollout.engine == "VLLM" and spec.train.lora is None
     return torch.bfloat16 if in_bfloat16 else PRECISIONS[spec.model.precision]

@@ -18,8 +18,8 @@ from qwen35_trainer.data.picture_arrays import PictureSource
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """N samples of a batch. A whole batch has the tokens of all samples, a share has those of some. Samples
-    with tokens are *held*.
+    """N samples of a batch. A whole batch has the tokens of all samples, and a share has the tokens of some samples. A
+    sample whose tokens the object has is *held*.
 
     The driver assembles whole batches; each data-parallel rank gets its share (`batch_division`). Quantities that
     are computed from all samples, such as the counts by which losses are divided, need no tokens, so they are the

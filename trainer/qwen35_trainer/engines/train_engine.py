@@ -37,7 +37,7 @@ class UpdateMetrics:
 class TrainEngine(Protocol):
     """The engine of one rank of the train pool. Every rank must get the same calls in the same order.
 
-    Every rank returns the same metrics and the same loss, so the driver uses those of rank 0. With pipeline stages,
+    Every rank returns the same metrics and the same loss, so the driver uses the values of rank 0. With pipeline stages,
     only the last stage computes them, and the engine sends them to the other ranks.
     """
 
@@ -73,9 +73,9 @@ class TrainEngine(Protocol):
         the tensor. Collective.
 
         All ranks return the same tensors in the same order, and each value of a tensor is in the shard of exactly one
-        rank. Tensors are published in `model.precision`, or in bfloat16 if the replicas compute in bfloat16. Tensors
-        that are float32 in the published checkpoints of the family stay float32. With adapters, only the adapters are
-        published, because replicas already have the base model (`weights/adapters.py` has their names).
+        rank. Tensors have the type that `published_precision` returns. Only tensors that are always float32 in
+        checkpoints of the family stay float32. With adapters, only the adapters are published, because replicas already
+        have the base model (`weights/adapters.py` has the names of adapters).
 
         The shards may share memory with the live weights, as all shards of FSDP do. A transport (`weights/transports`)
         therefore copies them before the next step. An engine that stores weights in another arrangement copies what
@@ -89,7 +89,8 @@ class TrainEngine(Protocol):
 
         Collective. When the call returns, training may continue without changing what is written. `saved` reports when
         the writing is done, which may be immediately. If the previous save is still being written, this call first
-        waits for its end, and raises its error if it failed.
+        waits until it is complete. If the previous save failed, this call raises the error of the
+        previous save.
         """
         ...
 

@@ -35,7 +35,7 @@ class Math:
 
 
 def math_grader(extract: str | None) -> Callable[[str, str], float]:
-    """Return a function that takes (response, answer) and returns the score, 1 or 0. It runs in a worker process.
+    """Return a function that takes (response, answer) and returns the score, 1 or 0. For use in a worker process.
 
     extract: the pattern that finds the expression in the response; None: the whole response is searched. The returned
     function raises RewardError if the answer is not a mathematical expression.

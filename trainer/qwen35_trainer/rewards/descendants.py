@@ -10,8 +10,8 @@ all its descendants.
 
 Other ways of searching miss some descendants: a process may leave its process group, the tree of parents breaks at a
 parent that has ended, and a pod may not use control groups. The search by marks misses processes that were started
-without their parent's variables, that have overwritten their variables with a title, or that belong to another user. It
-finds nothing on systems without /proc.
+without their parent's variables, that have overwritten their variables with a process title, or that belong to another
+user. It finds nothing on systems without /proc.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def new_mark() -> dict[str, str]:
 
 
 def kill_marked(mark: dict[str, str]) -> None:
-    """Kill the processes with a mark and their descendants, until none is left or _SEARCH_SECONDS have passed.
+    """Kill the processes with a mark and their descendants. Return when none is left, or after _SEARCH_SECONDS.
 
-    mark: the variable from `new_mark`. The call blocks until then. Processes that remain hang in the kernel.
+    mark: the variable from `new_mark`. Processes that are left after _SEARCH_SECONDS hang in the kernel.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
     empty = 0

@@ -12,9 +12,9 @@ next call            the caller, or its death (the socket closes)      none: the
 a call of `def`      the function; the caller kills a late process     2 × timeout_seconds + 1: the kernel's timer
 a call of `async`    the function, or its cancellation                 timeout_seconds
 
-The timer ends the process of a plain function if the caller hangs.
-A plain function runs one call at a time, on the main thread. A coroutine function runs any number of calls at the same
-time. Replies are JSON, so that the caller does not unpickle objects of user code.
+A plain function (`def`) runs one call at a time, on the main thread. If the caller hangs, the timer ends
+this process. A coroutine function (`async def`) runs any number of calls at the same time. Replies are JSON, so that
+the caller does not unpickle objects of user code.
 """
 
 import asyncio
@@ -155,7 +155,7 @@ def _encoded(reply: Reply) -> bytes:
 def is_asynchronous(function: Callable[..., object]) -> bool:
     """Return whether a call of `function` returns a coroutine.
 
-    This is so for an `async def` and for an object whose `__call__` is one.
+    This is the case for an `async def` function, and for an object whose `__call__` is an `async def` method.
     """
     call = getattr(function, "__call__", None)  # noqa: B004  # its type matters
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

@@ -25,7 +25,7 @@ def score(prompt: object, response: str, answer: str | None, metadata: Mapping[s
     r"""Return 0.9 for a right answer in the last \boxed{…}, plus 0.1 for the format <think>…</think>…\boxed{…}.
 
     Raises RewardError if `answer` is None. If the text in the box differs from `answer`, both are compared as
-    mathematical expressions; this raises RewardError if `answer` is not an expression.
+    mathematical expressions. The comparison raises RewardError if `answer` is not an expression.
     """
     if answer is None:
         raise RewardError("the row has no answer, which the reward compares with the response", kind="NoAnswer")

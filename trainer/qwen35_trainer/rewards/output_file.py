@@ -4,7 +4,7 @@
 
 waits on                unblocked by                                              deadline
 the thread: the pipe    output, or the end of all processes that can write to it  none: the thread ends with its process
-a process that prints   the thread, unless the disk hangs                         that of the call (isolated.py)
+a process that prints   the thread, unless the disk hangs                         the time-out of the call (isolated.py)
 close: the thread       the thread, when all output is written                    CLOSE_SECONDS
 """
 
@@ -41,7 +41,10 @@ class OutputFile:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the pipe. Wait at most CLOSE_SECONDS until all output of ended processes is in the file."""
+        """Close this process's end of the pipe, then wait until all output is in the file.
+
+        If other processes can still write to the pipe, return after CLOSE_SECONDS.
+        """
         os.close(self.descriptor)
         self._thread.join(CLOSE_SECONDS)
 

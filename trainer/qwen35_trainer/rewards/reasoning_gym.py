@@ -36,7 +36,7 @@ class GymReward:
 
 
 def grader(gyms: Sequence[GymFields]) -> Callable[[str, bytes, str], object]:
-    """Return a function that scores (id of the prompt, its pickled content, response). It runs in a worker process.
+    """Return a function that scores (id of the prompt, its pickled content, response). For use in a worker process.
 
     gyms: the settings of gym sources whose tasks are loaded immediately. Other tasks are loaded when they are first
     used. The returned function raises RewardError if the prompt does not come from a gym source.

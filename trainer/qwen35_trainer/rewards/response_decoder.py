@@ -1,8 +1,8 @@
 """Decodes responses without the transformers library, which takes seconds and 100 MB to import.
 
 A fast tokenizer of transformers wraps an object of the tokenizers library. For Qwen's tokenizers, the wrapped object
-decodes to the same text as the wrapper, so only the wrapped object is sent. If the wrapper changes the text, the whole
-tokenizer is pickled.
+decodes to the same text as the wrapper, so only the wrapped object is sent. If the wrapper changes the text, or the
+tokenizer is not a fast one, the whole tokenizer is pickled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UTF-8 becomes U+FFFD."""
 class ResponseDecoder:
     """The decoding part of a tokenizer, as data that can be sent to another process.
 
-    It decodes to the same text as `response_text` with the whole tokenizer.
+    The function that `load` returns decodes to the same text as `response_text` with the whole tokenizer.
     """
 
     backend: str | None

@@ -123,7 +123,7 @@ class ProcessLimits:
 
     scoring: number of scoring processes.
     functions: maximum number of worker processes that each scoring process starts for each plain function.
-    cores: maximum number of worker processes as in `functions`, but while no call is slow.
+    cores: the maximum that holds instead of `functions` while no call is slow.
     """
 
     scoring: int = 1

@@ -8,12 +8,12 @@ If a scoring process dies, another one starts in its place, and its unfinished g
 waits on           unblocked by                                             deadline
 open               the processes, when rewards and decoder are loaded,      START_SECONDS
                    or when loading failed
-score_group        the process, or its death                                that of each call of a reward (isolated.py)
+score_group        the process, or its death                                the time-out of each call (isolated.py)
 a silent process   its heartbeat, every ALIVE_SECONDS                       SILENT_SECONDS, then it is killed
 close              the processes, when they have ended their worker         CLOSE_SECONDS + _REST_SECONDS, then they are
                    processes                                                killed
 
-The groups that wait here are those in the window and those of one evaluation. The driver holds these groups anyway, so
+Only groups of the window and of one evaluation wait here. The driver holds these groups anyway, so
 no unbounded queue can form. The wait does not count towards timeoutSeconds. The driver sends one request per group and
 receives one reply. It does not copy the tokens for the request.
 """
@@ -161,7 +161,8 @@ class Scoring:
 
         in_trial: whether the responses count towards the trial, which consists of the first responses of the run.
         Raises RewardFailed if a reward with `onError: Fail` could not score, or if every reward has failed for every
-        response of the trial. If every scoring process that tried the group died, all rewards count as failed.
+        response of the trial. All rewards of the group count as failed if every scoring process that tried the group
+        died, or if the group cannot be sent to a scoring process.
         """
         try:
             scores = await self._scores(group_request(prompt, responses))

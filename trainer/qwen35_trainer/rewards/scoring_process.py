@@ -15,7 +15,7 @@
 waits on        unblocked by                                   deadline
 next request    the driver, or its death (the socket closes)   none: the process is idle then
 decode          the group before it, when it is decoded        none: the driver kills a silent process
-score           the rewards                                    that of each call of a reward (isolated.py)
+score           the rewards                                    the time-out of each call (isolated.py)
 
 Requests are pickled, and replies are JSON. This process does not run code of users. It imports neither torch nor
 transformers, so it starts in a fraction of a second. When the driver ends, even by SIGKILL, this process ends the

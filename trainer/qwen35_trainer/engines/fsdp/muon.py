@@ -9,9 +9,9 @@ square as AdamW's, so that a learning rate and weight decay tuned for AdamW appl
 2.2). The arithmetic is that of torch.optim.Muon with match_rms_adamw. In addition, weights may be sharded, and may be
 stacks of matrices.
 
-For a sharded matrix, every rank gathers the whole update, orthogonalises it, and keeps its own rows: the iteration
-needs the whole matrix, and computing it on every rank costs less than a second exchange. A stack (experts, rows,
-columns) is sharded by experts: each rank has whole matrices and gathers nothing.
+For a sharded matrix, every rank gathers the whole update, orthogonalises it, and keeps its own rows. The iteration
+needs the whole matrix, and repeating the iteration on every rank costs less than a second exchange. A stack (experts,
+rows, columns) is sharded by experts: each rank has whole matrices and gathers nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The optimizers of the trained parameters (AdamW, Muon), and the device of the optimizer state between two steps."""
+"""The optimizers (AdamW, Muon) of the trained parameters, and the device of the optimizer state between two steps."""
 
 from __future__ import annotations
 

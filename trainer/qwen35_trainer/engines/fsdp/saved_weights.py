@@ -44,7 +44,7 @@ class _Piece:
 
 
 class SavedWeights:
-    """The tensors in a checkpoint whose names begin with a prefix: the trained weights, or the optimizer state.
+    """A part of a checkpoint: the trained weights or the optimizer state, depending on the prefix of the tensors' names.
 
     Several threads may call `read` at the same time.
     """

@@ -4,8 +4,9 @@
         └─► no room for a copy: write immediately, and training waits
 
 Another number of ranks can load a checkpoint: `restore` reshards it. The collectives of the writing thread have a
-separate process group, because training runs collectives at the same time, and the order of the two may differ between
-ranks. Frozen parameters are not saved; a restored run loads them from the source of the model.
+separate process group, because training runs collectives at the same time. In a shared group, the order of all these
+collectives could differ between ranks. Frozen parameters are not saved; a restored run loads them from the source of
+the model.
 """
 
 from __future__ import annotations

@@ -117,8 +117,9 @@ def layers(model: HFModule) -> list[nn.Module]:
     """Return the modules whose parameters FSDP gathers as a unit: experts, then the modules of the
     classes in `_no_split_modules`.
 
-    Experts hold most parameters of a layer. They are gathered separately, so that this happens while attention
-    computes. Classes that the model does not contain are skipped. Raises ValueError if it contains none of them.
+    Experts hold most parameters of a layer. They are gathered separately, so that the all-gather overlaps with
+    the computation of attention. Classes of which the model has no module are skipped. Raises ValueError if the
+    model has no module of any class in `_no_split_modules`.
     """
     names = set(model._no_split_modules or ())
     units = [module for module in model.modules() if type(module).__name__ in names]

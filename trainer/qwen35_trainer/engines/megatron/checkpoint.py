@@ -1,6 +1,6 @@
 """Checkpoints of weights and optimizer state, under the names of the published model and in the FSDP engine's format.
 
-    weight and moments of every parameter, in float32 ─► published tensors (`published_model`) ─► PyTorch's format
+    weight and AdamW's moments of every parameter, in float32 ─► published tensors (`published_model`) ─► PyTorch's format
 
 A checkpoint does not depend on the layout, so any layout of this engine can read it (reshard). The FSDP engine can read
 it, too, if it trains all parameters with AdamW. `qwen35 export` can export it.
@@ -86,7 +86,7 @@ def restore(
 
     shapes: name of a published tensor → its shape. Raises WeightsUnreadable if the checkpoint is damaged.
     Raises CheckpointDiffers, on every rank and before anything changes, if the checkpoint lacks weights or
-    moments of a parameter.
+    moments of a parameter, or has them in another shape.
     """
     saved, state = SavedWeights(folder), SavedWeights(folder, _OPTIMIZER)
     if lacking := _lacking(saved.shapes, state.shapes, shapes):

@@ -51,8 +51,8 @@ from qwen35_trainer.weights.staging import WeightShard
 class MegatronEngine(UpdatingEngine):
     """One rank of training with megatron-core. It needs an initialised process group.
 
-    origin: where the weights come from, the same on every rank. layout: degrees of parallelism; None: those of the
-    manifest. Raises ValueError naming every setting that does not fit the model.
+    origin: where the weights come from, the same on every rank. layout: degrees of parallelism; None: the
+    manifest's degrees. Raises ValueError naming every setting that does not fit the model.
     """
 
     _ranks: MegatronRanks

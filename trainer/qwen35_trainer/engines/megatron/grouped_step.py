@@ -1,4 +1,7 @@
-"""An optimizer's step, by one group of parameters after another, so that the moments of only one group need to be on the device."""
+"""An optimizer's step that updates one group of parameters after another.
+
+AdamW's moments then need to be on the device for only one group at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ GROUP_NUMBERS = 2**27
 
 
 def groups_of(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Divide parameters into groups, in their order."""
+    """Divide parameters into consecutive groups of at most `GROUP_NUMBERS` values.
+
+    A larger parameter is a group of its own.
+    """
     groups: list[list[Tensor]] = []
     size = 0
     for parameter in parameters:
@@ -30,10 +36,11 @@ def step_by_groups(
     groups: Mapping[int, Sequence[Tensor]],
     begin: Callable[[int], None],
 ) -> None:
-    """Make one step of an optimizer.
+    """Make one step of an optimizer, by one call of `step` for each group of parameters.
 
-    step: the optimizer's own step, which leaves out parameters without a gradient, as those of PyTorch's Adam and of FusedAdam. groups:
-    all parameters of the optimizer, in groups with numbers. begin: called with the number of each group before its parameters step.
+    step: the optimizer's own step. It must skip parameters without a gradient, as PyTorch's Adam and FusedAdam do.
+    groups: number of a group → its parameters. The groups contain all parameters of the optimizer.
+    begin: called with the number of each group, before the group's parameters are updated.
     """
     gradients = {parameter: parameter.grad for group in groups.values() for parameter in group}
     # FusedAdam counts its calls, and not the steps of each parameter.

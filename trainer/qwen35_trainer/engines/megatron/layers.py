@@ -5,7 +5,7 @@
 | not installed | megatron-core's own ("local") | `norm.py` | one after the other |
 | installed | Transformer Engine's | `norm.py` | one after the other |
 
-Norms are separate modules in both cases, so that parameters have the same names.
+Norms are separate modules with and without Transformer Engine, so that parameters have the same names in both cases.
 """
 
 from __future__ import annotations

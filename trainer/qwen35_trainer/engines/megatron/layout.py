@@ -33,7 +33,10 @@ class Layout:
 
     @classmethod
     def of(cls, degrees: ParallelismSpec) -> Layout:
-        """Return the layout of a manifest. Sequence parallelism comes with tensor parallelism; it costs nothing."""
+        """Return the layout of a manifest.
+
+        Sequence parallelism is used whenever tensor parallelism is used, because it costs nothing extra.
+        """
         return cls(
             degrees.tensor,
             degrees.pipeline,

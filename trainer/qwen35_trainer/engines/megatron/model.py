@@ -1,4 +1,4 @@
-"""The part of a model that one rank has: its pipeline stage or virtual stages, and its share of each of their layers."""
+"""The model of one rank: a pipeline stage, whose layers are divided over tensor- and expert-parallel ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from qwen35_trainer.models.qwen3_5.head import TokenScores
 
 
 class StageModel(GPTModel):
-    """A pipeline stage, or a virtual stage of it.
+    """A pipeline stage, or one virtual stage of a pipeline stage.
 
-    The last one returns hidden states after the last norm; `scores` computes the logits of scored rows only.
+    The model's last stage returns hidden states after the final norm, not logits. `scores` computes the logits of
+    scored rows only.
     """
 
     vocabulary: int
@@ -78,7 +79,9 @@ class StageModel(GPTModel):
 def build_stages(
     model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False
 ) -> list[StageModel]:
-    """Build this rank's virtual stages, of which there is only one by default, without their values. Model-parallel groups must exist.
+    """Build this rank's pipeline stage without loading weights, and return the list of its virtual stages.
+
+    By default, a pipeline stage has one virtual stage. megatron-core's model-parallel process groups must exist.
 
     model: the configuration of a text model in transformers. recompute: whether the backward pass computes the activations
     of each layer again.

@@ -8,8 +8,10 @@ optimizer step         device          host              device      device     
 publication            device          host              –           host              host
 save, restore          device          host              –           device            device
 
-The parts of a row are on the device from its beginning until a row that does not need them. Gradients have values only within an update,
-so their memory is given back without a copy. Everything else is copied to pinned memory, which is allocated once.
+Each row is a phase of training, and each column a part of the rank's tensors. The moments are AdamW's. When a phase
+begins, the parts that it needs move to the device, and all other parts move to host memory. Gradients have values only
+within an update, so their memory is given back without a copy. Everything else is copied to pinned memory, which is
+allocated once.
 """
 
 from __future__ import annotations
@@ -27,15 +29,16 @@ TRAINED, REFERENCE, GRADIENTS, WEIGHTS = "trained model", "reference model", "gr
 
 
 def moments(group: int) -> str:
-    """Return the name of the part that has the moments of a group of parameters."""
+    """Return the name of the part of an `Offload` that has AdamW's moments of a group of parameters."""
     return f"moments {group}"
 
 
 class Offload:
     """The parts of a rank's tensors that are in host memory while they are not needed.
 
-    parts: functions that return the tensors of each part, because the optimizer creates its own in its first step; a part that is not
-    listed stays on the device. blocks: the host memory.
+    parts: name of a part → function that returns the part's tensors. The function is called when the part moves, because
+      the optimizer creates its tensors only in its first step. Tensors outside of all parts stay on the device.
+    blocks: the host memory.
     """
 
     def __init__(

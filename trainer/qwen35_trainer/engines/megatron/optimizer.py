@@ -1,4 +1,7 @@
-"""megatron-core's distributed optimizer: AdamW whose float32 weights and moments are divided over the copies of a parameter."""
+"""megatron-core's distributed optimizer: AdamW, whose state is sharded.
+
+The float32 weights and the moments of a parameter are divided over the ranks that have the same parameter.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +63,9 @@ class MegatronOptimizer:
         self._groups = [(part, group) for part in self._parts for group in _groups(part)]
 
     def step_by_groups(self, begin: Callable[[int], None]) -> None:
-        """Let each later step be made by one group of parameters after another.
+        """Make every later `step` update one group of parameters after another.
 
-        begin: called with the number of each group before its parameters step.
+        begin: called with the number of each group, before the group's parameters are updated.
         """
         for part in (each for each in self._parts if not each.is_stub_optimizer):
             groups = {number: group for number, (owner, group) in enumerate(self._groups) if owner is part}
@@ -138,7 +141,7 @@ class MegatronOptimizer:
 
     @property
     def weights(self) -> Iterator[Tensor]:
-        """The float32 weights of parameters in another type. Float32 parameters are their own float32 weights."""
+        """The float32 copies of parameters that are stored in another type. Float32 parameters have no separate copy."""
         for part in self._parts:
             if not part.is_stub_optimizer:
                 yield from chain(*part.shard_fp32_from_float16_groups)
@@ -149,7 +152,7 @@ class MegatronOptimizer:
         return len(self._groups)
 
     def moments(self, group: int) -> Iterator[Tensor]:
-        """Yield the moments of a group of parameters, which exist from its first step on."""
+        """Yield AdamW's moments of a group of parameters. Before the group's first step, there are none."""
         part, parameters = self._groups[group]
         for parameter in parameters:
             state = part.optimizer.state.get(parameter, {})

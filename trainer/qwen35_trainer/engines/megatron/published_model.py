@@ -3,8 +3,8 @@
     load       published tensors ─► merge, cut (`weight_table`) ─► this rank's part
     publish    this rank's part ─► all parts of the tensor-parallel group ─► join, divide ─► published tensors
 
-Both handle one parameter at a time. A rank holds at most one whole parameter, in addition to what it publishes. Of the
-ranks that have the same parameter, one publishes it; these ranks alternate by parameter.
+Loading and publication handle one parameter at a time. A rank holds at most one whole parameter, in addition to the
+tensors that it publishes. Of the ranks that have the same parameter, one publishes it; these ranks alternate by parameter.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class PublishedModel:
 
     @torch.no_grad()
     def load(self, read: Read, put: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
-        """Call `put` with each of this rank's parameters and this rank's part of its published values. By default,
-        set the parameters.
+        """Call `put` for each of this rank's parameters, with the parameter and its new values.
 
-        `read` is called only for tensors of which this rank has a part.
+        By default, `put` sets the parameter. The new values are this rank's part of the published tensors that `read`
+        returns. `read` is called only for tensors of which this rank has a part.
         """
         for entry in self._entries:
             for parameter, value in zip(entry.own, self._parts(entry, read), strict=True):

@@ -35,9 +35,10 @@ class MegatronRanks(BatchRanks):
 
     @classmethod
     def of(cls, layout: Layout, timeout: timedelta, seed: int) -> MegatronRanks:
-        """Create megatron-core's process groups from the initialised one, and seed its random states. Collective.
+        """Create megatron-core's process groups, and seed megatron-core's random states. Collective.
 
-        timeout: the maximum time of a collective. It is rounded up to minutes, the unit of megatron-core.
+        The default process group must be initialised. timeout: the maximum time of a collective. It is rounded up to
+        minutes, the unit of megatron-core.
         """
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=layout.tensor,

@@ -39,12 +39,12 @@ def token_scores(
     chunk: int | None = None,
 ) -> TokenScores:
     """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature), as
-    `head.token_scores` does. Collective.
+    `token_scores` of models/qwen3_5/head.py does with the whole output layer. Collective.
 
     hidden: (R, D), R rows of D channels, the same on every rank of `group`. The caller must sum its
       gradient over the ranks.
-    weight: (V', D), the rows of the output layer for the V' tokens of this rank. Tokens from `vocabulary`
-      on are padding.
+    weight: (V', D), the rows of the output layer for the V' tokens of this rank.
+    vocabulary: number of tokens of the model. Rows for token ids of this number and above are padding.
     targets: (R,) int64.
     kept: the tokens over which each row's softmax is taken; None: the whole vocabulary.
     chunk: number of rows per chunk; None: as many as `CHUNK_LOGITS` allows.

@@ -54,15 +54,17 @@ class Arrangement(ABC):
     """
 
     def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
-        """Return the whole parameter that `tensors`, the published tensors of its row, make up. The
-        inverse of `divide`.
+        """Combine published tensors into one whole parameter. The inverse of `divide`.
+
+        tensors: the published tensors of the parameter, in the order of `Row.published`.
         """
         (tensor,) = tensors
         return tensor
 
     def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Return the published tensors that a whole parameter makes up. The inverse of `merge`.
-        published: their shapes.
+        """Divide a whole parameter into its published tensors, and return them. The inverse of `merge`.
+
+        published: the shapes of the published tensors.
         """
         return [parameter]
 
@@ -147,8 +149,9 @@ class BySections(Arrangement):
 
 
 class GateAndUp(BySections):
-    """Sections of a feed-forward input: the rows of the gate, then those of the up projection. Published as
-    one tensor or as two.
+    """Sections of a feed-forward input projection: the rows of the gate, then the rows of the up projection.
+
+    In the published model, gate and up projection are one tensor or two.
     """
 
     def sections(self, rows: int, shape: ModelShape) -> list[int]:

@@ -2,9 +2,9 @@
 
     y_t = silu(Σ_b f_b · x_{t-b}),  b = 0 … W - 1        x_{t-b} is 0 before the sequence
 
-flash-linear-attention, causal_conv1d and vLLM compute the same. Here the convolution is a sum of W shifted products: on
-a CPU, the gradient of this sum costs a fraction of the gradient of the general convolution. The float32 sums are not
-kept; the backward pass computes them again.
+flash-linear-attention, causal_conv1d and vLLM compute this function, too. Here the convolution is a sum of W shifted
+products: on a CPU, the gradient of this sum costs a fraction of the gradient of PyTorch's general convolution. The
+float32 sums are not kept; the backward pass computes them again.
 
 Shapes: B sequences, T positions, C channels, W width; `filters` (C, W), whose last column is for the position itself.
 """

@@ -44,7 +44,7 @@ channels) for single tokens."""
 class Decoder:
     """Decodes up to `slots` sequences of at most `max_length` tokens each with a Qwen3.5 model.
 
-    model: it need not be adapted, unless prompts have pictures, for which `prefill` runs the adapted vision tower.
+    model: must be adapted (`adapter.adapt`) if prompts have pictures, because `prefill` then runs the adapted vision tower.
     float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
     """
 

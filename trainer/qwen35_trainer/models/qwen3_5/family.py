@@ -1,4 +1,4 @@
-"""Supported versions of Qwen3.5's code, and access to the parts of a model."""
+"""The supported versions of the transformers library, and access to the parts of a model of this family."""
 
 from __future__ import annotations
 

@@ -109,8 +109,7 @@ def hidden_states(
 
 
 def decode_layer(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor | None]:
-    """Compute one layer: a mixer, then an MLP or experts, each with a norm before it and a residual
-    connection around both.
+    """Compute one layer: norm, mixer and residual connection, then norm, MLP (or experts) and residual connection.
 
     hidden: (n, l, D), n rows, l tokens of this process, D channels. Returns (n, l, D), and the losses of the layer's
     router. The losses are None if the layer has no router or `layout.membership` is None.

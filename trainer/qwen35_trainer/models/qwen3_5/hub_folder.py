@@ -76,8 +76,9 @@ def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path
 
 
 def copy_the_rest(source: Path, output: Path) -> None:
-    """Copy all files of `source` except weights to `output`: configuration, tokenizer,
-    processor, templates, licence.
+    """Copy all files of `source` except weights to `output`: configuration, tokenizer, processor, templates, licence.
+
+    Hidden files, checksums and subfolders are not copied, except the subfolder additional_chat_templates.
     """
     for path in sorted(source.iterdir()):
         if (

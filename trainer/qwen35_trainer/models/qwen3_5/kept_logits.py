@@ -16,9 +16,9 @@ not NaN, so entropies and gradients need no special case."""
 
 @dataclass(frozen=True, eq=False)
 class KeptLogits:
-    """The logits that count in the softmax of each of R rows: those of the row's candidates.
+    """The logits that count in the softmax of each of R rows: the logits of the row's candidates.
 
-    All logits count in a row without candidates.
+    A candidate is a token that the sampler could have drawn. In a row without candidates, all logits count.
     """
 
     candidates: Candidates
@@ -34,7 +34,7 @@ class KeptLogits:
         return KeptLogits(self.candidates.take(rows.cpu().numpy()), self.device)
 
     def remove_others(self, logits: Tensor, part: slice) -> None:
-        """Overwrite, in `logits`, the values that do not count with REMOVED_LOGIT.
+        """Set all logits that do not count to REMOVED_LOGIT, in place.
 
         part: a range of the R rows. logits: (rows of `part`, vocabulary), in any precision that can hold 1e30.
         """

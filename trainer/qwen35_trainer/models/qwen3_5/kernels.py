@@ -1,4 +1,4 @@
-"""Kernels for accelerators that take the boundaries of the sequences in a packed row, imported when first used.
+"""Accelerator kernels that take the boundaries of the sequences in a packed row. They are imported when first used.
 
     operation          kernel                                                     devices, all 16-bit only
     convolution        flash-linear-attention (`fla`)                             those that `fla` supports
@@ -101,7 +101,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, boundaries: Tens
     """Compute causal attention within each sequence of a packed row of T tokens.
 
     query, key, value, and the result: (1, T, heads, channels). boundaries: (sequences + 1,) int32 cumulative lengths.
-    longest: maximum length.
+    longest: maximum length of a sequence.
     """
     from torch.nn.attention.varlen import varlen_attn
 

@@ -3,7 +3,7 @@
 The arithmetic is that of `forward` in transformers, with three differences:
 - The sequences of a packed row do not affect each other.
 - The state is explicit, so that sequences of different lengths can share a batch (`decoder.py`).
-- A sequence of fewer than 64 positions costs no more than its length (`delta_rule.py`).
+- A sequence of fewer than 64 positions is not padded to 64 positions (`delta_rule.py`).
 
 Shapes: B sequences, T positions, D hidden, C convolution channels, W convolution width, H value heads, G key heads,
 K dimension of a key, V dimension of a value.

@@ -70,7 +70,7 @@ def kinds_and_positions(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the kind (length,) and the positions (length, 4) of each token of a sequence with pictures.
 
-    Kinds are those of `token_types`; positions are text, time, height and width. sequence: (length,) token ids.
+    Kinds are numbered as in `token_types`; positions are text, time, height and width. sequence: (length,) token ids.
     written: true for tokens that the model generated. Raises ValueError if the placeholders do not match the pictures.
     """
     kinds = token_types(sequence, image_token=config.image_token_id, video_token=config.video_token_id, written=written)

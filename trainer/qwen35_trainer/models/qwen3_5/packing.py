@@ -12,7 +12,7 @@ so in a training with pictures it must keep the pictures apart in the same way.
 
 The second pass is the precise test: both rows have the same shapes and run the same kernels, so that rounding is the
 same, and every difference is a leak. The third pass runs other kernels, which round differently, and 16-bit precision
-amplifies the difference from layer to layer. It only detects results that are clearly wrong.
+amplifies the difference from layer to layer. The third pass only detects results that are clearly wrong.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def check_packing(model: HFModule, *, pictures: bool = False) -> None:
     depend on the precision of the layers.
 
     Call this function once after loading, on all ranks and before any gradient is computed: it sets all
-    gradients to None. The model must be adapted, and may be sharded. With a context group, it must be sharded
-    over that group too, because gradients are compared after their reduction; before it, each process has only
-    the gradient of its own tokens.
+    gradients to None. The model must be adapted, and may be sharded. With a context group, the model must be
+    sharded over that group too, because gradients are compared after FSDP has reduced them. Before the reduction,
+    each process has only the gradient of its own tokens.
 
     pictures: whether some of the sequences have a picture each; the model must then have a vision tower.
     """
