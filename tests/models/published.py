@@ -140,14 +140,22 @@ SHAPES = {
 """config.json by what is published so."""
 
 
-def write(folder: Path, shape: str, *, per_expert: bool = False, spread: float | None = None) -> Any:
+def write(
+    folder: Path,
+    shape: str,
+    *,
+    per_expert: bool = False,
+    spread: float | None = None,
+    text: dict[str, Any] | None = None,
+) -> Any:
     """Write the folder; returns the library's model of it, in float32, with the values that are stored.
 
-    spread: standard deviation of the weights; None: that of the shape, at which every part shows in the results.
+    spread: standard deviation of the weights; None: that of the shape, at which every part shows in the results. text: other
+    values of fields of the text model.
     """
-    config = SHAPES[shape]
+    config = copy.deepcopy(SHAPES[shape])
+    config["text_config"] |= text or {}
     if spread is not None:
-        config = copy.deepcopy(config)
         for part in (config["text_config"], config["vision_config"]):
             part["initializer_range"] = spread
     folder.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """A program that generates with a replica of two devices, and then waits to be killed.
 
-The model has the form of the small published ones: with a vision tower, and the output layer tied to the embedding.
+The model has the form of the small published ones: with a vision tower, and the output layer tied to the embedding. Some of the prompts
+have pictures.
 
 python -m tests.rollout.split_replica ─► one line of JSON: responses, log-probs of a probe, the number of processes that have
                                           a part of each parameter, and the ids of the processes of its workers
@@ -22,7 +23,9 @@ from qwen35_trainer.rollout.vllm_environment import set_variables
 from qwen35_trainer.weights.division import ReplicaShape
 from tests.publications import received
 from tests.rollout.loading import load
-from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, library_model, prompt_of
+from tests.rollout.shown import shown_scenes
+from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, prompt_of
+from tests.rollout.test_vllm_pictures import pictured
 
 AS_PUBLISHED = SHAPE | {"tieEmbeddings": True, "vision": {}}
 SEEDS = (0, 1, 2)
@@ -30,15 +33,26 @@ SHARED = (1, 2)
 """Seeds of models whose weights are in shared memory, staged for replicas of as many ranks as the seed says."""
 PROMPTS = (3, 300)
 """Numbers of tokens."""
+SHOWN = 10
+"""Number that is added to a seed in the names of its sequences with pictures."""
 
 
 def main() -> None:
     torch.set_num_threads(1)
     set_variables()
-    models = {seed: library_model(seed, AS_PUBLISHED) for seed in SEEDS}
+    models = {seed: pictured(seed, AS_PUBLISHED) for seed in SEEDS}
     config = models[0].config
-    settings = CoreSettings(slots=4, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True, devices=2)
-    engine = VLLMEngine(build_core(config, settings), config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
+    settings = CoreSettings(
+        slots=4,
+        max_length=MAX_LENGTH,
+        seed=5,
+        memory_fraction=0.1,
+        on_cpu=True,
+        devices=2,
+        picture_tokens=MAX_LENGTH,
+    )
+    core = build_core(config, settings)
+    engine = VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True, reads_pictures=True)
     responses, probes = {}, []
     for seed in SEEDS:
         parameters = dict(models[seed].named_parameters())
@@ -49,6 +63,7 @@ def main() -> None:
             load(engine, weights, seed)
         prompts = {(seed, length): np.array(prompt_of(length), np.int32) for length in PROMPTS}
         engine.submit([SequenceRequest(name, prompt, 12, Sampling(0.0)) for name, prompt in prompts.items()])
+        engine.submit([each.request(SHOWN + seed, index) for index, each in enumerate(shown_scenes())])
         while engine.busy:
             for completed in engine.step().finished:
                 tokens = completed.tokens

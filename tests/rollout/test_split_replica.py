@@ -15,8 +15,10 @@ import torch
 from qwen35_trainer.rollout.vllm_core import portions
 from qwen35_trainer.rollout.vllm_worker import parameter_checksums
 from tests.patience import PATIENCE
-from tests.rollout.split_replica import AS_PUBLISHED, PROMPTS, SEEDS
-from tests.rollout.test_vllm import assert_greedy, library_model, log_probs_of, prompt_of
+from tests.rollout.shown import scored_by_the_library, shown_scenes
+from tests.rollout.split_replica import AS_PUBLISHED, PROMPTS, SEEDS, SHOWN
+from tests.rollout.test_vllm import assert_greedy, log_probs_of, prompt_of
+from tests.rollout.test_vllm_pictures import pictured
 
 
 def test_it_generates_as_the_trainer_computes_and_ends_with_its_process() -> None:
@@ -34,20 +36,24 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process() -> Non
     assert len([worker for worker in workers if worker.pid]) >= 2
     _, alive = psutil.wait_procs(workers, timeout=PATIENCE)
     assert alive == []
-    differences, decided, probed = [], [], []
+    differences, decided, probed, seen = [], [], [], []
     for seed in SEEDS:
-        model = library_model(seed, AS_PUBLISHED)
+        model = pictured(seed, AS_PUBLISHED)
         for length in PROMPTS:
             prompt = prompt_of(length)
             ids, log_probs = (np.array(values) for values in result["responses"][f"({seed}, {length})"])
             decided.append(assert_greedy(model, prompt, ids))
             differences.append(np.abs(log_probs - log_probs_of(model, prompt, ids)))
+        for index, shown in enumerate(shown_scenes()):
+            ids, log_probs = (np.array(values) for values in result["responses"][f"({SHOWN + seed}, {index})"])
+            seen.append(np.abs(log_probs - scored_by_the_library(model, shown, ids)))
         for length, log_probs in zip(PROMPTS, result["probes"][seed], strict=True):
             prompt = prompt_of(length)
             probed.append(np.abs(log_probs - log_probs_of(model, prompt[:1], np.array(prompt[1:]))))
     assert np.concatenate(differences).mean() <= 0.02
     assert np.mean(decided) > 0.5
     assert np.concatenate(probed).mean() <= 0.02, "a probe"
+    assert np.concatenate(seen).mean() <= 0.02, "prompts with pictures"
     assert set(result["parts"].values()) == {2}, "both processes have a part of each parameter"
 
 

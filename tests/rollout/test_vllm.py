@@ -164,14 +164,33 @@ def running(shape: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[Replica]
 
 
 @contextlib.contextmanager
-def engine_of(config: Any, lora: LoRASpec | None = None) -> Iterator[tuple[VLLMEngine, Any]]:
-    """An engine without weights, and its engine core."""
+def engine_of(
+    config: Any, lora: LoRASpec | None = None, *, picture_tokens: int = 0
+) -> Iterator[tuple[VLLMEngine, Any]]:
+    """An engine without weights, and its engine core. picture_tokens: of a prompt, at most; 0: it reads no pictures."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    settings = CoreSettings(slots=SLOTS, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True, lora=lora)
+    settings = CoreSettings(
+        slots=SLOTS,
+        max_length=MAX_LENGTH,
+        seed=5,
+        memory_fraction=0.1,
+        on_cpu=True,
+        lora=lora,
+        picture_tokens=picture_tokens,
+    )
     with process_restored():
         core = build_core(config, settings)
         try:
-            yield VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True, lora=lora), core
+            engine = VLLMEngine(
+                core,
+                config,
+                end_token=END,
+                max_length=MAX_LENGTH,
+                on_cpu=True,
+                lora=lora,
+                reads_pictures=picture_tokens > 0,
+            )
+            yield engine, core
         finally:
             core.engine_core.shutdown()
 

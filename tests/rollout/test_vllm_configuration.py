@@ -74,3 +74,14 @@ def test_a_vision_language_model_is_written_as_it_is(tmp_path: Path) -> None:
         write_configuration(config, tmp_path / str(text_models), text_models=text_models)
     first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("True", "False"))
     assert first == second
+
+
+def test_the_positions_of_pictures_are_written_for_a_replica_that_reads_some(tmp_path: Path) -> None:
+    """The library has defaults for them, and vLLM has others."""
+    config = configuration_of({"headDim": 32, "vision": {}})
+    before = copy.deepcopy(config)
+    for pictures in (True, False):
+        write_configuration(config, tmp_path / str(pictures), text_models=True, pictures=pictures)
+    rope, unchanged = (read_config(tmp_path / name).text_config.rope_parameters for name in ("True", "False"))
+    assert rope == unchanged | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    assert config == before

@@ -39,6 +39,9 @@ class Core:
         self.calls.append(f"sleep, level {level}")
         self.asleep = True
 
+    def reset_encoder_cache(self) -> None:
+        self.calls.append("reset_encoder_cache")
+
     def wake_up(self) -> None:
         self.calls.append("wake_up")
         self.asleep = False
@@ -86,6 +89,12 @@ def test_base_weights_of_adapters_wait_in_host_memory(build):
     engine, core = build(lora=LoRASpec(rank=4))
     engine.sleep()
     assert core.calls == ["memory_in_use", "sleep, level 1", "memory_in_use"]
+
+
+def test_features_of_pictures_are_dropped_before_vllm_sleeps(build):
+    engine, core = build(reads_pictures=True)
+    engine.sleep()
+    assert core.calls == ["reset_encoder_cache", "memory_in_use", "sleep, level 2", "memory_in_use"]
 
 
 def test_on_the_cpu_vllm_keeps_its_memory(build):

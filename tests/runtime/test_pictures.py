@@ -29,6 +29,8 @@ PUBLISHED: dict[str, object] = {"model.source": {"path": "model"}, "data.chatTem
 """Changes to train a folder of published shape."""
 SPREAD = 0.05
 """Standard deviation of the weights of that folder, with which it learns."""
+HEADS = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+"""The smallest heads of Gated DeltaNet that vLLM's kernels for the CPU have."""
 LEARNING: dict[str, object] = {
     "train.batch": {"promptsPerUpdate": 16, "microBatchSequences": 64, "removePadding": True},
     "train.optimizer": {"learningRate": 3e-3, "weightDecay": 0.0, "schedule": "Linear"},
@@ -51,6 +53,8 @@ SETTINGS: dict[str, object] = {
     "train.optimizer": {"learningRate": 3e-3, "weightDecay": 0.0},
     "evaluation": {"everyUpdates": 0, "atStart": False},
 }
+SEEN_BY_VLLM = SETTINGS["model.source.random"] | {"headDim": 32, "linearHeadDim": 64}
+"""The model of SETTINGS with the smallest heads that vLLM's kernels for the CPU have."""
 
 
 def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 0) -> None:
@@ -72,9 +76,12 @@ def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def write_published(folder: Path) -> None:
-    """Write a vision-language folder of published shape, with a tokenizer, its chat template, and the settings of its processor."""
-    published.write(folder, "0.8B, tied", spread=SPREAD)
+def write_published(folder: Path, text: dict[str, Any] | None = None) -> None:
+    """Write a vision-language folder of published shape, with a tokenizer, its chat template, and the settings of its processor.
+
+    text: other values of fields of the text model.
+    """
+    published.write(folder, "0.8B, tied", spread=SPREAD, text=text)
     special = {"<|endoftext|>": 16, "<|im_start|>": 17, "<|im_end|>": 18, VISION_START: START, VISION_END: END}
     special |= {IMAGE_PAD: IMAGE, VIDEO_PAD: VIDEO}
     vocabulary = {character: index for index, character in enumerate(CHARACTERS)} | special
@@ -191,21 +198,30 @@ def test_what_a_run_cannot_show_is_refused_with_file_and_row_before_it_starts(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("engine", ["Torch", "VLLM"])
 @pytest.mark.parametrize(
     ("source", "updates"), [pytest.param({}, 80, id="random"), pytest.param(PUBLISHED, 120, id="published")]
 )
 def test_a_policy_learns_what_only_the_pictures_tell(
-    local: Any, write: Write, tmp_path: Path, source: dict[str, object], updates: int
+    request: pytest.FixtureRequest,
+    write: Write,
+    tmp_path: Path,
+    source: dict[str, object],
+    updates: int,
+    engine: str,
 ) -> None:
-    """The same prompts with blank pictures stay at chance."""
+    """The same prompts with blank pictures stay at chance. vLLM generates in processes of its own."""
     blank = SOURCE | {"name": "blank", "files": SOURCE["files"] | {"paths": ["blank/validation.jsonl"]}}
     sources = [*SETTINGS["data.validation"], blank]
     (tmp_path / "blank").mkdir()
     write_pictures(tmp_path / "blank", 0, blank=True)
+    changes = LEARNING | source | {"data.validation": sources, "train.updates": updates, "rollout.engine": engine}
     if source:
-        write_published(tmp_path / "model")
-    changes = LEARNING | source | {"data.validation": sources, "train.updates": updates}
-    ended = succeeded(local.run(written(write, tmp_path, changes, rows=512)))
+        write_published(tmp_path / "model", HEADS if engine == "VLLM" else None)
+    elif engine == "VLLM":
+        changes["model.source.random"] = SEEN_BY_VLLM
+    starts = request.getfixturevalue("local" if engine == "Torch" else "command")
+    ended = succeeded(starts.run(written(write, tmp_path, changes, rows=512)))
     *_, evaluation = ended.of(EvaluationRecord)
     rewards = [round(record.reward_mean, 2) for record in ended.of(UpdateRecord)][:: updates // 10]
     assert evaluation.reward_by_source["held-out"] >= 0.9, rewards

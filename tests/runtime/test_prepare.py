@@ -1,21 +1,21 @@
+import json
 import weakref
-from types import SimpleNamespace
+from pathlib import Path
 
-import numpy as np
 import pytest
+from PIL import Image
 
 from qwen35_trainer.data.data_errors import DataError
-from qwen35_trainer.data.encode import EncodedPrompt, EncodedPrompts
-from qwen35_trainer.data.picture_processor import Patching, PictureProcessor
-from qwen35_trainer.data.picture_set import PictureSet
-from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.runtime.background import run_in_thread
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.prepare import check_pictures, prepare
+from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.run_command import _Prepared
 from tests.patience import PATIENCE
 
+from .conftest import SMALL
+
+TEMPLATE = Path(__file__).parents[2] / "examples" / "tiny" / "chat.jinja"
 HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
 
 
@@ -99,13 +99,14 @@ def test_what_was_prepared_is_held_only_by_its_last_user():
     assert made[0]() is None
 
 
-def test_replicas_that_read_text_only_refuse_pictures_before_the_run_starts():
-    spec = SimpleNamespace(rollout=SimpleNamespace(engine="VLLM"))
-    text = EncodedPrompts([EncodedPrompt(Prompt("s/0", "s", "q"), np.ones(1, np.int32))])
-    pictures = PictureSet(PictureProcessor(None, Patching(4, 2, 2)), (b"a picture",), ())
-    shown = EncodedPrompts([EncodedPrompt(Prompt("s/0", "s", "q"), np.ones(1, np.int32), pictures)])
-    check_pictures(spec, text, text)
-    with pytest.raises(DataError, match="engine VLLM: replicas on vLLM generate from text only"):
-        check_pictures(spec, text, shown)
-    spec.rollout.engine = "Torch"
-    check_pictures(spec, shown, shown)
+def test_replicas_read_pictures_also_if_only_held_out_prompts_have_some(prepared, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "black.png")
+    row = {"prompt": "<image>1", "images": ["black.png"], "answer": "0"}
+    (tmp_path / "validation.jsonl").write_text(json.dumps(row) + "\n")
+    seeing = SMALL["model"]["source"]["random"] | {"characters": "0123456789>=\nuserastin", "vision": {}}
+    changes = {"model.source.random": seeing, "data.chatTemplate": {"file": str(TEMPLATE)}, "data.maxPromptTokens": 64}
+    job, _ = prepared(changes | {"data.validation": []})
+    assert (job.pictures, job.replicas_read_pictures) == (False, False)
+    job, data = prepared(changes | {"data.validation": HELD_OUT})
+    assert (job.pictures, job.replicas_read_pictures) == (False, True)
+    assert len(data.validation[0].pictures) == 1

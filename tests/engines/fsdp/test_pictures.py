@@ -1,15 +1,12 @@
 """The embedded engine with pictures in its prompts, against the library's model and against the trainer."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.picture_arrays import PictureArrays
@@ -18,7 +15,6 @@ from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.rollout.rollout_engine import (
-    NO_TOKENS,
     Completed,
     EndReason,
     GeneratedTokens,
@@ -26,43 +22,16 @@ from qwen35_trainer.rollout.rollout_engine import (
     SequenceRequest,
 )
 from qwen35_trainer.rollout.torch import TorchEngine
-from tests.models.scenes import IMAGE, START, VIDEO, Grid, as_the_library_wants, show, vision_language
+from tests.models.scenes import IMAGE, VIDEO, vision_language
 from tests.publications import published_by
 from tests.rollout.loading import load
+from tests.rollout.shown import LIMIT, scored_by_the_library, shown_scenes
 
 NEVER = 10_000
 """A token that the vocabulary does not have: sequences end at their limit."""
-LIMIT = 9
-SCENES: list[list[int | Grid | tuple[str, Grid]]] = [
-    [2, (1, 4, 6), 1],
-    [3],
-    [1, (1, 2, 2), 2, (1, 6, 4), 1],
-    [3, ("video", (2, 4, 2)), (1, 2, 4), 2],
-]
-"""An image, a text, two images, a video and an image."""
 SETTINGS = {"train.batch.promptsPerUpdate": 4, "train.batch.microBatchSequences": 4, "algorithm.groupSize": 2}
 EXACT = 1e-5
 """Allowed difference of log-probs in float32."""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A prompt with its pictures; None: text."""
-
-    tokens: Tensor
-    pictures: PictureArrays | None
-
-    def request(self, group: int, index: int = 0, kept: GeneratedTokens = NO_TOKENS, **changes: Any) -> SequenceRequest:
-        prompt = self.tokens.numpy().astype(np.int32)
-        return SequenceRequest((group, index), prompt, LIMIT, kept=kept, pictures=self.pictures, **changes)
-
-
-def shown_scenes() -> list[Shown]:
-    scenes = [show(scene, seed) for seed, scene in enumerate(SCENES)]
-    return [
-        Shown(tokens, pictures if len(scene) > 1 else None)
-        for scene, (tokens, pictures) in zip(SCENES, scenes, strict=True)
-    ]
 
 
 def engine_of(model: Any, slots: int = 8) -> TorchEngine:
@@ -76,35 +45,6 @@ def run(engine: TorchEngine, *requests: SequenceRequest) -> dict[tuple[int, int]
             return finished
         finished |= {each.sequence: each for each in engine.step().finished}
     raise AssertionError("still busy")
-
-
-def scored_by_the_library(model: Any, shown: Shown, response: np.ndarray) -> np.ndarray:
-    """Log-probs of a response in one forward pass of the library's own model.
-
-    A placeholder in the response is text: the library gets its embedding, and positions from the kinds of the tokens.
-    """
-    ids = torch.cat((shown.tokens, torch.from_numpy(response.astype(np.int64))))
-    without = ids.clone()
-    without[len(shown.tokens) :][without[len(shown.tokens) :] >= START] = 0
-    arguments = {"input_ids": ids[None], "use_cache": False}
-    if shown.pictures is not None:
-        arguments = as_the_library_wants(without, shown.pictures)
-    with torch.no_grad(), response_embedded(model, ids):
-        logits = model(**arguments).logits[0, len(shown.tokens) - 1 : -1].float()
-    return logits.log_softmax(-1).gather(1, ids[len(shown.tokens) :, None]).squeeze(1).numpy()
-
-
-@contextmanager
-def response_embedded(model: Any, ids: Tensor) -> Iterator[None]:
-    """The embedding of every token is that of `ids`, whatever ids the library is called with."""
-    table = model.model.language_model.embed_tokens
-    hook = table.register_forward_hook(
-        lambda module, inputs, output: torch.nn.functional.embedding(ids[None], module.weight)
-    )
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 @pytest.mark.parametrize(

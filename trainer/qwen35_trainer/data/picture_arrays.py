@@ -10,7 +10,9 @@ puts them at the placeholders, and `positions.py` numbers the placeholders by th
 The arrays are numpy arrays, so that a batch can be sent between processes without torch.
 """
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -73,6 +75,14 @@ class PictureArrays:
     ) -> "PictureArrays":
         """Create the arrays from (patches, grids) of the images and of the videos; None: no pictures of that kind."""
         return cls(*(images or (_no_patches(), _no_grids())), *(videos or (_no_patches(), _no_grids())))
+
+    @cached_property
+    def digest(self) -> str:
+        """A checksum of all patches and grids. Computed once, because the samples of a prompt have the same pictures."""
+        checksum = hashlib.blake2b(digest_size=16)
+        for array in (self.grids, self.patches, self.video_grids, self.video_patches):
+            checksum.update(array.ravel())
+        return checksum.hexdigest()
 
     @property
     def nbytes(self) -> int:

@@ -37,7 +37,7 @@ RESERVED_ARGUMENTS = {
     "quantization": "the trainer publishes BF16, which the replicas compute with",
     "load_format": _LOADING,
     "weight_transfer_config": _LOADING,
-    "limit_mm_per_prompt": "replicas on vLLM take no pictures",
+    "limit_mm_per_prompt": "it follows from the data and spec.data.maxPromptTokens",
     "logprobs_mode": _EXACT,
     "max_logprobs": "the engine returns as many log-probs as spec.rollout.topK needs",
     "async_scheduling": _EXACT,

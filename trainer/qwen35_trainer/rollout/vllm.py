@@ -19,7 +19,8 @@ compute its next token.
 
 A sequence that vLLM refuses or gives up ends with ERROR. An exception in a step ends the replica.
 
-Requests go to vLLM's engine core, and tokens come from it, without vLLM's OutputProcessor: `vllm_requests.py`.
+Requests go to vLLM's engine core, and tokens come from it, without vLLM's OutputProcessor: `vllm_requests.py`. Pictures of a prompt
+are read when its sequence is submitted, and go with the request: `vllm_pictures.py`.
 
 Under truncated sampling vLLM returns the most likely tokens of each position with their log-probabilities, -inf for those that
 it dropped: `vllm_candidates.py`.
@@ -37,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.manifest import LoRASpec
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
@@ -60,6 +62,7 @@ from qwen35_trainer.rollout.vllm_core import (
     stepping,
     wake_up,
 )
+from qwen35_trainer.rollout.vllm_pictures import PlacedPictures, placed
 from qwen35_trainer.rollout.vllm_probe import VLLMProbe
 from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
 from qwen35_trainer.rollout.vllm_room import CacheRoom
@@ -89,6 +92,7 @@ class _Generating:
     """A sequence that vLLM holds, and the tokens that vLLM has generated for it."""
 
     request: SequenceRequest
+    pictures: Sequence[PlacedPictures] = ()
     ids: array[int] = field(default_factory=lambda: array("i"))
     log_probs: array[float] = field(default_factory=lambda: array("f"))
     versions: array[int] = field(default_factory=lambda: array("i"))
@@ -122,7 +126,7 @@ class VLLMEngine:
     core: from `build_core`. config: the model's configuration. end_token: the token that ends a response. max_length:
     maximum length of prompt and response together, in tokens. on_cpu: whether the model is on the CPU. lora: settings
     of the adapters that train, as in the core's settings; None: all weights train. With adapters, `load_base` must be
-    called before the first `commit`.
+    called before the first `commit`. reads_pictures: whether the core was built to read pictures.
     """
 
     def __init__(
@@ -134,14 +138,16 @@ class VLLMEngine:
         max_length: int,
         on_cpu: bool,
         lora: LoRASpec | None = None,
+        reads_pictures: bool = False,
     ) -> None:
-        self._core, self._tied = core, bool(config.tie_word_embeddings)
+        self._core, self._config, self._tied = core, config, bool(config.tie_word_embeddings)
         self._shapes = shapes(dict(classes.without_weights(config).named_parameters()))  # as in a publication
         self._adapters = None if lora is None else AdapterSlot(core, config, lora)
         self._has_base = False
         self._end_token, self._on_cpu = end_token, on_cpu
         vocabulary = config.get_text_config().vocab_size
-        self._limits = EngineLimits(max_length, vocabulary, min_prefill=MIN_CPU_PREFILL if on_cpu else 1)
+        min_prefill = MIN_CPU_PREFILL if on_cpu else 1
+        self._limits = EngineLimits(max_length, vocabulary, min_prefill, reads_pictures)
         self._requests, self._room = CoreRequests(core), CacheRoom(core, max_length)
         self._probe = VLLMProbe(self._requests)
         self._version = NO_VERSION
@@ -166,18 +172,34 @@ class VLLMEngine:
         for request in accepted:
             name = _name(request.sequence)
             try:
-                self._add(name, request)
+                held = _Generating(request, self._pictures_of(request))
+            except (DataError, ValueError) as reason:
+                refused.append(failed(request, str(reason)))
+                continue
+            try:
+                self._add(name, held)
             except Exception as error:  # whatever vLLM has against it, the others can be generated
                 logger.warning("vLLM refused sequence %s", name, exc_info=True)
                 refused.append(failed(request, f"vLLM refused the sequence: {type(error).__name__}: {error}"))
             else:
-                self._sequences[name] = _Generating(request)
+                self._sequences[name] = held
         return tuple(refused)
 
-    def _add(self, name: str, request: SequenceRequest) -> None:
+    def _pictures_of(self, request: SequenceRequest) -> Sequence[PlacedPictures]:
+        """Read the pictures of a request. Raises DataError if they cannot be read, and ValueError if they do not match the prompt."""
+        return () if request.pictures is None else placed(request.prompt, request.pictures.read(), self._config)
+
+    def _add(self, name: str, held: _Generating) -> None:
+        request = held.request
         prompt = np.concatenate((request.prompt, request.kept.ids)).tolist()
-        salt = str(self._version)
-        self._requests.add(name, prompt, self._parameters(request), salt=salt, lora_request=self._adapter)
+        self._requests.add(
+            name,
+            prompt,
+            self._parameters(request),
+            salt=str(self._version),
+            pictures=held.pictures,
+            lora_request=self._adapter,
+        )
 
     @property
     def _adapter(self) -> Any:  # noqa: ANN401  # vLLM's LoRARequest
@@ -249,7 +271,7 @@ class VLLMEngine:
         """
         self._requests.abort(names)
         for name in names:
-            self._add(name, self._sequences[name].request)
+            self._add(name, self._sequences[name])
 
     def discard(self) -> None:
         self._received = None
@@ -270,6 +292,8 @@ class VLLMEngine:
         self._probe.drop()
         if self._on_cpu:
             return MemoryChange(0, 0)
+        if self._limits.reads_pictures:
+            self._core.reset_encoder_cache()  # the features of pictures; vLLM keeps them while it sleeps
         change = fall_asleep(self._core, keep_weights=self._adapters is not None)
         self._version = NO_VERSION
         return change

@@ -16,7 +16,7 @@ A replica of several devices has a process for each of them, which vLLM starts (
 and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
 elsewhere are copied to them.
 
-This file, `vllm_worker.py`, `vllm_requests.py` and `vllm.py` use internals of vLLM: see `replace_weights`. What differs between the
+This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py` and `vllm.py` use internals of vLLM: see `replace_weights`. What differs between the
 versions that they are written for stands in `vllm_versions.py`.
 """
 
@@ -43,6 +43,7 @@ from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.rollout.vllm_candidates import MAX_RETURNED_TOKENS
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
+from qwen35_trainer.rollout.vllm_pictures import picture_arguments, position_settings
 from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, builds_text_models, vision_language
 from qwen35_trainer.rollout.vllm_worker import (
     begin_replacement,
@@ -96,18 +97,27 @@ class CoreSettings:
     """Whether the engine gives its memory back while the train ranks compute on the same devices."""
     lora: LoRASpec | None = None
     """Settings of the adapters that train, for which vLLM keeps memory (vllm_adapters.py). None: all weights train."""
+    picture_tokens: int = 0
+    """Maximum number of tokens of the pictures of a prompt together.
+
+    0: prompts have no pictures, and the vision tower is left out.
+    """
 
 
-def write_configuration(config: HFConfig, folder: Path, *, text_models: bool) -> None:
+def write_configuration(config: HFConfig, folder: Path, *, text_models: bool, pictures: bool = False) -> None:
     """Write a config.json to `folder` with which vLLM builds the trainer's model.
 
     The trainer ties the output layer to the embedding if `config.tie_word_embeddings` is true. vLLM reads that field of
     the text model, which may be absent or different in the config.json of a vision-language model. text_models: whether
-    vLLM builds text models alone; otherwise the folder describes a vision-language model with the text model.
+    vLLM builds text models alone; otherwise the folder describes a vision-language model with the text model. pictures:
+    whether vLLM will read pictures, whose positions it must compute as the trainer does.
     """
     written = copy.deepcopy(config)
     written.architectures = [CLASSES[config.model_type]]
     written.get_text_config().tie_word_embeddings = bool(config.tie_word_embeddings)
+    if pictures:
+        text = written.get_text_config()
+        text.rope_parameters = position_settings(text)
     if not text_models and config.model_type in TEXT_MODEL_TYPES.values():
         written = vision_language(written)
     written.save_pretrained(folder)
@@ -131,8 +141,13 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     _quieten()
     if settings.on_cpu:
         add_cpu_functions()
+    if settings.picture_tokens:
+        from qwen35_trainer.rollout.vllm_processor import register
+
+        register()
     with tempfile.TemporaryDirectory() as name:
-        write_configuration(config, Path(name), text_models=builds_text_models())
+        pictures = settings.picture_tokens > 0
+        write_configuration(config, Path(name), text_models=builds_text_models(), pictures=pictures)
         configuration = EngineArgs(**core_arguments(Path(name), config, settings)).create_engine_config()
         core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
     if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
@@ -149,7 +164,7 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "model": str(folder),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
-        "limit_mm_per_prompt": {"image": 0, "video": 0},
+        **_pictures(config, settings),
         "dtype": "bfloat16",
         # As the trainer computes the states of Gated DeltaNet. By default, vLLM 0.23 rounds them unless config.json has a type.
         # extraArguments may set another type, as before this line was here.
@@ -262,6 +277,12 @@ def _adapters(lora: LoRASpec | None) -> dict[str, Any]:
         "max_lora_rank": next(rank for rank in ADAPTER_RANKS if rank >= lora.rank),
         "lora_target_modules": list(lora.targets),
     }
+
+
+def _pictures(config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
+    if not settings.picture_tokens:
+        return {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+    return picture_arguments(config, settings.picture_tokens, on_cpu=settings.on_cpu)
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:

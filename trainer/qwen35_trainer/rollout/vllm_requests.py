@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.rollout.vllm_pictures import PlacedPictures, prompt_input
+
 _NO_IDS, _NO_LOG_PROBS = np.empty((0, 1), np.int32), np.empty((0, 1), np.float32)
 
 
@@ -80,22 +82,21 @@ class CoreRequests:
         parameters: Any,  # noqa: ANN401
         *,
         salt: str,
+        pictures: Sequence[PlacedPictures] = (),
         lora_request: Any = None,  # noqa: ANN401
         first: bool = False,
     ) -> None:
         """Add a request for one sequence.
 
         name: of the request. prompt: token ids. parameters: vLLM's SamplingParams, with `logprobs`. salt: only requests
-        with the same salt share cached blocks. lora_request: vLLM's LoRARequest of the adapter that generates; None: no
+        with the same salt share cached blocks. pictures: of the prompt, in any order. lora_request: vLLM's LoRARequest of the adapter that generates; None: no
         adapter. first: whether the request gets the next free slot, before all other waiting requests. Raises vLLM's
         error if vLLM refuses the request; the engine core does not have the request in this case.
         """
-        from vllm.inputs.engine import tokens_input
-
         core = self._core
         request = core.input_processor.process_inputs(
             name,
-            tokens_input(prompt, cache_salt=salt),
+            prompt_input(prompt, pictures, salt),
             parameters,
             supported_tasks=core.get_supported_tasks(),
             lora_request=lora_request,

@@ -24,7 +24,7 @@ from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFC
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 
 _TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 16}
-"""Sizes of a vision tower that is never built: vLLM leaves the tower out, because replicas on vLLM take no pictures."""
+"""Sizes of a vision tower that is never built: vLLM leaves the tower out, because a text model reads no pictures."""
 _TEXT, _IN_VISION_LANGUAGE = "model.", "model.language_model."
 _VISION = "model.visual."
 _ADAPTED = ".base_layer.weight"

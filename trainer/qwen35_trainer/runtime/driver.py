@@ -375,6 +375,7 @@ class Driver(Process):
             life=(attempt, number),
             end_token=job.end_token,
             devices=devices,
+            pictures=job.replicas_read_pictures,
             shared=None if place is None else place.devices,
             **self._common("rollout", threads_of),
         )

@@ -57,6 +57,8 @@ class Job:
     pictures: bool
     """Whether any training prompt or example contains an image or a video."""
     end_token: int
+    replicas_read_pictures: bool = False
+    """Whether any prompt, for training or for evaluation, contains an image or a video."""
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
     """Random name of this attempt. Each start of a run has a new one.

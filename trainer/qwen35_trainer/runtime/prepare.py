@@ -68,7 +68,6 @@ def prepare(
     train, validation = _both(read, spec.data.train, spec.data.validation)
     validation = validation[: spec.evaluation.maxPrompts]
     prompts, questions = _both(prompts_of, train, validation)
-    check_pictures(spec, prompts, questions)
     examples, held_out = _both(examples_of, train, validation)
     job = Job(
         manifest=manifest,
@@ -82,6 +81,7 @@ def prepare(
         vocabulary=len(tokenizer),
         pictures=prompts.have_pictures or any(example.pictures is not None for example in examples),
         end_token=int(tokenizer.eos_token_id),
+        replicas_read_pictures=prompts.have_pictures or questions.have_pictures,
     )
     return job, RunData(ResponseDecoder.of(tokenizer), prompts, questions, examples, held_out)
 
@@ -104,17 +104,6 @@ def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
             [
                 f"spec.model.source.path: the tokenizer of {path} has {tokens} tokens, and the model has embeddings for {rows} "
                 "(vocab_size in config.json). Use the tokenizer that was published with the model."
-            ]
-        )
-
-
-def check_pictures(spec: TrainingSpec, *parts: EncodedPrompts) -> None:
-    """Raise DataError if prompts have pictures and the rollout engine cannot read pictures."""
-    if spec.rollout is not None and spec.rollout.engine == "VLLM" and any(part.have_pictures for part in parts):
-        raise DataError(
-            [
-                "spec.rollout.engine VLLM: replicas on vLLM generate from text only, and prompts of the data have images or "
-                "videos. Set engine: Torch, or remove the pictures."
             ]
         )
 

@@ -537,8 +537,9 @@ class RolloutWorker(Process):
     shared: the devices of train ranks that this replica uses, too, as indices or UUIDs; None: Ray assigns devices.
     life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
     draw the same samples. end_token: the token that ends a response. devices: number of devices of the replica, which
-    differs between the pool and the straggler lane. vocabulary: number of tokens of the tokenizer. base: the manifest's
-    folder. threads: number of torch's threads. logs: folder of the log files.
+    differs between the pool and the straggler lane. pictures: whether any prompt has pictures. vocabulary: number of
+    tokens of the tokenizer. base: the manifest's folder. threads: number of torch's threads. logs: folder of the log
+    files.
     """
 
     def __init__(
@@ -549,6 +550,7 @@ class RolloutWorker(Process):
         life: tuple[int, ...],
         end_token: int,
         devices: int = 1,
+        pictures: bool = False,
         shared: Sequence[str] | None = None,
         vocabulary: int,
         base: Path,
@@ -560,7 +562,7 @@ class RolloutWorker(Process):
             # Before torch is imported. Ray would show this process no device, because it asked for none.
             manager_of(spec.accelerator.profile).set_current_process_visible_accelerator_ids(list(shared))
         self._spec, self._life, self._end_token, self._vocabulary = spec, life, end_token, vocabulary
-        self._devices, self._base, self._threads = devices, base, threads
+        self._devices, self._pictures, self._base, self._threads = devices, pictures, base, threads
         self._engine: EngineThread | None = None
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
@@ -652,6 +654,7 @@ class RolloutWorker(Process):
             options=rollout.vllm or VLLMSpec(),
             lora=spec.train.lora,
             sleeps=spec.mode == "Colocated",
+            picture_tokens=spec.data.maxPromptTokens if self._pictures else 0,
         )
         engine = VLLMEngine(
             build_core(config, settings),
@@ -660,6 +663,7 @@ class RolloutWorker(Process):
             max_length=self._length,
             on_cpu=on_cpu,
             lora=spec.train.lora,
+            reads_pictures=self._pictures,
         )
         if spec.train.lora is not None:
             engine.load_base(base_weights(self._model_settings))
