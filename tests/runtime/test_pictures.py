@@ -56,6 +56,21 @@ SETTINGS: dict[str, object] = {
 SEEN_BY_VLLM = SETTINGS["model.source.random"] | {"headDim": 32, "linearHeadDim": 64}
 """The model of SETTINGS with the smallest heads that vLLM's kernels for the CPU have."""
 
+BY_VLLM = (
+    "rollout.engine=VLLM",
+    "model.source.random.headDim=32",
+    "model.source.random.linearHeadDim=64",
+    "train.updates=3",
+    "train.batch.promptsPerUpdate=4",
+    "train.batch.microBatchSequences=32",
+    "algorithm.groupSize=8",
+    "evaluation.atStart=false",
+    "evaluation.everyUpdates=3",
+    "evaluation.samplesPerPrompt=1",
+    "checkpoint.everyUpdates=3",
+)
+"""Changes of the example, for three updates with vLLM."""
+
 
 def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 0) -> None:
     """Write pictures of one colour each with noise, of several sizes, and rows that ask for the colour of the last one."""
@@ -195,6 +210,18 @@ def test_what_a_run_cannot_show_is_refused_with_file_and_row_before_it_starts(
     ended = local.run(file)
     assert f"{tmp_path}/train.jsonl, line 1: more than 1 image placeholders for 1 images" in ended.err
     assert f"{tmp_path}/train.jsonl, line 2: videos[0]: the video has no frames" in ended.err
+
+
+def test_rollouts_by_vllm_from_prompts_with_images_train(command: Any, tmp_path: Path) -> None:
+    """In processes of their own. The trainer computes nearly the same log-probabilities as vLLM, which computes in bfloat16."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    settings = [word for change in BY_VLLM for word in ("--set", change)]
+    ended = succeeded(command.run(EXAMPLES / "tiny-grpo-vision.yaml", *settings, output=tmp_path / "out"))
+    updates = ended.of(UpdateRecord)
+    assert [record.update for record in updates] == [1, 2, 3]
+    assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
+    assert any(record.gradient_norm > 0 for record in updates)
+    assert [record.update for record in ended.of(EvaluationRecord)] == [3]
 
 
 @pytest.mark.soak

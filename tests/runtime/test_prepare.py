@@ -102,11 +102,12 @@ def test_what_was_prepared_is_held_only_by_its_last_user():
 def test_replicas_read_pictures_also_if_only_held_out_prompts_have_some(prepared, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "black.png")
     row = {"prompt": "<image>1", "images": ["black.png"], "answer": "0"}
-    (tmp_path / "validation.jsonl").write_text(json.dumps(row) + "\n")
-    seeing = SMALL["model"]["source"]["random"] | {"characters": "0123456789>=\nuserastin", "vision": {}}
+    (tmp_path / "seen.jsonl").write_text(json.dumps(row) + "\n")
+    seeing = SMALL["model"]["source"]["random"] | {"characters": "0123456789>=\nuseraitn", "vision": {}}
     changes = {"model.source.random": seeing, "data.chatTemplate": {"file": str(TEMPLATE)}, "data.maxPromptTokens": 64}
     job, _ = prepared(changes | {"data.validation": []})
     assert (job.pictures, job.replicas_read_pictures) == (False, False)
-    job, data = prepared(changes | {"data.validation": HELD_OUT})
+    seen = [{"name": "seen", "files": {"paths": ["seen.jsonl"]}}]
+    job, data = prepared(changes | {"data.validation": seen})
     assert (job.pictures, job.replicas_read_pictures) == (False, True)
     assert len(data.validation[0].pictures) == 1

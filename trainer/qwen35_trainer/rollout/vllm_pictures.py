@@ -60,14 +60,14 @@ def placed(prompt: NDArray[np.int32], arrays: PictureArrays, config: HFConfig) -
     kinds, _ = kinds_and_positions(prompt.astype(np.int64), arrays, config, None)
     pairs = np.repeat(arrays.video_grids, arrays.video_grids[:, 0], axis=0)
     pairs[:, 0] = 1
-    found = []
+    parts = []
     for kind, patches, grids in ((IMAGE, arrays.patches, arrays.grids), (VIDEO, arrays.video_patches, pairs)):
         if len(grids):
             lengths = grids.prod(1) // config.vision_config.spatial_merge_size**2
             starts = np.flatnonzero(kinds == kind)[lengths.cumsum() - lengths]
             name = f"{arrays.digest}-{kind}"
-            found.append(PlacedPictures(patches, grids, tuple(starts.tolist()), tuple(lengths.tolist()), name))
-    return tuple(found)
+            parts.append(PlacedPictures(patches, grids, tuple(starts.tolist()), tuple(lengths.tolist()), name))
+    return tuple(parts)
 
 
 def prompt_input(ids: list[int], pictures: Sequence[PlacedPictures], salt: str) -> Any:  # noqa: ANN401  # vLLM's
@@ -103,8 +103,8 @@ def prompt_input(ids: list[int], pictures: Sequence[PlacedPictures], salt: str) 
 def picture_arguments(config: HFConfig, tokens: int, *, on_cpu: bool) -> dict[str, Any]:
     """Return vLLM's arguments of an engine core that reads pictures.
 
-    tokens: maximum number of tokens of the pictures of a prompt together. vLLM is told that one picture may have as many,
-    so that the features of a whole prompt fit its cache, and are computed in one step.
+    tokens: maximum number of tokens of the pictures of a prompt together. They state that one picture may have as many, so
+    that the features of a whole prompt fit vLLM's cache, and are computed in one step.
     """
     rows = math.isqrt(tokens)
     side = config.vision_config.patch_size * config.vision_config.spatial_merge_size

@@ -1,8 +1,9 @@
-"""What takes the place of vLLM's processor of pictures, in each process of a replica that reads pictures.
+"""Replaces vLLM's processor of pictures, in each process of a replica that reads pictures.
 
 Requests have patches and expanded placeholders (`vllm_pictures.py`), so nothing is left to process. vLLM's own processor would read
-a tokenizer and further files from the checkpoint's folder, which a replica does not have. But vLLM asks its processor how large a picture can be, from which it
-derives the size of its cache of features, and lets it make such a picture, with which it measures the memory of the tower on a device.
+a tokenizer and further files from the checkpoint's folder, which a replica does not have. vLLM still needs a processor for two
+things: the number of tokens of the largest picture, which decides the size of its cache of features, and a picture of that size,
+with which it measures the memory of the tower on a device.
 
 This module imports vLLM. vLLM imports it by the name of `PictureWorker`, before it builds a worker.
 """
@@ -44,6 +45,8 @@ class PictureSizes(qwen3_vl.Qwen3VLProcessingInfo):  # type: ignore[misc]  # vLL
 class LargestPicture(qwen3_vl.Qwen3VLMultiModalProcessor):  # type: ignore[misc]
     """Makes the largest picture, which is blank. vLLM calls it for its measurements alone."""
 
+    requires_tokenizer = False  # where vLLM checks this
+
     def apply(self, *_: object, **__: object) -> Any:  # noqa: ANN401  # vLLM's MultiModalInput
         config = self.info.get_hf_config()
         vision = config.vision_config
@@ -55,7 +58,7 @@ class LargestPicture(qwen3_vl.Qwen3VLMultiModalProcessor):  # type: ignore[misc]
         return prompt_input([config.image_token_id] * tokens, [largest], salt="")
 
     def get_dummy_mm_inputs(self, *_: object, **__: object) -> Any:  # noqa: ANN401
-        """Called by vLLM 0.32. Version 0.23 calls `NoPixels` and `apply` instead."""
+        """Return the same. Some versions of vLLM call this method, and others `NoPixels` and `apply`."""
         return self.apply()
 
 

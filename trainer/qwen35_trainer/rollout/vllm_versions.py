@@ -8,8 +8,10 @@
     states on the CPU        copied by a Triton kernel, which fails     copied by a function
     new blocks on the CPU    keep what they held, which may be NaN      cleared
     adapters on the CPU      indices in pinned memory, which needs CUDA  in other memory
+    a blank picture          made by two methods of two classes          by one method of a processor, which may need a tokenizer
 
-The installed vLLM is asked for each difference, because a build for other devices may carry another version number.
+The installed vLLM is asked for each difference, because a build for other devices may carry another version number. For blank pictures,
+`vllm_processor.py` has the methods that either version calls.
 """
 
 from __future__ import annotations
