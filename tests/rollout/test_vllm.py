@@ -179,6 +179,10 @@ def engine_of(
         picture_tokens=picture_tokens,
     )
     with process_restored():
+        # vLLM shares tables of positions between models. Those of a tower that was left out have no values.
+        from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
+
+        _ROPE_DICT.clear()
         core = build_core(config, settings)
         try:
             engine = VLLMEngine(
