@@ -156,6 +156,7 @@ class Worker(RolloutWorker):
         self.name, self._host = host, host
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
+        self._exchange, self._is_waiting = 0, False
         self._engine: Any = engine(self._changed.set)
         self.applied: list[ReplicaCommand] = []
         self.scheduled, self.opening, self.loading = asyncio.Event(), asyncio.Event(), asyncio.Event()

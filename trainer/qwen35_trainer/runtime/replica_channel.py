@@ -299,7 +299,8 @@ class ReplicaChannel:
         self._failure: ReplicaFailed | None = None  # raised by the next call: the last reports came before it
         self._endpoint: Endpoint | None = None
         self._connection: WorkerConnection | None = None
-        self._connect_at = 0.0  # time of the next attempt to connect, on the event loop's clock
+        self._connecting: asyncio.Task[None] | None = None  # an attempt to connect again
+        self._connect_at = 0.0  # time of the next attempt, on the event loop's clock
 
     async def connect(self, endpoint: Endpoint | None) -> None:
         """Let calls travel over a connection to the worker's endpoint.
@@ -308,10 +309,13 @@ class ReplicaChannel:
         through Ray until a later attempt succeeds.
         """
         self._endpoint = endpoint
-        await self._connected()
+        if endpoint is not None:
+            await self._connect(endpoint)
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection, or the attempt to connect again."""
+        if self._connecting is not None:
+            self._connecting.cancel()
         if self._connection is not None:
             self._connection.close()
 
@@ -387,7 +391,7 @@ class ReplicaChannel:
         before the deadline, and for the reasons of `_call_through_ray`.
         """
         needs_ray = any(isinstance(argument, CommandBatch) for argument in arguments)
-        if not needs_ray and (connection := await self._connected()) is not None:
+        if not needs_ray and (connection := self._connected()) is not None:
             try:
                 async with asyncio.timeout(seconds):
                     return await connection.call(method, *arguments)
@@ -398,16 +402,23 @@ class ReplicaChannel:
                 raise ReplicaFailed(str(late)) from late
         return await self._call_through_ray(method, *arguments, act=act, seconds=seconds)
 
-    async def _connected(self) -> WorkerConnection | None:
-        """Return the connection. If there is none, connect first, unless the last attempt is too recent. None: there is none."""
-        now = asyncio.get_running_loop().time()
-        if self._connection is None and self._endpoint is not None and now >= self._connect_at:
-            self._connect_at = now + RECONNECT_SECONDS
-            try:
-                self._connection = await WorkerConnection.connect(self._endpoint)
-            except ConnectionEnded as error:
-                logger.warning("%s: calls travel through Ray, because it cannot be connected to: %s", self._name, error)
+    def _connected(self) -> WorkerConnection | None:
+        """Return the connection; None if there is none. Then begin to connect again, unless the last attempt is too recent.
+
+        Calls do not wait for the attempt, because they can travel through Ray.
+        """
+        is_due = asyncio.get_running_loop().time() >= self._connect_at
+        is_connecting = self._connecting is not None and not self._connecting.done()
+        if self._connection is None and self._endpoint is not None and is_due and not is_connecting:
+            self._connecting = asyncio.create_task(self._connect(self._endpoint))
         return self._connection
+
+    async def _connect(self, endpoint: Endpoint) -> None:
+        self._connect_at = asyncio.get_running_loop().time() + RECONNECT_SECONDS
+        try:
+            self._connection = await WorkerConnection.connect(endpoint)
+        except ConnectionEnded as error:
+            logger.warning("%s: calls travel through Ray, because it cannot be connected to: %s", self._name, error)
 
     async def _call_through_ray(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # as above
         """Call a method of the worker through Ray, and repeat the call while the worker cannot be reached.

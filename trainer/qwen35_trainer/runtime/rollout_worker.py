@@ -31,7 +31,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -574,6 +574,10 @@ class RolloutWorker(Process):
         self._calls = WorkerServer({"exchange": self.exchange, "obey": self.obey})
         self._listening: asyncio.Task[Endpoint | None] | None = None
         self._changed = asyncio.Event()
+        self._exchange, self._is_waiting = (
+            0,
+            False,
+        )  # number of the last call of `exchange`; whether it waits for a report
         self._arrived: asyncio.Queue[LoadWeights | ProbeWeights | SleepEngine | WakeEngine] = asyncio.Queue()
         self._receiver = receiver()
         self._loaded: PublishedWeights | None = None  # the version in service
@@ -704,30 +708,63 @@ class RolloutWorker(Process):
 
     async def obey(self, batch: CommandBatch | bytes) -> None:
         """Carry out packed commands in the order of their numbers. Commands that were carried out before are ignored."""
-        self._order.receive(unpacked_commands(batch))
+        with self._failing():
+            self._order.receive(unpacked_commands(batch))
 
     async def exchange(self, after: int, batch: CommandBatch | bytes) -> PackedReports:
         """Carry out packed commands, and then return, packed, all reports after report number `after`.
 
         after: number of the last report that the driver has received, which acknowledges this report and all earlier
         ones. If there is no later report, the method waits until one is due: for example when a group has finished or
-        weights were loaded, and at the latest after `report_seconds`. Raises EngineFailed if the engine has failed.
+        weights were loaded, and at the latest after `report_seconds`. A later call of `exchange` ends this one, whose answer
+        would be lost: it then returns nothing. Raises EngineFailed if the engine has failed.
+        """
+        with self._failing():
+            self._order.receive(unpacked_commands(batch))
+            self._exchange += 1
+            if not (reports := self._log.after(after)) and await self._is_due(self._exchange):
+                self._log.add(self._running.report(self._log.next_number))
+                reports = self._log.after(after)
+            return packed_reports(reports)
+
+    async def _is_due(self, exchange: int) -> bool:
+        """Wait until a report is due. Returns False if a later call of `exchange` than number `exchange` waits for it instead.
+
+        Raises EngineFailed if the engine has failed.
         """
         engine = self._running
-        self._order.receive(unpacked_commands(batch))
-        if kept := self._log.after(after):
-            return packed_reports(kept)
+        if self._is_waiting:  # the waiting call may have cleared the event, and must end
+            self._changed.set()
+        self._is_waiting = True
         with contextlib.suppress(TimeoutError):  # then report first tokens and progress although nothing finished
             await asyncio.wait_for(self._changed.wait(), engine.report_seconds)
             async with asyncio.timeout(engine.gather_seconds):
-                while not engine.has_urgent_report:
+                while not engine.has_urgent_report and exchange == self._exchange:
                     self._changed.clear()
                     await self._changed.wait()
+        if exchange != self._exchange:
+            return False
+        self._is_waiting = False
         self._changed.clear()
         if (failure := engine.failure) is not None:
+            self._changed.set()  # the same call through Ray must fail immediately too
             raise _engine_failed(self.name, failure) from failure
-        self._log.add(engine.report(self._log.next_number))
-        return packed_reports(self._log.after(after))
+        return True
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Context manager: an error in the body ends the engine, so that the repeated call fails too.
+
+        Otherwise the repeated call could succeed without the commands or the report that the error has cost.
+        """
+        try:
+            yield
+        except EngineFailed:
+            raise
+        except Exception as error:
+            if self._engine is not None:
+                self._engine.fail(error)
+            raise
 
     @property
     def _running(self) -> EngineThread:

@@ -11,7 +11,7 @@ waits on                          unblocked by                             deadl
 connecting                        the worker's proof                       CONNECT_SECONDS
 a connection without proof        the driver's proof                       CONNECT_SECONDS, then it is closed
 a call                            its result, the end of the connection    the caller's
-a peer that is not reachable      it answers the kernel's probes           UNANSWERED_SECONDS, then the connection ends
+a peer that takes nothing         it reads, or answers the kernel          UNANSWERED_SECONDS, then the connection ends
 
 A connection only makes calls cheaper and decides nothing. When it ends, `call` raises ConnectionEnded, and the caller repeats the
 call through Ray, which knows whether the process has ended, and why. Methods that are called here must therefore allow repeated
@@ -43,7 +43,9 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 """Maximum time to connect, in which both ends prove that they know the key."""
 UNANSWERED_SECONDS = 20
-"""Time after which a connection ends whose peer answers nothing, neither data nor the probes of the kernel."""
+"""Time after which a connection ends if its peer reads nothing of what was sent, or does not answer the probes of the kernel."""
+MAX_UNPROVEN = 16
+"""Maximum number of connections to a worker whose peers have not yet proved that they know the key. Further ones are closed."""
 MAX_FRAME_BYTES = 2**31
 """Maximum size of a frame. A connection that announces a larger one is closed."""
 _MAX_PROOF_BYTES = 256
@@ -78,6 +80,7 @@ class WorkerServer:
         self._methods = methods
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unproven: set[_Frames] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str) -> Endpoint:
@@ -96,10 +99,17 @@ class WorkerServer:
                 logger.warning("a connection was closed, because its peer does not know the key of this worker")
                 frames.close()
                 return
+            self._unproven.discard(frames)
             frames.trust(lambda number, call: self._carry_out(frames, number, call))
             frames.send(0, [_proof(self._key, b"worker", nonces)])
 
-        frames = _Frames(prove, opened=lambda: frames.send(0, [nonce]))
+        def greet() -> None:
+            if len(self._unproven) > MAX_UNPROVEN:
+                frames.close()
+            frames.send(0, [nonce])
+
+        frames = _Frames(prove, opened=greet, ended=lambda: self._unproven.discard(frames))
+        self._unproven.add(frames)
         deadline = asyncio.get_running_loop().call_later(CONNECT_SECONDS, frames.close)
         return frames
 
@@ -109,12 +119,16 @@ class WorkerServer:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, frames: _Frames, number: int, call: Sequence[memoryview]) -> None:
-        """Carry out one call and send its result. Any error ends the connection, and the driver repeats the call through Ray."""
+        """Carry out one call and send its result.
+
+        Any error ends the connection, and the driver repeats the call through Ray. A method must therefore raise an error
+        again if it is called again.
+        """
         try:
             method, arguments = _unpacked(call)
             result = _packed(await self._methods[method](*arguments))
-        except Exception as error:  # noqa: BLE001  # raised again by the repeated call
-            logger.warning("the connection ends, because a call failed: %s: %s", type(error).__name__, error)
+        except Exception:  # raised again by the repeated call
+            logger.warning("the connection ends, because a call failed", exc_info=True)
             frames.close()
         else:
             frames.send(number, result)
@@ -142,6 +156,9 @@ class WorkerConnection:
         except (OSError, TimeoutError) as error:
             connection.close()
             raise ConnectionEnded(f"{endpoint.host}:{endpoint.port}: {str(error) or 'no answer'}") from error
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     async def _open(self, endpoint: Endpoint) -> None:
@@ -149,13 +166,12 @@ class WorkerConnection:
         loop = asyncio.get_running_loop()
         self._calls[0] = greeting = loop.create_future()
         await loop.create_connection(lambda: self._frames, endpoint.host, endpoint.port)
-        [worker_nonce] = await greeting
+        worker_nonce = _single(await greeting)
         nonce = secrets.token_bytes(_KEY_BYTES)
-        nonces = bytes(worker_nonce) + nonce
+        nonces = worker_nonce + nonce
         self._calls[0] = proof = loop.create_future()
         self._frames.send(0, [nonce, _proof(endpoint.key, b"driver", nonces)])
-        [answer] = await proof
-        if not hmac.compare_digest(bytes(answer), _proof(endpoint.key, b"worker", nonces)):
+        if not hmac.compare_digest(_single(await proof), _proof(endpoint.key, b"worker", nonces)):
             raise ConnectionEnded("the peer does not know the worker's key")
         self._frames.trust(self._received)
 
@@ -165,7 +181,7 @@ class WorkerConnection:
         Raises ConnectionEnded if the connection ends before the result arrives. If the result cannot be unpickled, the
         method ends the connection, and raises ConnectionEnded too.
         """
-        if self._ended:
+        if self._ended or not self._frames.is_open:
             raise ConnectionEnded("the connection has ended")
         number = next(self._numbers)
         self._calls[number] = result = asyncio.get_running_loop().create_future()
@@ -225,6 +241,11 @@ class _Frames(asyncio.BufferedProtocol):
         """Allow frames of any size from now on, and pass them to `received`."""
         self._on_frame, self._limit = received, MAX_FRAME_BYTES
 
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def send(self, number: int, parts: Sequence[ByteBuffer]) -> None:
         """Send a frame. Without effect if the connection has ended."""
         if self._transport is None or self._transport.is_closing():
@@ -245,8 +266,12 @@ class _Frames(asyncio.BufferedProtocol):
         if self._on_open is not None:
             self._on_open()
 
+    def eof_received(self) -> None:
+        self.close()  # otherwise bytes that the peer does not read would keep half of the connection open
+
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._body, self._rest = None, self._header  # frees the memory of an incomplete frame
         if self._on_end is not None:
             self._on_end()
 
@@ -271,6 +296,13 @@ class _Frames(asyncio.BufferedProtocol):
             self.close()
         else:
             self._on_frame(self._number, parts)
+
+
+def _single(parts: Sequence[memoryview]) -> bytes:
+    """Return the only part of a frame. Raises ConnectionEnded if it has several, which no worker sends before it is trusted."""
+    if len(parts) != 1:
+        raise ConnectionEnded("the peer is not a worker")
+    return bytes(parts[0])
 
 
 def _split(body: memoryview, count: int) -> list[memoryview] | None:
