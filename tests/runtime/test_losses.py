@@ -115,8 +115,6 @@ def _end(running: Running) -> None:
     running.signal(signal.SIGTERM)
     ended = running.end()
     assert "Traceback" not in ended.err, ended.err
-    logs = [log.read_text() for log in (running.folder / "logs").glob("*.log")]
-    assert not any("calls travel through Ray" in log for log in logs), "a replica could not be connected to"
     updates = surviving_updates(ended.records)
     assert [record.update for record in updates] == list(range(1, len(updates) + 1))
     progress = ended.progress(len(updates))

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qwen35_trainer.rollout.rollout_engine import EndReason
 from qwen35_trainer.runtime import replica_channel, worker_connection
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.replica_channel import DropSequences, LoadWeights, ReplicaChannel, ReplicaFailed
@@ -189,6 +190,39 @@ async def test_a_worker_with_another_key_is_refused_before_it_gets_a_call():
         with pytest.raises(ConnectionEnded, match="does not know the worker's key"):
             await WorkerConnection.connect(endpoint)
         await asyncio.wait_for(refused.wait(), 20.0)
+
+
+@pytest.mark.parametrize("greeting", [(), (bytes(32), b"")], ids=["nothing", "two parts"])
+async def test_a_peer_that_does_not_greet_like_a_worker_is_refused(greeting, monkeypatch):
+    monkeypatch.setattr(worker_connection, "CONNECT_SECONDS", 0.5)
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if greeting:
+            writer.write(framed(0, *greeting))
+        with contextlib.closing(writer):
+            await closed(reader)
+
+    server = await asyncio.start_server(play, "127.0.0.1", 0)
+    endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], bytes(32))
+    refused = pytest.raises(ConnectionEnded, match="not a worker" if greeting else "no answer")
+    with contextlib.closing(server), refused:
+        await WorkerConnection.connect(endpoint)
+
+
+async def test_peers_that_prove_nothing_cannot_use_up_the_descriptors_of_a_worker(methods):
+    endpoint = await methods.served().open("127.0.0.1")
+    streams = [await asyncio.open_connection(endpoint.host, endpoint.port) for _ in range(40)]
+    with contextlib.ExitStack() as stack:
+        for _, writer in streams:
+            stack.enter_context(contextlib.closing(writer))
+        greeted = [await _is_greeted(reader) for reader, _ in streams]
+    assert sum(greeted) == worker_connection.MAX_UNPROVEN
+
+
+async def _is_greeted(reader: asyncio.StreamReader) -> bool:
+    with contextlib.suppress(ConnectionResetError, asyncio.IncompleteReadError):
+        return len(await parts_of(reader)) == 1
+    return False
 
 
 async def test_a_worker_that_does_not_exist_or_does_not_answer_cannot_be_connected_to(monkeypatch):
@@ -392,15 +426,64 @@ async def test_a_worker_that_cannot_be_connected_to_is_called_through_ray(caplog
     assert caplog.text.count("rollout-0: calls travel through Ray") == 1, "it is tried again after a while"
 
 
-@pytest.mark.usefixtures("_reconnects_immediately")
-async def test_ray_says_why_a_connection_has_ended():
+async def test_ray_says_immediately_why_a_connection_has_ended():
     actor = actor_of()
     async with connected(actor, after=[]) as (channel, _):
         await received(channel, 1)
+        actor.worker._engine.report_seconds = 3600.0
+        receiving = asyncio.create_task(received(channel, 100))
+        await asyncio.sleep(0.1)
         actor.worker._engine.fail(IndexError("list index out of range"))
         with pytest.raises(ReplicaFailed, match="pod: IndexError: list index out of range") as raised:
-            await received(channel, 100)
+            await receiving
     assert isinstance(raised.value.__cause__, EngineFailed)
+
+
+@pytest.mark.parametrize("broken", ["command", "report"])
+async def test_what_a_failed_call_has_lost_is_the_failure_of_the_replica(broken, monkeypatch):
+    """The same call would succeed when it is repeated through Ray, without the command or the report."""
+    actor, failures = actor_of(), iter([MemoryError("no memory for it")])
+
+    def fail_once(*_: object) -> Any:
+        for error in failures:
+            raise error
+
+    monkeypatch.setattr(actor.worker._engine, "drop" if broken == "command" else "report", fail_once)
+    async with connected(actor, after=[]) as (channel, _):
+        channel.send(command(1))
+        with pytest.raises(ReplicaFailed, match="MemoryError: no memory for it"):
+            await received(channel, 100)
+
+
+async def test_a_report_goes_to_the_call_that_was_repeated_when_the_connection_ended():
+    """The first call still waits at the worker, and its answer would be lost."""
+    actor = actor_of()
+    actor.worker._engine.report_seconds = actor.worker._engine.gather_seconds = 3600.0
+    async with connected(actor, after=[]) as (channel, _):
+        receiving = asyncio.create_task(received(channel, 1))
+        await asyncio.sleep(0.1)
+        actor.worker._engine.tell(finished={(0, 0): EndReason.STOP})  # the first call gathers now
+        await asyncio.sleep(0.1)
+        assert channel._connection is not None
+        channel._connection.close()
+        await until(lambda: actor.counts["exchange"])
+        actor.worker._engine.tell(taken=((1, 0),))
+        [report] = await receiving
+    assert (report.finished, report.taken) == ({(0, 0): EndReason.STOP}, ((1, 0),))
+
+
+async def test_calls_do_not_wait_until_a_connection_exists_again(monkeypatch):
+    monkeypatch.setattr(replica_channel, "RECONNECT_SECONDS", 0.0)
+    actor = actor_of()
+    async with connected(actor, after=[]) as (channel, _):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            channel._endpoint = Endpoint("127.0.0.1", silent.getsockname()[1], bytes(32))
+            assert channel._connection is not None
+            channel._connection.close()
+            await received(channel, 20)
+            assert channel._connecting is not None
+            assert not channel._connecting.done()
+    assert actor.counts["exchange"] >= 20
 
 
 async def test_a_worker_that_is_connected_and_does_not_answer_has_failed(monkeypatch):
@@ -417,6 +500,7 @@ async def test_a_worker_that_is_connected_and_does_not_answer_has_failed(monkeyp
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 @pytest.mark.usefixtures("_reconnects_immediately")
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 3000), max_size=8), acts=st.lists(st.sampled_from(["send", "report"]), max_size=20))
 def test_each_command_and_each_report_arrives_once_and_in_order_however_often_connections_are_cut(run, cuts, acts):
     async def play() -> None:
