@@ -48,7 +48,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class AttemptSituation(Situation):
-    """The facts by which policies decide about an accepted training with an open attempt."""
+    """The facts from which the next step of an accepted training is decided while its attempt has not ended."""
 
     attempt: Attempt
     job: RayJob | None

@@ -1,7 +1,7 @@
 """Carries out the writes of a decision, in order, up to the first one that the API server refuses.
 
 The API server checks a condition of every write: a new object needs a free name, and every other write names the uid of
-its object or tests the object's fields. A write that is repeated or outdated therefore changes nothing. If an object
+its object or tests the object's fields. Writes are therefore idempotent: one that is repeated or outdated changes nothing. If an object
 has changed since it was observed, `ClusterWriter.write` raises Conflict (409), and the training is observed again.
 
 The answers of the API server are stored in the cache immediately.

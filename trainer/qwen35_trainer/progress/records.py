@@ -8,7 +8,7 @@ The file is the only source: the summary, the report and every sink are derived 
 the strings "NaN", "Infinity" and "-Infinity", so that every line is valid JSON. None means that the run has no such value,
 for example no reward in SFT.
 
-All times are seconds since the training first started, across attempts.
+All times except `wall_time` are seconds since the training first started, across attempts.
 """
 
 import json

@@ -130,7 +130,10 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class HeldSection:
-    """The part of a section with which one rank computes: some indices of the first and of the second dimension."""
+    """The part of a `TensorSection`, viewed as (outer, units, unit), that one rank holds.
+
+    It consists of a range of `outer` and a range of `units`, with the whole last dimension.
+    """
 
     section: TensorSection
     start: int

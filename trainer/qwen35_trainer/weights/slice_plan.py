@@ -28,9 +28,10 @@ class RankSlices:
 
 
 def slices_of(manifest: WeightManifest, divisions: Mapping[str, Division], who: ReplicaRank) -> RankSlices:
-    """Return what a rank of a replica needs of a version.
+    """Return the slices of a version's tensors that one rank of a replica holds, and the parts that contain them.
 
-    divisions: name of each tensor that the ranks of the replica divide → its division. who: the rank.
+    divisions: how the ranks of the replica divide tensors, by name of the tensor. Each rank holds the whole of a tensor
+    without an entry. who: the rank.
     """
     held = held_sections(manifest.layout, divisions, who)
     needed = {  # in bytes

@@ -10,7 +10,7 @@ from qwen35_trainer.manifest import Problem
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
     """Yield the problems of a merged pod template that the API server would report only when KubeRay creates a pod.
 
-    The problems are invalid label keys and values, mounts of missing volumes, containers without an image, and fields
+    Examples are invalid label keys and values, mounts of missing volumes, containers without an image, and fields
     that exclude each other. place: the field of the manifest with the user's change, such as spec.pods.head.
     """
     yield from label_syntax.problems(template, place)
