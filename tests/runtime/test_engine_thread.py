@@ -36,6 +36,7 @@ from qwen35_trainer.runtime.rollout_worker import (
     NotFiniteLogProbs,
     RolloutWorker,
 )
+from qwen35_trainer.runtime.worker_connection import Endpoint, WorkerServer
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
@@ -366,7 +367,9 @@ class Building(RolloutWorker):
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
-        self._opening: asyncio.Task[None] | None = None
+        self._calls = WorkerServer({})
+        self._listening: asyncio.Task[Endpoint | None] | None = None
+        self._opening: asyncio.Task[int | None] | None = None
         self.addressed = threading.Event()
         self.started = 0
 
