@@ -145,8 +145,14 @@ def test_every_sequence_comes_out_once_with_all_its_tokens_and_its_start(driven)
 
 
 def test_unfinished_sequences_report_their_new_tokens_and_at_their_end_the_rest(driven, reporting):
-    driven.thread.submit([*requests(0, samples=1, tokens=30), *requests(1, samples=6, tokens=8)])
-    driven.until(lambda: len(driven.finished) == 7)
+    def run() -> None:
+        driven.thread._submit([*requests(0, samples=1, tokens=30), *requests(1, samples=6, tokens=8)])
+        while driven.engine.busy:
+            driven.thread._step()
+            driven.report()
+
+    driven.on_thread(run)
+    assert len(driven.completed) == 7
     assert any(name in report.tokens and name not in report.finished for report in driven.reports for name in [NAME])
     for completed in driven.completed:
         assert same(joined(driven.reports, completed.sequence), completed.tokens)
