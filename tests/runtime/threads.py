@@ -37,6 +37,7 @@ from ray import cloudpickle
 from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
 from qwen35_trainer.rewards.scoring import Scoring
+from qwen35_trainer.runtime.driver import Driver
 from qwen35_trainer.runtime.rollout_worker import EngineThread, RolloutWorker
 from tests.patience import PATIENCE
 
@@ -402,7 +403,13 @@ class Threads:
         return [call for call in calls if call.future in done], [call for call in calls if call.future not in done]
 
     def kill(self, actor: Actor) -> None:
-        actor.lose("it was killed")
+        self._lose(actor, "it was killed")
+
+    def _lose(self, actor: Actor, reason: str) -> None:
+        """Lose an actor. The caller of a driver, the command, continues when nothing of it runs: it writes to the same files."""
+        actor.lose(reason)
+        if actor.kind == Driver.__name__:
+            actor.end()
 
     def shutdown(self) -> None:
         """End all actors. The driver is lost first: it would write down that it has lost the others."""
@@ -457,5 +464,5 @@ class Threads:
                 fault.fired.set()
                 if fault.act == "hang":
                     return True
-                actor.lose()
+                self._lose(actor, "its process ended")
         return False
