@@ -30,6 +30,7 @@ from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, load
 from tests.distributed.masters import masters
+from tests.distributed.whole import whole
 from tests.live_bytes import LiveBytes
 from tests.models.scenes import vision_language
 from tests.patience import PATIENCE
@@ -121,11 +122,8 @@ def scores_of(engine: FSDPEngine, batch: TrainBatch) -> Tensor:
 
 def adapters_of(engine: FSDPEngine) -> dict[str, Tensor]:
     """Collective."""
-    return {
-        name: parameter.full_tensor().detach().clone()
-        for name, parameter in engine._model.named_parameters()
-        if name.endswith((lora.DOWN, lora.UP))
-    }
+    named = engine._model.named_parameters()
+    return whole({name: parameter for name, parameter in named if name.endswith((lora.DOWN, lora.UP))})
 
 
 def gradients_of(engine: FSDPEngine) -> list[dict[str, Tensor]]:
@@ -136,9 +134,8 @@ def gradients_of(engine: FSDPEngine) -> list[dict[str, Tensor]]:
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if optimizer is engine._optimizers.parts[0]:
             results.append({})
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            if parameter.grad is not None:
-                results[-1][names[parameter]] = parameter.grad.full_tensor().clone()
+        stepped = [each for group in optimizer.param_groups for each in group["params"]]
+        results[-1] |= whole({names[each]: each.grad for each in stepped if each.grad is not None})
 
     for part in engine._optimizers.parts:
         part.register_step_pre_hook(keep)
