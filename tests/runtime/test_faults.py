@@ -20,7 +20,7 @@ from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, Upda
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
-from qwen35_trainer.runtime.replica_channel import unpacked_reports
+from qwen35_trainer.runtime.worker_connection import unpack
 from tests.patience import PATIENCE
 
 from .conftest import Ended
@@ -246,7 +246,7 @@ def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_pu
         if (kind, method) == ("RolloutWorker", "exchange") and lost.fired.is_set():  # of the new one
             if loaded.is_set():
                 joined.set()
-            if any(report.loaded == 0 for report in unpacked_reports(value)):
+            if any(report.loaded == 0 for report in unpack(value)):
                 loaded.set()
         if (kind, method) == ("TrainWorker", "publication") and next(copies) == 1:
             assert joined.wait(PATIENCE)
@@ -321,7 +321,7 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
 
     def look(kind: str, method: str, value: Any) -> None:
         is_report = (kind, method) == ("RolloutWorker", "exchange") and published.is_set()
-        if is_report and any(report.tokens and not report.finished for report in unpacked_reports(value)):
+        if is_report and any(report.tokens and not report.finished for report in unpack(value)):
             reported.set()
 
     file = write(tmp_path, ENDLESS | changes, reward=NOTED)

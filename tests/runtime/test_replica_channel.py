@@ -38,12 +38,11 @@ from qwen35_trainer.runtime.replica_channel import (
     ReportLog,
     SubmitSequences,
     packed_commands,
-    packed_reports,
     unpacked_commands,
-    unpacked_reports,
 )
 from qwen35_trainer.runtime.rollout_worker import EngineFailed
 from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.runtime.worker_connection import pack, unpack
 from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.segment import SegmentHandle
 from tests.operator.kube import virtual
@@ -207,7 +206,7 @@ def test_messages_arrive_as_they_were_sent():
     assert arrived.commands[0].requests[0].prompt.tolist() == [0, 1, 2, 3, 4]
     tokens = GeneratedTokens(np.arange(3, dtype=np.int32), np.float32([-1, -2, -0.5]), np.zeros(3, np.int32))
     report = EngineReport(7, tokens=TokenBlock({(3, 1): [tokens]}), finished={(3, 1): EndReason.STOP}, loaded=2)
-    (received,) = unpacked_reports(packed_reports((report,)))
+    (received,) = unpack(pack((report,)))
     assert (received.number, received.finished, received.loaded) == (7, report.finished, 2)
     assert received.tokens[3, 1].ids.tolist() == [0, 1, 2]
     assert received.tokens[3, 1].log_probs.tolist() == [-1, -2, -0.5]
@@ -216,10 +215,10 @@ def test_messages_arrive_as_they_were_sent():
 def test_large_arrays_of_a_report_are_not_copied_into_its_pickle():
     count = 100_000
     tokens = GeneratedTokens(np.arange(count, dtype=np.int32), np.zeros(count, np.float32), np.zeros(count, np.int32))
-    pickled, arrays = packed_reports((EngineReport(1, tokens=TokenBlock({(0, 0): [tokens]})),))
+    pickled, arrays = pack((EngineReport(1, tokens=TokenBlock({(0, 0): [tokens]})),))
     assert len(pickled) < 2000
     assert [array.nbytes for array in arrays] == [12 * count]
-    (received,) = unpacked_reports((pickled, arrays))
+    (received,) = unpack((pickled, arrays))
     assert received.tokens[0, 0].ids.tolist() == list(range(count))
     assert np.shares_memory(received.tokens[0, 0].ids, arrays[0])
 

@@ -29,15 +29,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer, stalled
 from qwen35_trainer.runtime.step_times import NO_STEPS, MeasuredSteps
 from qwen35_trainer.runtime.token_buffer import TokenBlock
-from qwen35_trainer.runtime.worker_connection import ConnectionEnded, Endpoint, WorkerConnection
+from qwen35_trainer.runtime.worker_connection import ConnectionEnded, Endpoint, Packed, WorkerConnection, unpack
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy, StoredBuckets
@@ -56,8 +53,6 @@ UNREACHABLE_SECONDS = 30.0
 RECONNECT_SECONDS = 60.0
 """Minimum time between two attempts to connect to a worker. Until an attempt succeeds, calls travel through Ray."""
 _RETRY_SECONDS = 0.5
-_LARGE_BYTES = 64 * 1024
-"""Size from which an array of a report stays out of the pickle. Copying a smaller one takes less time than another array."""
 _COMBINE_SECONDS = 0.002
 """Time that the next call waits after a report, so that commands that result from the report go with the call."""
 
@@ -197,30 +192,6 @@ def unpacked_commands(packed: CommandBatch | bytes) -> CommandBatch:
         return packed
     batch: CommandBatch = pickle.loads(packed)  # noqa: S301  # from the driver of this run
     return batch
-
-
-type PackedReports = tuple[bytes, list[NDArray[np.uint8]]]
-"""Pickled reports, and the large arrays of which the pickle refers to the memory. Ray does not copy these for the driver."""
-
-
-def packed_reports(reports: tuple[EngineReport, ...]) -> PackedReports:
-    """Pickle reports, without their large arrays, which are returned next to the pickle."""
-    arrays: list[NDArray[np.uint8]] = []
-
-    def is_small(buffer: pickle.PickleBuffer) -> bool:
-        memory = buffer.raw()
-        if memory.nbytes >= _LARGE_BYTES:
-            arrays.append(np.frombuffer(memory, np.uint8))
-        return memory.nbytes < _LARGE_BYTES
-
-    return pickle.dumps(reports, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=is_small), arrays
-
-
-def unpacked_reports(packed: PackedReports) -> tuple[EngineReport, ...]:
-    """Return the reports from which `packed_reports` made `packed`. They share the memory of the large arrays."""
-    pickled, arrays = packed
-    reports: tuple[EngineReport, ...] = pickle.loads(pickled, buffers=arrays)  # noqa: S301  # from a worker of this run
-    return reports
 
 
 class ReplicaFailed(RuntimeError):
@@ -375,8 +346,10 @@ class ReplicaChannel:
 
     async def _exchange(self, batch: CommandBatch) -> tuple[EngineReport, ...]:
         seconds = MAX_REPORT_SECONDS + ANSWER_SECONDS
-        answer = await self._call("exchange", self._received, packed_commands(batch), act="generating", seconds=seconds)
-        return unpacked_reports(answer)
+        arguments = self._received, packed_commands(batch)
+        answer: Packed = await self._call("exchange", *arguments, act="generating", seconds=seconds)
+        reports: tuple[EngineReport, ...] = unpack(answer)
+        return reports
 
     def _take_queue(self) -> CommandBatch:
         batch = CommandBatch(self._next_command, tuple(self._queue))

@@ -53,7 +53,6 @@ from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     EngineReport,
     LoadWeights,
-    PackedReports,
     ProbeWeights,
     ReplicaCommand,
     ReportLog,
@@ -61,12 +60,11 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
     WakeEngine,
-    packed_reports,
     unpacked_commands,
 )
 from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.token_buffer import TokenBlock
-from qwen35_trainer.runtime.worker_connection import Endpoint, WorkerServer
+from qwen35_trainer.runtime.worker_connection import Endpoint, Packed, WorkerServer, pack
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
@@ -711,7 +709,7 @@ class RolloutWorker(Process):
         with self._failing():
             self._order.receive(unpacked_commands(batch))
 
-    async def exchange(self, after: int, batch: CommandBatch | bytes) -> PackedReports:
+    async def exchange(self, after: int, batch: CommandBatch | bytes) -> Packed:
         """Carry out packed commands, and then return, packed, all reports after report number `after`.
 
         after: number of the last report that the driver has received, which acknowledges this report and all earlier
@@ -725,7 +723,7 @@ class RolloutWorker(Process):
             if not (reports := self._log.after(after)) and await self._is_due(self._exchange):
                 self._log.add(self._running.report(self._log.next_number))
                 reports = self._log.after(after)
-            return packed_reports(reports)
+            return pack(reports)
 
     async def _is_due(self, exchange: int) -> bool:
         """Wait until a report is due. Returns False if a later call of `exchange` than number `exchange` waits for it instead.
