@@ -18,7 +18,7 @@ def adapted(coefficient: float, *, divergence: float, target: float, samples: in
 
     divergence: mean over the last batch, in nats per token.
     samples: number of samples of the last batch.
-    horizon: number of samples after which the coefficient has changed by at most 20 %.
+    horizon: number of samples over which the coefficient changes by at most about 20 %.
 
     The paper multiplies the clipped error by a constant 0.1. The factor samples / horizon comes from
     the paper's published code.

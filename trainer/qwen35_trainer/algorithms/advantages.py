@@ -22,7 +22,7 @@ The estimators deviate from the textbook formulas in three ways:
 - All estimators except ReinforcePlusPlus and GAE give exactly 0, before whitening, in a group with zero variance (all
   scores are equal) and in a group with a single valid sample. GRPO's usual formula gives rounding noise divided by 1e-6
   in a group with zero variance; for a single sample, common implementations give the raw reward. A group with zero
-  variance still counts as a group of its batch, unless `algorithm.dynamicSampling` leaves it out
+  variance still takes a place in its batch, unless `algorithm.dynamicSampling` leaves the group out
   (pipeline/coordinator.py, `_scored`).
 - All estimators give 0 to a sample that could not be scored (`valid` false), and leave it out of every statistic.
 - ReinforcePlusPlus and GAE count only trained tokens as time steps. Other tokens, such as a tool's output, count
@@ -86,16 +86,16 @@ class Shares(Protocol):
     """
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of each entry of `values`, a tensor in host memory, over all shares.
+        """Return the element-wise sum of the tensors `values` of all ranks. Every rank gets this sum.
 
-        Every rank gets the same sums.
+        values: a tensor in host memory, with one shape on all ranks.
         """
         ...
 
     def max(self, values: Tensor) -> Tensor:
-        """Return the maximum of each entry of `values`, a tensor in host memory, over all shares.
+        """Return the element-wise maximum of the tensors `values` of all ranks. Every rank gets this maximum.
 
-        Every rank gets the same maxima.
+        values: a tensor in host memory, with one shape on all ranks.
         """
         ...
 
@@ -275,8 +275,8 @@ def reinforce_plus_plus(tokens: TrainedTokens, shares: Shares) -> Tensor:
     """Return the discounted sum of rewards from each token to the end of its sample, whitened over the
     batch's trained tokens.
 
-    A sample's reward belongs to its last trained token; penalties belong to their tokens (REINFORCE++,
-    Hu 2025, arXiv:2501.03262).
+    A sample's reward is added at the sample's last trained token, and each token's penalty is subtracted at
+    that token (REINFORCE++, Hu 2025, arXiv:2501.03262).
     """
     return _whiten(_discounted_sum(_token_rewards(tokens), tokens.sample, tokens.gamma), tokens, shares)
 

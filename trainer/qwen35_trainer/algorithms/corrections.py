@@ -1,10 +1,12 @@
-"""Off-policy corrections: weights of tokens that make up for staleness and train-inference mismatch.
+"""Off-policy corrections: they weigh each token in the loss, to make up for staleness and train-inference mismatch.
 
-The behaviour policy sampled the token: older weights (staleness), in an inference engine that rounds differently
-(mismatch). The proximal policy is the centre of the trust region: the current weights or, if the caller has computed
-log-probs with them, the weights at the batch's start. The table in objective.py lists which log-probs each correction
-uses as proximal. With r = exp(log-prob of the proximal policy - log-prob of the behaviour policy) per token, clamped to
-exp(±20), and with s = Π r and g = (Π r)^(1/tokens) over a sequence:
+The behaviour policy sampled the token. It used older model weights (staleness), in an inference engine that rounds
+differently (mismatch). The proximal policy is the centre of the trust region. Its log-probs are computed with the model
+weights at the batch's start if the caller passes such log-probs, and with the current model weights otherwise. The
+table in objective.py lists which log-probs each correction uses as proximal.
+
+With r = exp(log-prob of the proximal policy - log-prob of the behaviour policy) per token, clamped to exp(±20), and
+with s = Π r and g = (Π r)^(1/tokens) over a sequence:
 
 name          weight of a token                            tokens left out
 None          1                                            none
@@ -67,7 +69,7 @@ def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: fl
     """Weigh every trained token by 1.
 
     With this setting, the ratio in the loss has the behaviour policy in its denominator. The loss itself therefore
-    corrects for the difference between the policies.
+    corrects for the difference between the behaviour policy and the current policy.
     """
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
@@ -78,7 +80,8 @@ def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, flo
     """Weigh each token by the ratio of its probabilities, proximal / behaviour, truncated to `cap`
     (truncated importance sampling).
 
-    The correction DecoupledPPO computes the same weights, but its caller must pass proximal log-probs.
+    TokenTIS and DecoupledPPO both use this function. For DecoupledPPO, `proximal` must have been computed with the
+    model weights at the batch's start.
     """
     return _corrected(_log_ratio(behaviour, proximal, mask).exp().clamp(max=cap), mask.bool())
 

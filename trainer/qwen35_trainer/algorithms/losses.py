@@ -178,7 +178,8 @@ def sapo(inputs: LossInputs) -> LossOutput:
 def dppo_binary_tv(inputs: LossInputs) -> LossOutput:
     """Compute DPPO's loss with the total variation distance as divergence (arXiv:2602.04879).
 
-    The distance is that of distributions over two events: the sampled token, and any other token.
+    The distance is between the current policy and the policy in the denominator of the ratio, each reduced to a
+    distribution over two events: the sampled token, and any other token.
     """
     log_current, log_old = _sampled_log_probs(inputs)
     divergence = (log_current.exp() - log_old.exp()).abs()
@@ -189,8 +190,8 @@ def dppo_binary_tv(inputs: LossInputs) -> LossOutput:
 def dppo_binary_kl(inputs: LossInputs) -> LossOutput:
     """Compute DPPO's loss with KL(old policy ‖ current policy), in nats, as divergence (arXiv:2602.04879).
 
-    The divergence is that of distributions over two events: the sampled token, and any other token. The old policy is
-    the one in the denominator of the ratio.
+    The old policy is the policy in the denominator of the ratio. Each policy is reduced to a distribution over two
+    events: the sampled token, and any other token.
     """
     log_current, log_old = _sampled_log_probs(inputs)
     log_ratio_of_old = -log_ratio(log_current, log_old, inputs.mask)

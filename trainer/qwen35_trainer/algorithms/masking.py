@@ -9,9 +9,10 @@ from torch import Tensor
 
 
 def zero_padding(values: Tensor, mask: Tensor) -> Tensor:
-    """Return `values` with 0, without gradient, where `mask` is 0.
+    """Return a copy of `values` with 0 in every entry whose mask is 0.
 
-    Shapes: (N, T), N sequences of up to T tokens. The result is float32, or float64 for float64 values.
+    No gradient flows to these entries. Shapes: (N, T), N sequences of up to T tokens. The result is float32, or float64
+    for float64 values.
     """
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     return torch.where(mask.bool(), values, torch.zeros_like(values))

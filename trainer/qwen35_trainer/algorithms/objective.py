@@ -58,8 +58,8 @@ KL_PLACEMENTS = ("None", "Loss", "Reward", "LossAndReward")
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the policy objective. A function is given by its name in the registry, the loss
-    also as `module:function`.
+    """Settings of the policy objective. Functions are given by their names in the registries. The loss can also
+    be a function of the user, given as `module:function`.
 
     The constructor raises ValueError if a field is wrong; the message names all wrong fields.
     """
@@ -119,8 +119,8 @@ class Objective:
     def adapted(self, coefficient: float | None) -> Self:
         """Return the objective with `coefficient` as the factor of the KL penalty in the loss.
 
-        If `coefficient` is None (nothing adapts) or `kl_placement` is not "Loss", return the objective unchanged: with
-        LossAndReward, only the factor of the penalty in the reward adapts.
+        Returns the objective unchanged if `coefficient` is None, because the factor is then constant, and if
+        `kl_placement` is not "Loss". With LossAndReward, only the factor of the penalty in the reward adapts.
         """
         if coefficient is None or self.kl_placement != "Loss":
             return self
@@ -154,11 +154,11 @@ def policy_objective(
     proximal_log_probs, entropy and reference_log_probs may be None where the objective does not use them. Raises
     ValueError naming all tensors that the objective uses and that are None.
 
-    Returns the scalar loss, and scalar sums over trained tokens. The caller adds up losses and sums over micro-batches
-    and data-parallel ranks, and divides the sums by `tokens`. The sums are tokens, policy_loss (weighted), ratio,
-    clip_fraction_*, correction_weight, kept_tokens, behaviour_kl (K3 estimate of KL(behaviour ‖ current), nats),
-    entropy if `entropy` is passed, and kl if `reference_log_probs` is passed. The sums do not depend on the
-    aggregation: policy_loss / tokens equals the policy term of the loss only for TokenMean.
+    Returns the scalar loss, and scalar sums over trained tokens. The caller adds up the losses and the sums over
+    micro-batches and data-parallel ranks, and divides the sums by `tokens`. The sums are tokens, policy_loss
+    (weighted), the metrics of the loss (such as ratio), correction_weight, kept_tokens, behaviour_kl (K3 estimate of
+    KL(behaviour ‖ current), nats), entropy if `entropy` is passed, and kl if `reference_log_probs` is passed. The sums
+    do not depend on the aggregation: policy_loss / tokens equals the policy term of the loss only for TokenMean.
     """
     _require_inputs(objective, entropy, proximal_log_probs, reference_log_probs)
     # All gradients pass through this line, and aggregation selects the values; in between, padding may hold NaN.

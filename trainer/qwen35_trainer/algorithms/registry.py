@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 
 class Registry[F]:
-    """Functions of one kind by name. The module that defines the functions registers them at import;
-    later nothing changes.
+    """A mapping from names to functions of one kind, such as losses.
+
+    The module that defines the functions registers them when it is imported. The mapping does not change after that.
     """
 
     def __init__(self, kind: str) -> None:

@@ -35,10 +35,11 @@ def figure_sections(runs: Sequence[ComparedRun]) -> list[RowSection]:
 
 
 def update_seconds(run: ComparedRun) -> dict[str, float]:
-    """Return the mean seconds that the updates of a run spend on each part: name of the part
-    → seconds. Empty without an update.
+    """Return the mean seconds of each part of an update: name of the part → seconds.
 
-    The part "not divided" is time that belongs to no recorded part. It is left out if it is at most 1 % of the whole.
+    The result is empty if the run has no update.
+
+    The part "not divided" is time that belongs to no recorded part. It is left out if it is at most 1 % of the update.
     """
     totals = run.fold.totals
     if not totals.updates:

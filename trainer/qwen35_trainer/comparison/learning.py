@@ -1,11 +1,12 @@
 """Compares how runs learn: by the reward (SFT: the loss) of updates, and by held-out measures of evaluations.
 
     by update   mean of the reward over each of up to PARTS equal parts of the updates that all runs have;
-                held-out measures of evaluations after the same update: up to PARTS updates after which all runs were evaluated
-    by time     mean of the reward over each of PARTS equal parts of the time until the run that trained for the shortest time ended;
-                held-out measures of the latest evaluation before the end of each part
-    target      the update and the time at which each run first reached a target that all runs have reached: the best
-                held-out value of the run whose best value is worst
+                held-out measures after up to PARTS of the updates after which all runs were evaluated
+    by time     mean of the reward over each of PARTS equal parts of the compared time;
+                held-out measures of the latest evaluation before the end of each part.
+                The compared time ends with the last update of the run that trained for the shortest time
+    target      the update and the time at which each run first reached a common target.
+                Each run has a best held-out value, and the target is the worst of these, so all runs have reached it
 
 These are plain means and values. No confidence interval and no statistical significance is computed.
 """
@@ -106,8 +107,8 @@ def update_measures(runs: Sequence[ComparedRun]) -> list[Measure[UpdateRecord]]:
 def evaluation_measures(runs: Sequence[ComparedRun]) -> list[Measure[EvaluationRecord]]:
     """Return the held-out measures to compare: accuracy, reward and loss, as far as any run has them.
 
-    Accuracy is left out if it is 0 in every evaluation, unless the reward is always 0, too. The reward is left
-    out if it always equals the accuracy.
+    Accuracy is included if it is above 0 in some evaluation, or always equals the reward. The reward is left out if
+    it always equals the accuracy.
     """
     evaluations = [evaluation for run in runs for evaluation in run.evaluations]
     results = [(each.accuracy, each.reward_mean) for each in evaluations if each.loss is None]

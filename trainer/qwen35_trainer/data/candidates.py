@@ -45,7 +45,10 @@ class Candidates:
         return Candidates(counts, self.ids[first : first + int(counts.sum())])
 
     def copy(self) -> Candidates:
-        """Return a copy with arrays of its own, so that larger arrays, of which these may be views, can be freed."""
+        """Return a copy with its own arrays.
+
+        If the arrays of this object are views of larger arrays, the copy does not keep the larger arrays in memory.
+        """
         return Candidates(self.counts.copy(), self.ids.copy())
 
     @classmethod

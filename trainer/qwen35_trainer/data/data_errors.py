@@ -31,8 +31,8 @@ class DataError(ValueError):
 class RowError(Exception):
     """A malformed or invalid row of a data file.
 
-    All invalid rows of a source are reported together, in one DataError. Rows of a file with the same reason are one
-    problem of that error.
+    All invalid rows of a source are reported together, in one DataError. Rows of a file that are invalid for the same
+    reason are reported as one problem.
     """
 
 

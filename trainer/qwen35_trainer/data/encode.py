@@ -68,8 +68,8 @@ def encode_prompts(
     If the tokenizer has a chat template, a plain text is encoded as a user message; otherwise it is encoded unchanged.
     Chat messages need a template. overlong: how prompts longer than max_prompt_tokens are handled; the number of
     skipped or cut prompts is logged. thinking: passed to the template as enable_thinking; None: the template decides.
-    reader: expands the placeholders of images and videos; None: the model has no vision tower. Raises DataError with
-    the problems of all prompts, and if no prompt remains.
+    reader: expands the placeholders of images and videos; None: the model has no vision tower. Raises DataError,
+    which contains the problems of all prompts, if a prompt has a problem or if no prompt remains.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     encoded: list[EncodedPrompt] = []

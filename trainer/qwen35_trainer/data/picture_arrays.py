@@ -43,7 +43,8 @@ class PictureSource(Protocol):
 class PictureArrays:
     """The pictures of one sequence, as arrays, in the order of their placeholders.
 
-    Raises ValueError if the number of patches is not the one that the grids give.
+    The constructor raises ValueError if an array has a wrong shape, or if the number of patches does not match the
+    grids.
     """
 
     patches: NDArray[np.float32]
@@ -79,7 +80,10 @@ class PictureArrays:
 
     @cached_property
     def digest(self) -> str:
-        """A checksum of all patches and grids. Computed once, because the samples of a prompt have the same pictures."""
+        """A checksum of all patches and grids.
+
+        It is computed once, because the samples of a prompt have the same pictures.
+        """
         checksum = hashlib.blake2b(digest_size=16)
         for array in (self.grids, self.patches, self.video_grids, self.video_patches):
             checksum.update(array.ravel())

@@ -3,7 +3,7 @@
     file ─► header ─► size ─► number of tokens             before the run, for every picture
          └► pixels ─► resized, normalised ─► patches       where a forward pass needs them
 
-Pictures are resized, normalised and cut into patches by the processors of transformers for this family. A picture above the
+Pictures are resized, normalised and cut into patches by transformers' processors for Qwen models. A picture above the
 processor's maximum number of pixels becomes smaller, and a picture below its minimum becomes larger. Images use the PIL
 processor. Videos use the video processor, which needs torchvision and is created for the first video.
 """
@@ -37,8 +37,8 @@ class Patching:
     """The settings by which pictures are divided into patches.
 
     patch: side of a patch in pixels. frames: number of frames of a video in one patch. merge: merge × merge
-    patches become one token. pixels: minimum and maximum number of pixels of a resized image; None: those of the
-    image processor.
+    patches become one token. pixels: minimum and maximum number of pixels of a resized image; None: the
+    limits of the image processor.
     """
 
     patch: int
@@ -78,10 +78,10 @@ class PictureProcessor:
         return patches // self.patching.merge**2
 
     def frame_tokens(self, video: Video) -> int:
-        """Return the number of tokens of one time step of a video, which consists of `patching.frames` frames.
+        """Return the number of tokens of one time step of a video. A time step consists of `patching.frames` frames.
 
-        Only the header of the first frame is read. Raises EncodingError for a frame that is not an image, and if
-        torchvision is not installed.
+        Only the header of the first frame is read. Raises EncodingError if the first frame is missing or not an image,
+        and if torchvision is not installed.
         """
         width, height = image_size(video.frames[0])
         patches = int(self.video_processor.get_num_of_video_patches(len(video.frames), height, width))
@@ -184,8 +184,9 @@ def _named(image: Image) -> str:
 
 
 def load_picture_processor(model: ModelSpec, base: Path) -> PictureProcessor | None:
-    """Return the picture processor of a model; None for a model without a vision tower or without a local config.json.
+    """Return the picture processor of a model.
 
+    Returns None for a model without a vision tower, and for a checkpoint without a local config.json.
     model: `spec.model` of the manifest. base: the folder to which a relative path of the model is relative. Raises
     DataError for a checkpoint whose vision_config lacks fields of this family of models.
     """

@@ -63,12 +63,13 @@ class PictureReader:
     def expand(
         self, token_ids: TokenIds, mask: tuple[bool, ...], pictures: PictureSet
     ) -> tuple[TokenIds, tuple[bool, ...]]:
-        """Replace each placeholder of a picture by as many placeholders as the picture has tokens.
+        """Replace the placeholder of each image and video by the tokens that the model reads in its place.
 
-        mask: one flag per token. The flag of a placeholder is repeated for the placeholders that replace it.
-        pictures: in the order of their placeholders. Returns the expanded tokens and mask. Raises EncodingError if
-        the number of placeholders differs from the number of pictures, if a picture cannot be read, and if the
-        tokenizer has no such placeholder.
+        An image gets one placeholder for each of its tokens. A video gets, for each time step, the time as text and the
+        placeholders of the step. mask: one flag per token. The flag of a placeholder is repeated for all tokens that
+        replace it. pictures: in the order of their placeholders. Returns the expanded tokens and mask. Raises
+        EncodingError if the number of placeholders differs from the number of pictures, if a picture cannot be read,
+        and if the tokenizer lacks the placeholders.
         """
         if pictures and _NO_TOKEN in self._pads:
             raise EncodingError(
@@ -119,8 +120,9 @@ class PictureReader:
 
 
 def load_picture_reader(model: ModelSpec, base: Path, tokenizer: "PreTrainedTokenizerBase") -> PictureReader | None:
-    """Create the picture reader of a model; None for a model without a vision tower or without a local config.json.
+    """Create the picture reader of a model.
 
+    Returns None for a model without a vision tower, and for a checkpoint without a local config.json.
     model: `spec.model` of the manifest. base: the folder to which a relative path of the model is relative. Raises
     DataError for a checkpoint whose vision_config lacks fields of this family of models.
     """

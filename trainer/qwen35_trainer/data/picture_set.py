@@ -49,7 +49,7 @@ class PictureSet:
         return sum(len(image) for image in (*self.images, *frames) if isinstance(image, bytes))
 
     def read(self) -> PictureArrays:
-        """Return the patches of all pictures, which are read unless this process has kept them.
+        """Return the patches of all pictures, from a cache if this process has read the pictures recently.
 
         Raises DataError, naming the row, for a file that is missing or damaged.
         """

@@ -74,8 +74,8 @@ class RowMedia:
     def take(self, part: Mapping[str, object]) -> str | None:
         """Assign an image or video to `part` of a message. Returns "image" or "video", or None for any other part.
 
-        The part contains an image or video, or it stands for the next one in the row's column. Raises RowError if the
-        image or video is invalid, and if the column has none left.
+        If the part does not contain its image or video, the next image or video in the row's column is assigned. Raises
+        RowError if the image or video is invalid, and if the column has none left.
         """
         if "image" in part or "image_url" in part:
             self.images.append(image_of(part.get("image", part.get("image_url")), self.folder, "image"))
@@ -110,10 +110,10 @@ class RowMedia:
 
 
 def image_of(value: object, folder: Path, name: str) -> Image:
-    """Return the image that a value of a row stands for: a path, a data URI, bytes, or a mapping with one of these.
+    """Return the image that a value of a row stands for.
 
-    folder: the folder to which a path is relative. name: name of the value, for errors. Raises RowError for any
-    other value.
+    value: a path, a data URI, bytes, or a mapping with one of these. folder: the folder to which a path is relative.
+    name: name of the value, for errors. Raises RowError for any other value.
     """
     match value:
         case bytes() if value:
@@ -135,10 +135,10 @@ def image_of(value: object, folder: Path, name: str) -> Image:
 
 
 def video_of(value: object, folder: Path, name: str) -> Video:
-    """Return the video that a value of a row stands for: {frames: [image, …], fps: 2}.
+    """Return the video that a value of a row stands for.
 
-    folder: the folder to which paths of frames are relative. name: name of the value, for errors. Raises RowError for
-    any other value.
+    value: a mapping such as {frames: [image, …], fps: 2}. folder: the folder to which paths of frames are relative.
+    name: name of the value, for errors. Raises RowError for any other value.
     """
     frames = value.get("frames") if isinstance(value, Mapping) else None
     fps = value.get("fps") if isinstance(value, Mapping) else None

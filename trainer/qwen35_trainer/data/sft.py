@@ -67,14 +67,14 @@ def encode_examples(
 ) -> list[SupervisedExample]:
     """Encode each row as sequences in which only the answers and their end tokens train.
 
-    A row is a prompt with an answer, or chat messages of which every assistant's turn trains. If a row has both, its
-    answer becomes the last turn. A row gives several examples if the template rewrites earlier turns; otherwise it
-    gives one.
+    A row is a prompt with an answer, or chat messages of which every assistant's turn trains. If a row has chat
+    messages and an answer, the answer becomes the last turn. A row gives several examples if the template rewrites
+    earlier turns; otherwise it gives one.
 
     max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens). overlong: how
     longer examples are handled. thinking: passed to the template as enable_thinking; None: the template decides.
-    reader: reads images and videos; None: the model has no vision tower. Raises DataError with the problems of all
-    rows, and if no example remains.
+    reader: reads images and videos; None: the model has no vision tower. Raises DataError, which contains the
+    problems of all rows, if a row has a problem or if no example remains.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     examples: list[SupervisedExample] = []

@@ -58,8 +58,8 @@ class TemplateEncoder:
         """Encode a prompt after which the model generates.
 
         With a template, a plain text is encoded as a user message, and the start of the assistant's turn is added at
-        the end. Raises EncodingError for messages without a template, for a conversation that the template rejects, and
-        for characters without a token.
+        the end. Raises EncodingError for chat messages if there is no template, for a conversation that the template
+        rejects, and for characters without a token.
         """
         if isinstance(text, str):
             return self.chat([{"role": "user", "content": text}], tools) if self.has_template else self.text(text)

@@ -21,12 +21,12 @@ _NUMBER_TYPES = ("num", "float", "double")
 def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str | None]:
     """Convert the text of an argument to a type that its JSON schema allows. Returns the value, and a problem or None.
 
-    If the schema allows several types, the narrowest type that fits is used, and text last. A text that fits no type is
-    returned unchanged, with a problem. If the schema allows only boolean, or only boolean and null, False is returned
-    in place of such a text, as in vLLM's qwen3_coder parser and in verl. "null" in upper or lower case is read as null
-    for every type, as in these two parsers. If the schema allows null, "None" is also read as null, because Qwen3.5's
-    template writes null as "None". Objects and arrays are read as JSON, or otherwise as Python literals, which are
-    parsed and never executed.
+    If the schema allows several types, the first that fits is used, in the order null, boolean, integer, number,
+    object, array, string. A text that fits no type is returned unchanged, with a problem. If the schema allows only
+    boolean, or only boolean and null, False is returned in place of such a text, as in vLLM's qwen3_coder parser and in
+    verl. "null" in upper or lower case is read as null for every type, as in these two parsers. If the schema allows
+    null, "None" is also read as null, because Qwen3.5's template writes null as "None". Objects and arrays are read as
+    JSON, or otherwise as Python literals, which are parsed and never executed.
     """
     types = _types(schema)
     written = text.strip()

@@ -95,8 +95,9 @@ def linear_attention(shape: ModelSizes, computation: Computation) -> float:
 
 
 def feed_forward(shape: ModelSizes, computation: Computation) -> float:
-    """Return the bytes of activations that the MLP of a layer saves, or its router and
-    experts, without the norm before them.
+    """Return the bytes of activations that the MLP of a layer saves, without the norm before it.
+
+    In a mixture-of-experts model, the router and the experts are counted instead of the MLP.
     """
     c, parts, hidden = computation.width, computation.tensor, shape.hidden
     if not shape.experts:

@@ -4,11 +4,12 @@
                   reading the keys, values and states of n sequences; scheduling; all-reduces over tensor-parallel ranks
     experts       with E experts of which each token uses k, a step of n tokens reads E · (1 - (1 - k / E)^n) experts in the mean
 
-In mode FullyAsync, generation runs ahead of training, so all slots that the window can fill are always occupied. The
-responses of an update take their number of tokens divided by the rate of the pool. In mode Colocated, generation and
-training take turns, so the generation of a batch ends with its longest response. It takes the fixed part of a decode step
-for each token of that response, and the part per sequence for each token of all responses. If a replica has more
-responses than slots, each further round of slots adds the fixed part for each token of a mean response.
+In mode FullyAsync, generation runs ahead of training, so each replica always decodes as many sequences as its slots and
+the window (the bound on untrained samples) allow. The responses of an update take their number of tokens divided by the
+pool's tokens per second. In mode Colocated, generation and training take turns, so the generation of a batch ends with
+its longest response. The generation takes the fixed part of a decode step for each token of the longest response, and
+the part per sequence for each token of all responses. If a replica has more responses than slots, each further round of
+slots adds the fixed part for each token of a mean response.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class DecodeStep:
         """Return the duration of a decode step of one replica.
 
         devices: number of devices of the replica. per_node: number of devices of a node. device: the kind of device.
-        sequences: number of sequences for which both parts are computed; with a very different number, the duration is
-        inaccurate. context: mean number of earlier positions of a sequence.
+        sequences: number of sequences for which `base` and `per_sequence` are computed; with a very different number,
+        the duration is inaccurate. context: mean number of earlier positions of a sequence.
         """
         bandwidth = device.bandwidth * BANDWIDTH_SHARE
         text = parameters.text(shape)

@@ -24,8 +24,8 @@ def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kerne
     The gradient of the weight (vocabulary × hidden) has `width` bytes per number, and 4 more for a
     float32 sum if there are several chunks.
 
-    With one chunk, nothing is computed again, so the result is too high for Fused: its logits have only half of these
-    bytes. With several chunks, the result is too low, because two tensors are not counted: the kept chunk of Torch, and
+    With one chunk, Fused computes no chunk again and needs only half of the bytes above for logits, so the result is too
+    high. With several chunks, the result is too low, because two tensors are not counted: the kept chunk of Torch, and
     the gradient of the previous chunk, which exists until the next gradient replaces it.
 
     scored: number of rows of the micro-batch. width: bytes of a number in the model's precision.

@@ -4,8 +4,9 @@ train pod      offloaded state; two versions of each rank's shard of the publish
                one is written (`weights/segment.py`)
 rollout pod    a whole version for each replica while the replica loads it; with RDMA two versions, which other replicas read
                (`weights/relay.py`)
-/dev/shm       Ray's object store: a batch. With the transports Auto and ObjectStore also, in a train pod, the published shards,
-               which its processes then do not hold, and in a rollout pod, one bucket for each replica
+/dev/shm       Ray's object store: a batch. With the transports Auto and ObjectStore, a train pod also has the published
+               shards there, instead of in its processes, and a rollout pod has one bucket (a part of a version) for
+               each replica
 """
 
 from __future__ import annotations

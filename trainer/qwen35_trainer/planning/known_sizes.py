@@ -8,10 +8,9 @@ from qwen35_trainer.manifest.model import ModelSpec
 
 
 def known_sizes(model: ModelSpec) -> ModelSizes | None:
-    """Return the sizes of a model: of a random model from its manifest, of any other
-    model from the catalog by its name.
+    """Return the sizes of a model, or None if they are not known.
 
-    Returns None if the catalog does not have the model.
+    The sizes of a model with random weights are in the manifest. Any other model is looked up in the catalog by name.
     """
     if (random := model.source.random) is None:
         return find(model.name)

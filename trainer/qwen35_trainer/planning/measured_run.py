@@ -4,8 +4,8 @@ They hold for the same model on the same kind of devices.
 
     training      device-seconds for each trained token
     generation    tokens per second of a rollout device; a pool that waited for the trainer could have been faster
-    publication   seconds of the copy, and seconds of the transfer to the replicas and of the loading there. Neither is scaled
-                  to another size of a pool
+    publication   seconds of the copy, and seconds of transfer and loading together. A pool of another size
+                  is assumed to take the same time
 """
 
 from __future__ import annotations

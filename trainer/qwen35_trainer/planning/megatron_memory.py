@@ -4,12 +4,12 @@ parameters        in the model's precision: those of this pipeline stage, with m
                   experts over expert-parallel ranks
 gradients         float32 buffers of all these parameters, allocated once
                   (megatron-core, `DistributedDataParallelConfig.grad_reduce_in_fp32`)
-optimizer state   two float32 moments, and float32 master weights if the model is in bfloat16, sharded over the ranks with the same
-                  parameters (ZeRO-1, arXiv:1910.02054, section 5; megatron-core, docs "distributed optimizer":
-                  6 + 12 / d bytes per parameter with d data-parallel ranks)
+optimizer state   two float32 moments of the gradient for each parameter, and float32 master weights if the model is in
+                  bfloat16, sharded over the ranks with the same parameters (ZeRO-1, arXiv:1910.02054, section 5;
+                  megatron-core, docs "distributed optimizer": 6 + 12 / d bytes per parameter with d data-parallel ranks)
 offload           what the device still holds of offloaded data (`engines/megatron/offload.py`). Optimizer state: in the optimizer
                   step all master weights, and the moments of one group of parameters at a time; all of it while a checkpoint is
-                  saved. Parameters: those of the trained model or of the reference model, whichever computes
+                  saved. Parameters: those of the model that computes, either the trained model or the reference model
 activations       those of all micro-batches whose forward pass the stage has begun and whose backward pass it has not ended. With
                   P stages, the first stage holds P of them (1F1B, arXiv:2104.04473, section 2.2). With v virtual stages per stage,
                   it holds 2 (P - 1) + (v - 1) P + 1, each for 1 / v of the stage's layers (interleaved 1F1B, ibid.)
@@ -53,7 +53,7 @@ def stages(layers: int, count: int, virtual: int = 1) -> list[Stage]:
     """Return the pipeline stages of a model. The layers are divided as in the engine (`engines/megatron/layout.py`).
 
     layers: number of decoder layers of the model. count: number of stages. virtual: number of virtual stages of each
-    stage. If the engine refuses the division, the virtual stages have different sizes here.
+    stage. If `virtual` does not divide `layers`, which the engine refuses, the virtual stages have different sizes.
     """
     blocks = [layers * (number + 1) // virtual - layers * number // virtual for number in range(virtual)]
     of_blocks = [_sizes(block, count) for block in blocks]

@@ -55,7 +55,10 @@ def linear_attention(shape: ModelSizes) -> Parameters:
 
 
 def feed_forward(shape: ModelSizes) -> Parameters:
-    """Return the numbers of parameters of the MLP of a layer, or of its router, experts and shared expert."""
+    """Return the numbers of parameters of the MLP of a layer.
+
+    In a mixture-of-experts model, the router, the experts and the shared expert are counted instead of the MLP.
+    """
     if not shape.experts:
         return Parameters(3 * shape.hidden * shape.intermediate)
     router = shape.hidden * shape.experts + (shape.hidden if shape.shared_intermediate else 0)
@@ -84,7 +87,10 @@ def layers(shape: ModelSizes, first: int = 0, count: int | None = None) -> Param
 
 
 def embedding(shape: ModelSizes) -> Parameters:
-    """Return the numbers of parameters of the token embedding. An output layer that is not tied has as many."""
+    """Return the numbers of parameters of the token embedding.
+
+    An output layer that is not tied to the embedding has the same numbers.
+    """
     return Parameters(shape.vocabulary * shape.hidden)
 
 

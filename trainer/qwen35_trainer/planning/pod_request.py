@@ -30,7 +30,7 @@ def planned_request(pod: PodMemory, profile: PodRequest) -> PodRequest:
     """Return the memory to request for a pod, at least that of `profile`.
 
     pod: the planned memory; its total includes /dev/shm. profile: the request of the device profile. /dev/shm gets the
-    same share of the memory as in `profile`, or more if the plan needs more: Ray sizes its object store by the pod's
+    same fraction of the memory as in `profile`, or more if the plan needs more: Ray sizes its object store by the pod's
     memory, and moves it to a disk if /dev/shm is smaller.
     """
     memory = max(profile.memory_gib, _whole(pod.total))

@@ -93,8 +93,9 @@ def state(shape: ModelSizes, devices: int) -> float:
 
 
 def replica_memory(shape: ModelSizes, spec: TrainingSpec, device_memory: float) -> ReplicaMemory:
-    """Return the memory of one device of a replica outside the straggler lane.
+    """Return the memory of one device of a replica.
 
+    Replicas of the straggler lane, which generate long responses on more devices each, are not considered.
     device_memory: bytes of the device; infinity if it is not known. The spec must have a rollout pool.
     """
     pool, data = spec.rollout, spec.data

@@ -27,7 +27,10 @@ class TrainMemory:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
     def with_parts(self, **parts: float) -> TrainMemory:
-        """Return a copy in which some fields are larger. parts: name of a field → bytes that are added to it."""
+        """Return a copy in which some fields have changed.
+
+        parts: name of a field → bytes to add to the field; may be negative.
+        """
         return replace(self, **{name: getattr(self, name) + value for name, value in parts.items()})
 
 

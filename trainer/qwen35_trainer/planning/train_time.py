@@ -23,11 +23,11 @@ class TrainTime:
 
 
 def forward_passes(spec: TrainingSpec) -> float:
-    """Return the number of forward passes that have as many operations as one update.
+    """Return the cost of one update, counted in forward passes.
 
-    It is 1 for the forward pass and 2 for the backward pass, 1 more to recompute activations, 1 for the
-    reference model of a KL penalty, and 1 for the log-probs of the proximal policy, which a correction
-    needs if a batch has several updates.
+    The forward pass counts 1 and the backward pass 2. Each of the following adds 1, if the training has it: recomputed
+    activations, the reference model of a KL penalty, and the log-probs of the proximal policy. A correction needs these
+    log-probs if a batch has several updates.
     """
     passes = 3.0 + (1.0 if spec.train.activationCheckpointing else 0.0)
     if spec.mode == "SFT":
@@ -46,8 +46,9 @@ def train_time(
     """Return the time in which the train pool computes one update.
 
     tokens_per_sample: mean tokens of a prompt and its response. utilisation: share of the device's peak operations per
-    second; None: the assumed one. With P pipeline stages of v virtual stages each, and m micro-batches, a stage waits for
-    (P - 1) / (v·m + P - 1) of the time, the bubble (interleaved 1F1B, arXiv:2104.04473, section 2.2).
+    second; None: the assumed one. With P pipeline stages of v virtual stages each, and m micro-batches, a stage is idle
+    during the fraction (P - 1) / (v·m + P - 1) of the time, the bubble (interleaved 1F1B, arXiv:2104.04473,
+    section 2.2).
     """
     share = utilisation or (EXPERT_UTILISATION if shape.experts else DENSE_UTILISATION)
     passes, samples = forward_passes(spec), spec.samples_per_update

@@ -39,7 +39,8 @@ def update_time(
 ) -> UpdateTime:
     """Return the time of an update from the times of its parts.
 
-    generation, publication: None in SFT. A publication is divided over the updates between two publications.
+    generation, publication: None in SFT. The time of a publication is divided by the number of updates between two
+    publications.
     """
     if generation is None or publication is None:
         return UpdateTime(training, None, None, training.seconds, "training")
