@@ -1,1 +1,1 @@
-"""The model families. Each has an adapter for its layers, which changes instances and never classes of a library."""
+"""The model families. A family adapts individual models of transformers, and never changes the library's classes."""

@@ -143,7 +143,7 @@ class Buffer:
 
     @property
     def counted(self) -> int:
-        """The number of groups that count against the window.
+        """The number of groups that count against the window, which limits how far generation runs ahead of training.
 
         All groups in the buffer count. A group that a batch has taken counts until every replica has loaded weights
         that were trained with the group.
@@ -230,7 +230,7 @@ class Buffer:
         self._published = version
 
     def missing(self) -> Blocked:
-        """Return what the next batch waits for. Only meaningful while `take` returns None."""
+        """Return what the next batch waits for. The result is meaningful only while `take` returns None."""
         _, deadline = self._required()
         due: tuple[int, ...] = ()
         if deadline is not None and self._policy is MissedDeadlinePolicy.WAIT:
@@ -263,7 +263,8 @@ class Buffer:
 
         The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. D(d) is the set
         of groups in the buffer with deadline ≤ d, b is the next batch, and P is the number of groups per batch. With
-        policy Wait the result is always 0, which docs/design/staleness.md proves.
+        policy Wait the result is always 0, which docs/design/staleness.md proves. With policy MaskTokens the result can be
+        too large, because groups stay after their deadline.
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:

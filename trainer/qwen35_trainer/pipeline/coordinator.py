@@ -23,6 +23,8 @@ a checkpoint          the batch in training; the previous checkpoint; if the poo
 the end               the batch in training; a checkpoint of everything trained;       RunEnded
                       unless the run was stopped, the last publication and evaluation
 
+The lane is a set of replicas that are reserved for long sequences and decode them faster.
+
 All inputs of one call are applied before any decision is made. For example, if two replicas are lost in one call, no
 sequence of one is placed on the other. A checkpoint is written while the next batch trains. The simulator drives the
 coordinator in virtual time, the runtime in real time. docs/design/staleness.md states and proves the coordinator's
@@ -155,7 +157,7 @@ class Coordinator:
     def snapshot(self) -> SchedulingSnapshot:
         """The scheduling state from which a run can continue.
 
-        Valid only while no batch trains, because a batch in training already counts as trained here.
+        The value is valid only while no batch trains, because a batch in training already counts as trained here.
         """
         held = (self._placement.groups[group].position for group in self.buffer.pending)
         pending = (*held, *self._feed.returned)

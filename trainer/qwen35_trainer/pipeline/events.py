@@ -46,7 +46,7 @@ class ReplicaLeaving:
 class ReplicaMeasured:
     """The duration of a replica's decoding steps was measured. times: all present measurements of the replica.
 
-    Only runs with a straggler lane need this event.
+    Only runs with a straggler lane (replicas reserved for long sequences) need this event.
     """
 
     replica: int
@@ -58,7 +58,7 @@ class ReplicaLost:
     """A replica is gone. The replica's sequences are enqueued again, for any replica.
 
     kept: sequence → number of its response tokens that are still available. A sequence that is not in `kept` had not
-    arrived at the replica, so the tokens with which the coordinator sent it there are available. With
+    arrived at the replica yet, so the tokens that it had when it was sent are still available. With
     `async.partialRollout`, generation continues after the available tokens; otherwise all sequences start over.
     """
 

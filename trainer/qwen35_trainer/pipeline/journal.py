@@ -82,7 +82,7 @@ def origin(data: bytes) -> JournalBase | None:
 
 
 def compact(data: bytes, batch: int) -> bytes:
-    """Return a shorter journal, in which one base record replaces all records from before batch `batch` was taken.
+    """Return a shorter journal, in which one base record replaces all records that precede batch `batch`.
 
     data: contents of the journal. Recovery for `batch` or a later batch gives the same result from both journals.
     Raises JournalDamaged if one of the replaced records is damaged or missing.

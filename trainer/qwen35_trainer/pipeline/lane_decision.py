@@ -29,7 +29,7 @@ GROWTH_LIMIT = 2
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A sequence that may move to the lane."""
+    """A long sequence that may move to the straggler lane, whose replicas decode faster."""
 
     prompt_tokens: int
     tokens: int
@@ -39,12 +39,12 @@ class Straggler:
 
 
 def gained_seconds(straggler: Straggler, here: ReplicaTimes, there: ReplicaTimes, *, held: int, taken: int) -> float:
-    """Return the seconds that a move to the lane saves the straggler, minus the seconds that it delays other sequences.
+    """Return the seconds that a move to the lane saves the straggler, minus the delays of other sequences.
 
     here: times of the straggler's present replica. held: number of sequences on this replica, including the straggler.
     there: times of a replica of the lane. taken: number of sequences on that replica, without the straggler.
-    Returns −∞ if no step of `here` was measured. Otherwise returns ∞ if no step of `there` was measured. In this case
-    one straggler (`sequence_limit`) moves to the lane, so that its replica is measured.
+    Returns −∞ if no step of `here` was measured. Otherwise returns ∞ if no step of `there` was measured: then one
+    straggler (`sequence_limit`) moves to that replica, so that steps of the replica can be measured.
     """
     if not here.is_measured:
         return -math.inf
@@ -58,7 +58,7 @@ def gained_seconds(straggler: Straggler, here: ReplicaTimes, there: ReplicaTimes
 
 
 def sequence_limit(times: ReplicaTimes) -> int:
-    """Return the maximum number of sequences that a replica of the lane may hold after a straggler has moved there.
+    """Return the maximum number of sequences on a replica of the straggler lane, including a sequence that moves there.
 
     The limit is GROWTH_LIMIT times the largest number of sequences with which steps of the replica were measured, and 1
     before any measurement. Nothing is known about steps with many more sequences.

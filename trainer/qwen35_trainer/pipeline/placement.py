@@ -19,8 +19,8 @@ may also go to any replica once a version has been published since its dispatch.
 ignored.
 
 A straggler is a sequence with at least `lane_after` tokens. It moves to the lane if the move gains time
-(`lane_decision.py`). Stragglers with earlier deadlines move first. All that move between the same two replicas at one
-moment move in one command. A straggler that does not move is considered again when it has grown, or when the lane
+(`lane_decision.py`). Stragglers with earlier deadlines move first. One command moves all stragglers that go from one
+replica to another at one moment. A straggler that does not move is considered again when it has grown, or when the lane
 changes (`stragglers.py`).
 """
 
@@ -63,8 +63,8 @@ MAX_OBSERVED_LENGTHS = 1000
 class Placement:
     """Tracks all groups in the pipeline, and chooses the replicas that generate their sequences.
 
-    buffer: is informed of the birth of each group, the version of the group's oldest token. settings: configure the
-    straggler lane and group affinity. prompt_tokens_of: returns the number of tokens of the prompt at a position.
+    buffer: receives the birth of each group (the version of the group's oldest token). settings: configure the straggler
+    lane and group affinity. prompt_tokens_of: returns the number of tokens of the prompt at a position.
     """
 
     def __init__(self, buffer: Buffer, settings: CoordinatorSettings, prompt_tokens_of: Callable[[int], int]) -> None:
@@ -96,7 +96,7 @@ class Placement:
     def add(self, number: int, position: int, samples: int) -> None:
         """Add a dispatched group of `samples` sequences.
 
-        This method neither starts nor enqueues the sequences. `place` does, in the call that dispatches the group.
+        The call of `place` that dispatches the group then starts or enqueues the sequences.
         """
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 
@@ -223,7 +223,7 @@ class Placement:
     def progressed(self, event: on.SequencesProgressed) -> None:
         """Record the number of tokens of running sequences.
 
-        The next call of `move_stragglers` considers the sequences that have become long enough for the lane.
+        The next call of `move_stragglers` considers the sequences that have become long enough for the straggler lane.
         """
         by_replica: dict[int, dict[SequenceId, int]] = {}
         groups, straggler = self.groups, self._lane_after
@@ -278,7 +278,7 @@ class Placement:
     # Slots.
 
     def move_stragglers(self, actions: list[Action]) -> None:
-        """Move stragglers to the lane, the earliest deadline first, while the lane has room.
+        """Move stragglers (long sequences) to the lane, the earliest deadline first, while the lane has room.
 
         Considers only stragglers that are due for a decision, and moves those that gain time. Appends one
         MoveSequences to `actions` for each pair of replicas.

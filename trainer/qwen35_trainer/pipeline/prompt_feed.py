@@ -10,7 +10,7 @@ class PromptFeed:
     """Returns the positions of prompts in order of dispatch. A position counts prompts over all epochs.
 
     pending: positions that come first, because an earlier attempt dispatched those prompts without training them.
-    start: first position after them, followed by `start` + 1 and so on without end.
+    start: position of the first new prompt. New prompts follow the pending ones: `start`, `start` + 1 and so on.
     """
 
     def __init__(self, start: int = 0, pending: Iterable[int] = ()) -> None:
@@ -19,7 +19,7 @@ class PromptFeed:
 
     @property
     def position(self) -> int:
-        """The position of the first prompt that `take` has never returned."""
+        """The position of the first new prompt: neither this feed nor an earlier attempt has returned it."""
         return self._next
 
     @property

@@ -157,7 +157,7 @@ class EvaluationQueue:
         self._waiting.append(request)
 
     def advance(self, published: int, actions: list[Action], *, in_transfer: bool) -> None:
-        """Start the next evaluation of version `published`, unless one runs, and skip evaluations of older versions.
+        """Skip evaluations of versions older than `published`. If no evaluation runs, start the next one of `published`.
 
         actions: list to which the actions are appended. in_transfer: whether a later version is on its way to the
         replicas. If so, evaluations of `published` are skipped too, because some replicas may already have the later

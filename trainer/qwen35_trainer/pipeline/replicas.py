@@ -37,20 +37,20 @@ class ReplicaState:
 
     @property
     def is_open(self) -> bool:
-        """Whether the replica may take one more sequence: it is not leaving, and has a free slot and token room.
+        """Whether the replica may take one more sequence: it is not leaving, and has a free slot and memory for tokens.
 
-        A replica without sequences always has token room.
+        The memory of a replica without sequences is always sufficient.
         """
         if self.leaving or len(self.sequences) >= self.slots:
             return False
         return self.token_room is None or self.tokens < self.token_room or not self.sequences
 
     def load(self, expected_tokens: float) -> float:
-        """Return the share of the replica's slots that is taken, or the share of its token room if that is larger.
+        """Return the needed fraction of the replica's slots or of its memory for tokens, whichever is larger.
 
-        Of the token room, each sequence takes its present tokens plus `expected_tokens` future ones. This estimate is
-        unbiased if response lengths are exponentially distributed, because then the remaining length does not depend on
-        the present length.
+        If the size of the memory is unknown, only slots count. Each sequence needs memory for its present tokens and for
+        `expected_tokens` future tokens. This estimate is unbiased if response lengths are exponentially distributed,
+        because then the remaining length does not depend on the present length.
         """
         count = len(self.sequences)
         if self.token_room is None:
@@ -61,8 +61,8 @@ class ReplicaState:
 class ReplicaPool:
     """A collection of replicas from which the least loaded can be chosen.
 
-    There is one for the rollout pool, one for the straggler lane, and one for replicas that must first load the
-    published weights.
+    The rollout pool and the straggler lane each have a collection. A third collection holds the replicas that must first
+    load the published weights.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ GROWTH = 1.25
 
 
 class Stragglers:
-    """The sequences that are long enough for the lane and run outside of it, each with the deadline of its group."""
+    """The sequences that are long enough for the straggler lane but run outside of it, with their groups' deadlines."""
 
     def __init__(self) -> None:
         self._deadlines: dict[SequenceId, int] = {}

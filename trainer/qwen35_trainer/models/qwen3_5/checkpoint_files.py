@@ -82,7 +82,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checked checkpoint folder: its files hold exactly the tensors that its configuration requires."""
+    """A checked checkpoint folder: the files hold every tensor of the configured model, and no unexpected tensor."""
 
     folder: Path
     config: classes.HFConfig
@@ -121,9 +121,9 @@ class CheckpointFiles:
     def read(self, name: str, *slices: slice) -> Tensor:
         """Read one tensor, or a part of it, in the dtype of the file.
 
-        slices: one for each leading dimension, with a step of 1. If they select nothing, the result is an empty tensor.
-        Only the selected part is read from disk; of experts that are stored one by one, each selected expert is read as
-        a whole. Raises KeyError for an unknown name.
+        slices: ranges of the first dimensions, in order, with a step of 1; the other dimensions are read whole. An empty
+        range gives an empty tensor. Only the selected part is read from disk, except that an expert stored in its own
+        tensors is always read whole. Raises KeyError for an unknown name.
         """
         stored = self.tensors.get(name) or self.passed[name]
         ranges = [range(size)[s] for size, s in zip(stored.shape, slices, strict=False)]
@@ -146,9 +146,9 @@ class CheckpointFiles:
 
 
 def check_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise CheckpointUnusable, naming every tensor of `weights` that holds NaN or infinity, if there is one.
+    """Raise CheckpointUnusable if a tensor of `weights` holds NaN or infinity. The error names every such tensor.
 
-    weights: (name, tensor or shard of a tensor).
+    folder: the checkpoint folder, for the error. weights: pairs of a name and a tensor (or a shard of the tensor).
     """
     problems = []
     for name, tensor in weights:

@@ -106,8 +106,8 @@ def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> 
     whole: number of tokens of a row, with padding to a multiple of the group's size.
     share: number of those tokens that one process holds.
 
-    Returns two int64 tensors of equal length: the indices of the selected entries in `rows`, and their indices into the
-    flattened (n, share) tokens of this process.
+    Returns two int64 tensors of equal length: for each selected position, its index in `rows`, and the index of its token
+    in the flattened (n, share) tokens of this process.
     """
     line, column = rows // whole, rows % whole
     selected = (column // share == group.rank()).nonzero().squeeze(1)

@@ -91,7 +91,7 @@ class Decoder:
 
         pictures: the pictures of each prompt; empty: all prompts are text.
         generated: for each prompt, the number of tokens at its end that the model generated. Generated tokens are never
-          placeholders of pictures. Used only with pictures.
+          placeholders of pictures. Required if a prompt has pictures, and not used otherwise.
 
         Returns (prompts, vocabulary). Raises ValueError if the placeholders of a prompt do not match its pictures.
         """

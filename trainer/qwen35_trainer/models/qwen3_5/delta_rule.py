@@ -2,10 +2,11 @@
 
     S_t = exp(g_t) · S_{t-1} + β_t · k_t ⊗ (v_t - (exp(g_t) · S_{t-1})ᵀ k_t)          o_t = S_tᵀ q_t
 
-(Gated DeltaNet, arXiv:2412.06464, eq. 10.) `step` computes one position t; `chunked` computes all positions of a
-sequence in matrix products (arXiv:2406.06484, section 3.2, with decay). Both run in float32, and agree with each other
-and with the Hugging Face reference. The reference pads every sequence to 64 positions; here a chunk is never longer
-than the sequence, so that short sequences are cheap on a CPU.
+(Gated DeltaNet, arXiv:2412.06464, eq. 10.) Here q_t and k_t are the inputs scaled to unit length, and q_t is also divided
+by √K. `step` computes one position t; `chunked` computes all positions of a sequence in matrix products
+(arXiv:2406.06484, section 3.2, with decay). Both run in float32, and agree with each other and with the Hugging Face
+reference. The reference pads every sequence to 64 positions; here a chunk is never longer than the sequence, so that
+short sequences are cheap on a CPU.
 
 Shapes: B sequences, T positions, H value heads, G key heads (H / G value heads share a key head), K channels of a key,
 V channels of a value.
@@ -32,7 +33,8 @@ def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Ten
     """Compute the gated delta rule for one position of each of B sequences, and advance `state` in place.
 
     query, key: (B, G, K), G key heads of K channels. value: (B, H, V), H value heads of V channels; H / G value heads
-    share a key head. log_decay, beta: (B, H). state: (B, H, K, V). All are float32. Returns the output (B, H, V).
+    share a key head. query and key are scaled to unit length here. log_decay, beta: (B, H). state: (B, H, K, V). All are
+    float32. Returns the output (B, H, V).
     """
     query, key = (_per_value_head(x, value) for x in (normalise(query) * query.shape[-1] ** -0.5, normalise(key)))
     state.mul_(log_decay.exp()[..., None, None])
@@ -47,9 +49,10 @@ def chunked(
     """Compute the gated delta rule for B whole sequences of T positions, in chunks of positions.
 
     query, key: (B, T, G, K), G key heads of K channels. value: (B, T, H, V), H value heads of V channels; H / G value
-    heads share a key head. log_decay (≤ 0), beta: (B, T, H). state: (B, H, K, V) before the first position; None:
-    zeros. A position with beta 0 and log_decay 0 does not change the state: set both to 0 on padding. Returns the
-    outputs (B, T, H, V) and the state after the last position (B, H, K, V), float32.
+    heads share a key head. query and key are scaled to unit length here. log_decay (≤ 0), beta: (B, T, H). state:
+    (B, H, K, V) before the first position; None: zeros. A position with beta 0 and log_decay 0 does not change the
+    state: set both to 0 on padding. Returns the outputs (B, T, H, V) and the state after the last position (B, H, K, V),
+    float32.
     """
     length, chunk = query.shape[1], min(CHUNK_POSITIONS, query.shape[1])
     query, key = (_per_value_head(x, value) for x in (query, key))

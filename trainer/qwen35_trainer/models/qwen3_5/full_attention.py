@@ -39,7 +39,7 @@ def project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[
     """Project hidden states (…, D) with D channels to rotated queries and keys, values, and the output gate.
 
     Returns query (…, H, C), key (…, G, C), value (…, G, C) and gate (…, H·C), for H query heads and G key/value heads
-    of C channels. cos, sin: of the rotary embedding, with an axis of size 1 for the heads.
+    of C channels. cos, sin: cosines and sines of the rotary embedding, with an axis of size 1 for the heads.
     """
     query, gate = layer.q_proj(hidden).unflatten(-1, (-1, 2 * layer.head_dim)).chunk(2, dim=-1)
     query = layer.q_norm(query)

@@ -72,8 +72,7 @@ def token_scores(
       function where the weight is unsharded.
     targets: (R,) int64.
     chunk: number of rows per chunk; None: as many as `CHUNK_LOGITS` allows.
-    float32_logits: whether logits are float32. All other operands and results of matrix products have the
-      weight's precision.
+    float32_logits: whether logits are in float32; otherwise they have the weight's precision.
     kept: the tokens over which each row's softmax is taken, including the row's target; None: the whole vocabulary.
       Log-probs, entropies and gradients are those of the distribution over these tokens.
 

@@ -32,9 +32,10 @@ def prepare(product: Tensor, temperature: float) -> Tensor:
 def reduce(
     prepared: Tensor, targets: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute the results of `head_passes.reduce` with a Triton kernel.
+    """Return three (rows,) float32 tensors: log-probs of the targets, the logsumexp of each row, and entropies.
 
-    prepared: logits (rows, vocabulary), not yet divided by the temperature.
+    prepared: logits (rows, vocabulary), not yet divided by the temperature. The entropies are None if `with_entropy` is
+    false.
     """
     rows, vocabulary = prepared.shape
     log_probs, logsumexp, entropy = torch.empty(3, rows, dtype=torch.float32, device=prepared.device)
@@ -63,10 +64,12 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Compute the result of `head_passes.gradient` with a Triton kernel.
+    """Return the gradient of the loss with respect to the logits. It overwrites `prepared` in place.
 
-    prepared: logits (rows, vocabulary), not yet divided by the temperature. The result overwrites them and
-    has their precision.
+    prepared: logits (rows, vocabulary), not yet divided by the temperature.
+    logsumexp, entropy: results of `reduce`.
+    by_log_prob, by_entropy: (rows,) gradients of the loss with respect to log-probs and entropies. by_entropy is None
+      if entropies were not computed.
     """
     rows, vocabulary = prepared.shape
     with torch.cuda.device_of(prepared):

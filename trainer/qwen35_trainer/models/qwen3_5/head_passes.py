@@ -1,4 +1,4 @@
-"""The passes of the head over a chunk's product (hidden states · weightᵀ, the logits), in torch's operations.
+"""The head's passes over the logits of a chunk of rows (the product hidden states · weightᵀ), in PyTorch operations.
 
 `head_kernels.py` has the same passes in Triton.
 
@@ -32,8 +32,8 @@ def reduce(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return three (R,) float32 tensors: log-probs of the targets, the logsumexp of each row, and entropies.
 
-    prepared: (R, V) from `prepare`, R rows over V tokens of the vocabulary. `gradient` needs the logsumexp. The
-    entropies are None if `with_entropy` is false.
+    prepared: (R, V) from `prepare`, R rows over V tokens of the vocabulary. temperature: not used, because `prepare` has
+    divided by it. `gradient` needs the logsumexp. The entropies are None if `with_entropy` is false.
     """
     log_probs = prepared.gather(1, targets.unsqueeze(1)).squeeze(1)
     entropy = -torch.linalg.vecdot(prepared.exp(), prepared) if with_entropy else None

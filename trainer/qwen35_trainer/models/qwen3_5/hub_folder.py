@@ -62,8 +62,9 @@ class _Place:
 def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path) -> None:
     """Write a checkpoint in the format of Hugging Face into `output`, an empty folder. Raises OSError if writing fails.
 
-    files: the source checkpoint, whose names, shapes and files the output has too. values: the trained parameters. A
-    crash leaves the folder incomplete, so write to a temporary name, then rename.
+    files: the source checkpoint. The output has the same weight files, with tensors of the same names and shapes.
+    values: the trained parameters. A crash leaves the folder incomplete, so callers should write to a temporary name and
+    rename the folder afterwards.
     """
     copy_the_rest(files.folder, output)
     places = _places(files)

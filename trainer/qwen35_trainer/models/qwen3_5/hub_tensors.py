@@ -42,7 +42,7 @@ def exported(
     weights: unsharded tensors by their names in the module.
     tied: `config.tie_word_embeddings`. If true, the output layer is left out, because loaders use the
       input embedding for it.
-    layout: names and shapes of experts.
+    layout: whether all experts of a layer are packed into one tensor, or each expert has its own tensors.
     heads: the tensors for multi-token prediction (`mtp_heads`). They are passed through unchanged: the module in
       transformers lacks them, so they do not train.
     """
@@ -80,10 +80,10 @@ def to_per_expert(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
 
 
 def to_packed(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """Yield the weights, with the tensors of single experts joined to packed ones, layer by layer.
+    """Yield the weights, with the tensors of single experts joined into packed tensors, layer by layer.
 
-    A layer is complete at the first expert of another layer, or at the end of the stream. Raises ValueError naming the
-    tensors that are then missing.
+    All experts of a layer must come before the first expert of the next layer. Raises ValueError naming the experts that
+    a layer lacks.
     """
     prefix, experts = "", dict[tuple[str, int], Tensor]()
     for name, tensor in weights:

@@ -19,8 +19,8 @@ class ModelInput:
     """The tokens of n sequences, on the device of the model: padded on the right (n rows of L tokens) or
     packed into one row.
 
-    Padding needs no mask. Every mixer is causal, so tokens to the right of a sequence do not affect it, and tokens that
-    are not scored have no gradient.
+    Padding needs no mask. Attention and Gated DeltaNet are causal, so padding to the right of a sequence does not affect
+    the sequence. Tokens that are not scored have no gradient.
     """
 
     tokens: Tensor

@@ -101,7 +101,7 @@ def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to all R channels of x (n, L, H, R), n rows of L tokens with H heads.
 
     cos, sin: (n, L, 1, R). Returns (n, L, H, R). R is 64 in the published models. The operator of torch_npu requires an
-    even R, and at most 1,000 heads and sequences; neither limit was tried on an NPU.
+    even R, at most 1,000 heads and at most 1,000 sequences. These limits were not tested on an NPU.
     """
     return operators.npu_rotary_mul(x.contiguous(), cos.to(x.dtype), sin.to(x.dtype))
 

@@ -47,7 +47,7 @@ def positions(types: Integers, grids: Integers, video_grids: Integers, merge: in
     types: (length,) from `token_types`, without padding.
     grids, video_grids: (images, 3) and (videos, 3): frames, rows and columns in patches, in the order of
       the placeholders.
-    merge: number of patches per side that become one feature.
+    merge: side, in patches, of the square of patches that becomes one feature.
 
     The rule is that of transformers' `get_rope_index` for this family: the features of a picture are on a grid that
     starts at the next free position. A video is one picture per frame, because timestamps in the text separate its

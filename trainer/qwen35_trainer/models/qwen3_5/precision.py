@@ -14,9 +14,10 @@ others are stored in bfloat16."""
 def keeps_float32(name: str) -> bool:
     """Whether the parameter called `name` is float32, whatever precision the model has.
 
-    `A_log` is the logarithm of a decay rate that applies at every position of a sequence. Rounded to bfloat16, the rate
-    has an error of up to 1.6 % at all positions. `dt_bias` is not kept in float32: published files store it in
-    bfloat16, so trainer and rollout engine round it in the same way. Only its addition is in float32.
+    `A_log` is the logarithm of a decay rate that applies at every position of a sequence. If `A_log` were rounded to
+    bfloat16, the rate would have an error of up to 1.6 % at all positions. `dt_bias` is not kept in float32: published
+    files store it in bfloat16, so trainer and rollout engine round it in the same way. Only the addition of `dt_bias`
+    is in float32.
     """
     return name.endswith(FLOAT32_PARAMETERS)
 

@@ -34,7 +34,7 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 class Membership:
     """The sequence to which each token belongs.
 
-    The losses of routers need it, because they average over the real tokens of each sequence.
+    Router losses need the membership: they count only real tokens, and balance the load within each sequence.
     """
 
     sequences: Tensor

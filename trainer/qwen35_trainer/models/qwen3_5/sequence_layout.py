@@ -1,6 +1,6 @@
 """The positions and boundaries of the sequences of one forward pass, in the forms that mixers need.
 
-All layers of a forward pass share one `SequenceLayout`.
+A mixer is the attention or the Gated DeltaNet of a layer. All layers of a forward pass share one `SequenceLayout`.
 
 A packed row is split for mixers without a kernel that takes boundaries. Sequences of similar length share a
 right-padded batch, called a *bucket*. The shortest sequence of a bucket is longer than half of its longest one.
