@@ -1,8 +1,8 @@
 """Builds the charts of the report as plotly figures (plain data) from the records of a run. All functions are pure.
 
 A colour is a name such as "@rollout". The page replaces the name by a value of its style sheet, light or dark. The
-rollout pool and the train pool have the same colours in every chart. Each line has its name at its end, so no
-legend is needed.
+rollout pool and the train pool have the same colours in every chart. The name of a curve stands at its end. Charts
+without room for names there have a legend (`Chart.key`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -17,10 +17,10 @@ lane and kind."""
 
 
 class CoarseSpans:
-    """Collects the spans of a run.
+    """Collects the spans of a run, and joins spans when there are too many.
 
-    When there are more than 2 · `limit`, spans are joined until at most `limit` are left. At least one span is kept for
-    each combination of lane and kind, even if these are more than the limit.
+    When there are more than 2 · `limit` spans, spans of the same lane (row of the timeline) and kind are joined until
+    at most `limit` spans are left. At least one span of each lane and kind remains, so the limit may be exceeded.
     """
 
     def __init__(self, limit: int) -> None:
@@ -36,7 +36,7 @@ class CoarseSpans:
 
     @property
     def spans(self) -> list[SpanRecord]:
-        """The spans in order of their start. In a long run, spans of the same lane and kind are joined."""
+        """The spans in order of their start. In a long run, spans of the same timeline row and kind are joined."""
         return in_windows(self._spans, self._window)
 
     def _coarsen(self) -> None:
@@ -47,7 +47,7 @@ class CoarseSpans:
 
 
 def in_windows(spans: Sequence[SpanRecord], seconds: float) -> list[SpanRecord]:
-    """Join the spans of the same lane and kind that start in the same window of time.
+    """Join the spans of the same lane (row of the timeline) and kind that start in the same window of time.
 
     seconds: length of a window; 0: join no spans. Returns the spans in order of their start.
     """

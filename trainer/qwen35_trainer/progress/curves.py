@@ -16,7 +16,10 @@ _MAX_MARKED_POINTS: Final = 40  # more markers would hide their line
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its caption. The size "wide" takes two thirds of the page's width, and "full" takes all of it."""
+    """A figure with its caption.
+
+    On a wide page, the size "small" takes a third of the page's width, "wide" takes two thirds, and "full" takes all.
+    """
 
     name: str
     title: str
@@ -62,7 +65,7 @@ def value_range(values: Sequence[float | None], *, zero: bool) -> tuple[float, f
 
 
 def curve_figure(series: Sequence[Series], limits: tuple[float, float], form: str, along: str = "update") -> Figure:
-    """Return the figure of curves.
+    """Return a plotly figure with one curve for each series.
 
     limits: range of the vertical axis. form: plotly's format of the numbers on that axis. along: title of the
     horizontal axis, which has whole numbers if the title is "update".
@@ -124,7 +127,7 @@ def _end_labels(series: Sequence[Series], limits: tuple[float, float]) -> list[F
 
 
 def layout_of(limits: tuple[float, float], form: str, *, right: int) -> Figure:
-    """Return the layout that all charts have.
+    """Return the plotly layout that charts of curves and charts of bars have in common.
 
     limits: range of the vertical axis. form: plotly's format of the numbers on that axis. right: right
     margin in pixels.

@@ -26,9 +26,10 @@ type HeldOutResult = tuple[float | None, float | None]
 
 
 def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
-    """Return the measures of the held-out prompts to show, each with its values in all evaluations.
+    """Return the measures to show for the held-out prompts, each with its values in all evaluations.
 
-    evaluations: the earliest first; usually the first and the latest of a run.
+    evaluations: accuracy and mean reward of each evaluation, in order. Usually these are the first and the latest
+    evaluation of a run.
     """
     accuracies = [accuracy for accuracy, _ in evaluations if accuracy is not None]
     rewards = [reward for _, reward in evaluations if reward is not None]

@@ -20,7 +20,7 @@ _NONE: Final = "-"
 
 
 class LineView:
-    """Prints one line per record, `update=3/40 reward=0.612 …`. Lines are never wrapped."""
+    """Prints a line for each record except spans, such as `update=3/40 reward=0.612 …`. Lines are never wrapped."""
 
     def __init__(self, console: Console, run: RunState) -> None:
         self._console = console

@@ -44,9 +44,9 @@ class MetricsFile:
                 yield record
 
     def numbers(self) -> Iterator[Number | None]:
-        """Yield, for each line, the record class and number of its update or evaluation; None for any other record.
+        """Yield, for each line, the class and number of its record; None if it is not an update or an evaluation.
 
-        The other fields of the line are not parsed (`number_of`).
+        The other fields of a line are usually not parsed (`number_of`).
         """
         for line in self.lines():
             yield number_of(line)
@@ -76,7 +76,7 @@ def read_records(path: Path) -> MetricsFile:
 def number_of(line: bytes) -> Number | None:
     """Return the record class and the number of the update or evaluation in a line; None for any other record.
 
-    Usually only the beginning of the line is read, so the rest of the line may be damaged.
+    Usually only the beginning of the line is parsed. In this case, damage to the rest of the line is not noticed.
     """
     match = _NUMBERED.match(line)
     if match is None:

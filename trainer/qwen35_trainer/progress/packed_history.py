@@ -103,10 +103,11 @@ def pack(
     """Pack a run into at most `limit` bytes: each update, or every 2nd, 4th, 8th, …, always including the first and the last.
 
     The stride doubles until at most MAX_UPDATES updates remain and the result fits. A larger stride also leaves fewer
-    evaluations, and fewer of the last spans. If even the first and last updates and evaluations do not fit, the result
-    is larger than `limit`. records: all records of the run, or those that a `RunFold` keeps. summary: covers all
-    updates, including those that are left out. samples: sampled responses of the latest update and evaluation, which
-    are all packed; `progress.sample_file` limits the length of their texts.
+    evaluations, and fewer of the last spans (bars of the timeline). If even the first and last updates and evaluations
+    do not fit, the result is larger than `limit`.
+
+    records: all records of the run, or the records that a `RunFold` keeps. summary: covers all updates, including those
+    that are left out. samples: sampled responses of the latest update and evaluation, all of which are packed.
     """
     updates, evaluations = surviving_updates(records), surviving_evaluations(records)
     spans = [record for record in records if isinstance(record, SpanRecord)]

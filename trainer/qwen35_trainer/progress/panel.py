@@ -1,4 +1,4 @@
-"""Draws the panel of a run in a terminal, with at most 17 lines and at least 80 columns, from the run's state."""
+"""Draws the panel of a run, with at most 17 lines, from the run's state. It needs a terminal of at least 80 columns."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -21,9 +21,9 @@ class Recorder:
     while it writes leaves an incomplete last line. The next Recorder of the same file removes that line, so a resumed
     run continues in the same file.
 
-    writer: writes into the folder of the file; None: no other attempt of the run writes there. The Recorder of a later
-    attempt replaces the file by a copy, so what an earlier attempt appends after that is lost. Before each record
-    except spans, the attempt checks that it still owns the folder; if not, Superseded is raised.
+    writer: writes into the folder of the file. None: no other attempt of the run writes there. The Recorder of a later
+    attempt replaces the file by a copy, so what an earlier attempt appends after that is lost. `append` raises
+    Superseded if another attempt owns the folder. It does not check this for spans.
 
     Raises OSError, with the name of the file, when the file cannot be opened or written, for example on a full disk.
     The file then still ends with a complete line.

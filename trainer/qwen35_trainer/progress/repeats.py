@@ -43,9 +43,8 @@ class Repeats:
     def repeated(self, place: int, item: Number | None) -> bool:
         """Return whether a later attempt repeated the update or evaluation at position `place`.
 
-        False for any other record.
-
-        place: position of the record. item: what `numbers` contains for the record.
+        place: position of the record. item: class and number of the record. None: the record is not an update or an
+        evaluation, and the result is False.
         """
         if item is None:
             return False

@@ -22,7 +22,7 @@ class View(Sink, Protocol):
     """A display of a run, which receives the records of the run. `close` leaves the last state on the screen."""
 
     def phase(self, text: str) -> None:
-        """Show what the run is doing, such as "loading model". After the first update the display shows "training"."""
+        """Show what the run is doing, such as "loading model". In a panel, an update changes the text to "training"."""
 
     def __enter__(self) -> Self: ...
 

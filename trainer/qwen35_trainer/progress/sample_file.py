@@ -80,9 +80,10 @@ _ADAPTER: Final = TypeAdapter(Moment)
 class SampleFile:
     """Appends moments, each with the samples of one update or evaluation, to samples.jsonl. For use by one thread.
 
-    A resumed run keeps the samples of earlier attempts. writer: replaces files of the folder for an attempt that owns it; None:
-    no other attempt of the run writes there. A later attempt replaces the file, so that an earlier attempt, if it still runs,
-    appends to a file that nobody reads.
+    A resumed run keeps the samples of earlier attempts.
+
+    writer: writes into the folder of the file. None: no other attempt of the run writes there. A later attempt replaces
+    the file, so what an earlier attempt appends after that is lost.
 
     Raises OSError if the file cannot be read or written, and ValueError if a complete line of it is not a moment.
     """
@@ -95,10 +96,10 @@ class SampleFile:
         self._rewrite()  # removes a torn line that a killed process may have left
 
     def add(self, moment: Moment) -> None:
-        """Add a moment to the file.
+        """Append a moment (the samples of one update or evaluation) to the file.
 
-        The moment is appended to the file. If the file already has MAX_FILE_LINES lines, the whole file is rewritten
-        instead, with only the retained moments.
+        If the file already has MAX_FILE_LINES lines, the whole file is rewritten instead, with only the moments that
+        `retained_moments` returns.
         """
         self._moments = retained_moments([*self._moments, moment])
         if self._lines >= MAX_FILE_LINES:
@@ -132,9 +133,10 @@ class SampleFile:
 
 
 def read_samples(path: Path) -> list[Moment]:
-    """Read the retained moments from samples.jsonl. Returns an empty list if the file does not exist.
+    """Read samples.jsonl, and return the moments (samples of one update or evaluation) to keep.
 
-    A last line without a newline is ignored. Raises ValueError, with file and line, if any other line is not a moment.
+    `retained_moments` selects them. Returns an empty list if the file does not exist. A last line without a newline is
+    ignored. Raises ValueError, with file and line, if any other line is not a moment.
     """
     if not path.is_file():
         return []
@@ -153,11 +155,11 @@ def read_samples(path: Path) -> list[Moment]:
 
 
 def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the moments to keep, in order of their updates.
+    """Return the moments to keep, in order of their updates. A moment has the samples of one update or evaluation.
 
-    Of the updates, and also of the evaluations, at most MAX_MOMENTS are kept, plus the newest one. An attempt that
-    resumes from a checkpoint repeats the updates after that checkpoint. Moments that earlier attempts have added for these
-    updates are left out.
+    At most MAX_MOMENTS moments of updates are kept, plus the newest one. The same limit holds for evaluations. An
+    attempt that resumes from a checkpoint repeats the updates after that checkpoint. Moments that earlier attempts have
+    added for these updates are left out.
     """
     retained: list[Moment] = []
     for kind in get_args(MomentKind.__value__):
@@ -184,7 +186,7 @@ def _thinned(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def newest_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the latest moment of an update and the latest moment of an evaluation, as far as they exist."""
+    """Return the moments (samples) of the latest update and of the latest evaluation, if `moments` has them."""
     return list({moment.kind: moment for moment in moments}.values())
 
 
@@ -199,7 +201,8 @@ def shorten(text: str, limit: int) -> str:
 def shorten_pieces(pieces: Sequence[TextPiece], limit: int) -> tuple[TextPiece, ...]:
     """Shorten the concatenated text of the pieces to its first and last characters, `limit` in all.
 
-    A separate piece in the middle, with lag None, notes the number of omitted characters.
+    pieces: pairs (lag in versions, text). If characters are omitted, a separate piece in the middle, whose lag is None,
+    states their number.
     """
     pieces = [(lag, writable(text)) for lag, text in pieces]
     missing = sum(len(text) for _, text in pieces) - limit

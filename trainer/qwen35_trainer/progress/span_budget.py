@@ -36,7 +36,10 @@ MAX_DOUBLINGS: Final = 16
 
 
 def window_seconds(lines: int) -> float:
-    """Return the length of a window, in seconds, once a file has `lines` lines of spans. 0: spans are not joined."""
+    """Return the length, in seconds, of the window of time in which spans are joined. 0: spans are not joined.
+
+    lines: number of lines of spans that the metrics file has already.
+    """
     if lines < LINES_PER_RESOLUTION:
         return 0.0
     return float(2 ** min(lines // LINES_PER_RESOLUTION - 1, MAX_DOUBLINGS))
@@ -77,14 +80,15 @@ class SpanBudget:
 
 
 def busy_seconds(span: SpanRecord) -> float:
-    """Return the number of seconds of the span in which the lane was busy."""
+    """Return the number of seconds of the span in which its lane (row of the timeline) was busy."""
     return span.end - span.start if span.busy is None else span.busy
 
 
 def joined(first: SpanRecord, second: SpanRecord) -> SpanRecord:
-    """Join two spans of the same lane and kind.
+    """Join two spans of the same lane (row of the timeline) and kind.
 
-    The result lasts from the earlier start to the later end, and has the sum of their busy seconds.
+    The result lasts from the earlier start to the later end. Its busy time is the sum of the busy times of both spans,
+    but at most its duration.
     """
     start, end = min(first.start, second.start), max(first.end, second.end)
     busy = busy_seconds(first) + busy_seconds(second)

@@ -1,4 +1,4 @@
-"""Draws the timeline of the report: what each replica, the train pool and other lanes did at which time."""
+"""Draws the timeline of the report, with a row (lane) for each replica, for the train pool and for other activities."""
 
 import re
 from collections import defaultdict
@@ -103,7 +103,7 @@ def _timeline(name: str, title: str, note: str, drawn: Sequence[SpanRecord]) -> 
 
 
 def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
-    """Join overlapping spans of the same lane and kind, because their bars would hide each other.
+    """Join overlapping spans of the same lane (row) and kind, because their bars would hide each other.
 
     Returns the spans in order of their start.
     """
@@ -118,9 +118,9 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and all earlier spans that end after the last `limit` spans begin.
+    """Return the last `limit` spans, and the earlier spans that end after the first of these `limit` spans starts.
 
-    The earlier spans are cut: in the result they begin when the last `limit` spans begin. spans: in order of their
+    The earlier spans are cut, so that in the result they start together with that first span. spans: in order of their
     start.
     """
     if len(spans) <= limit:

@@ -19,7 +19,7 @@ from qwen35_trainer.progress.records import (
 
 @dataclass(slots=True)
 class TimeMean:
-    """A weighted mean of a value over the updates, with the duration of an update as its weight."""
+    """The mean of a value over the updates, weighted with the duration of each update."""
 
     total: float = 0.0
     seconds: float = 0.0

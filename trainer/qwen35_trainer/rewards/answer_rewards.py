@@ -17,10 +17,10 @@ from qwen35_trainer.rewards.reward import Response, RewardError, required_answer
 
 @dataclass(frozen=True)
 class Math:
-    r"""Reward that is 1 if the final expression of the response has the value of the reference answer (1/2, 0.5,
-    \frac{2}{4} …), else 0.
+    r"""Reward that is 1 if the final expression of the response has the same value as the reference answer, else 0.
 
-    The comparison runs in a worker process, because simplifying an expression that a model wrote may never end.
+    For example, 1/2, 0.5 and \frac{2}{4} have the same value. The comparison runs in a worker process, because
+    simplifying an expression that a model wrote may never end.
     """
 
     name: str
@@ -80,9 +80,9 @@ def _readings(extracted_text: str, *, whole: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """Reward that is 1 if response and answer are equal apart from white space around them, else 0.
+    """Reward that is 1 if the response, or what `extract` finds in it, equals the reference answer, else 0.
 
-    grade: a function from `exact_match_grader`.
+    White space at the beginning and the end is ignored. grade: a function from `exact_match_grader`.
     """
 
     name: str
@@ -116,8 +116,8 @@ def extractor(pattern: str | None) -> Callable[[str], str | None]:
 
     The function returns the first group of the match, or the whole match if the pattern has no group, or None if
     nothing matches. If `pattern` is None, the function returns the whole response. The last match counts, because a
-    model that reasons first answers at the end. RE2 matches in time that is linear in the length of the response.
-    Raises RewardError for a pattern that RE2 does not accept.
+    model that reasons first gives its answer at the end. RE2 matches in time that is linear in the length of the
+    response. Raises RewardError for a pattern that RE2 does not accept.
     """
     if pattern is None:
         return lambda response: response

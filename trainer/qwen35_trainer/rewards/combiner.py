@@ -99,10 +99,10 @@ class Combiner:
 
 
 def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -> CombinedScore:
-    """Return the weighted sum of the scores of one response, together with its parts and errors.
+    """Return the combined score of one response: the weighted sum of its scores, the single scores, and the errors.
 
-    prompt: id of the prompt. terms, scores: one per reward, in the same order. Raises RewardFailed if a reward with
-    `onError: Fail` has failed.
+    The sum is None if a reward with `onError: Skip` has failed. prompt: id of the prompt. terms, scores: one per reward,
+    in the same order. Raises RewardFailed if a reward with `onError: Fail` has failed.
     """
     values: dict[str, float] = {}
     errors: dict[str, str] = {}

@@ -5,13 +5,13 @@
     child         QWEN35_STARTED_BY=4f1c/                  yes
     grandchild    QWEN35_STARTED_BY=4f1c/9a02/             yes, even if the child has ended
 
-A process inherits the environment variable of its parent. The mark of a process is therefore a prefix of the marks of
-all its descendants.
+A process inherits the variable of its parent, and `new_mark` only appends to its value. The mark of a process is
+therefore a prefix of the marks of all its descendants.
 
 Other ways of searching miss some descendants: a process may leave its process group, the tree of parents breaks at a
-parent that has ended, and a pod may not use control groups. The search by marks misses processes that were started
-without their parent's variables, that have overwritten their variables with a process title, or that belong to another
-user. It finds nothing on systems without /proc.
+parent that has ended, and a pod is not allowed to use control groups. The search by marks misses processes that were
+started without their parent's variables, that have overwritten their variables with a process title, or that belong to
+another user. It finds nothing on systems without /proc.
 """
 
 from __future__ import annotations

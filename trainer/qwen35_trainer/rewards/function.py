@@ -39,7 +39,7 @@ class Function:
 
 
 def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
-    """Load the user's function, and return a function (pickled content of the prompt, response) that calls
+    """Load the user's function, and return a function that takes (pickled content of the prompt, response) and calls
     the user's function.
 
     target: `module:function`. base: the manifest's folder. Raises RewardError if the user's function cannot be loaded.

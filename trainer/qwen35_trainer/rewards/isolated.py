@@ -64,7 +64,7 @@ class IsolatedFunction:
     arguments: arguments of the loader. They are pickled, as are the arguments of calls, so they should be plain data.
     timeout_seconds: limit of a call, from the moment a process gets the call.
     processes: maximum number of worker processes of a plain function. A coroutine function has one.
-    cores: maximum number of worker processes while no call is slow.
+    cores: maximum number of worker processes while no call has run for GROW_SECONDS.
     output: descriptor for what the processes print; None: they print where this process prints.
 
     Only one event loop may use the object.
@@ -346,8 +346,8 @@ def most_processes(cores: int, slow: int) -> int:
     """Return the maximum number of worker processes of a function while calls are waiting for a process.
 
     cores: maximum while no call is slow. slow: number of calls that have run for GROW_SECONDS. Each slow call adds two
-    processes, because a slow call may only wait and leave its core free. With two per slow call, the number of
-    processes can double repeatedly while all calls are slow.
+    processes, because a slow call may be waiting, for example for a server, without using its core. With two per slow
+    call, the number of processes can double repeatedly while all calls are slow.
     """
     return cores + 2 * slow
 

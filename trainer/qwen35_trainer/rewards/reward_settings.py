@@ -122,8 +122,8 @@ class ProcessLimits:
     """The numbers of processes that score on one machine.
 
     scoring: number of scoring processes.
-    functions: maximum number of worker processes that each scoring process starts for each plain function.
-    cores: the maximum that holds instead of `functions` while no call is slow.
+    functions: maximum number of worker processes that each scoring process starts for each plain (not async) function.
+    cores: the maximum that replaces `functions` while no call is slow (`isolated.py`).
     """
 
     scoring: int = 1
@@ -134,8 +134,8 @@ class ProcessLimits:
     def of(cls, cores: int) -> ProcessLimits:
         """Return the limits for a machine or pod with `cores` cores.
 
-        While no call is slow, all worker processes of a reward together use at most half of the cores, but at least one
-        per scoring process.
+        While no call is slow, a reward has at most one worker process per two cores, over all scoring processes
+        together. Each scoring process may start at least one.
         """
         scoring = min(_MAX_SCORING_PROCESSES, max(1, cores // _CORES_PER_SCORING_PROCESS))
         wanted = max(_MIN_FUNCTION_PROCESSES, _FUNCTION_PROCESSES_PER_CORE * cores)

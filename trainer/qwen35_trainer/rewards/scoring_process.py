@@ -191,7 +191,7 @@ class ScoringProcess:
         self._detailed: set[tuple[int, str]] = set()
 
     def answer(self, request: bytes) -> Awaitable[bytes]:
-        """Return the reply to a request. Its first byte is the kind of the request: SETUP, DECODER or GROUP."""
+        """Return the reply to a request. The first byte of a request is its kind: SETUP, DECODER or GROUP."""
         match request[:1]:
             case kind if kind == SETUP:
                 return self._build(*pickle.loads(request[1:]))  # noqa: S301  # from the driver

@@ -1,1 +1,1 @@
-"""Inference engines that generate sequences: one contract (`rollout_engine`), and an engine each for torch and for vLLM."""
+"""Inference engines that generate sequences: their interface (`rollout_engine`), an engine in torch, and one on vLLM."""

@@ -11,7 +11,7 @@ waits on             unblocked by                                     deadline
 step                 nothing: it computes                             the pool's StepWatch
 receive, commit      nothing: they check, copy and replace tensors    publication.timeoutSeconds, in the driver
 
-The laws of every engine, which `tests/rollout/test_laws.py` holds them to:
+The laws of every engine, which `tests/rollout/test_laws.py` checks:
 
 1. The version of a token is the version of the weights that computed the logits from which the token was sampled.
 2. A sequence gets no more tokens after `take`, or after it has ended.
@@ -262,7 +262,7 @@ class RolloutEngine(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether the engine has unfinished sequences or an unfinished probe, so that a step has something to do."""
+        """Whether a step has something to do: the engine has unfinished sequences, or log-probs to compute for `probe`."""
         ...
 
     @property

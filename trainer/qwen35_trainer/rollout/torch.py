@@ -73,7 +73,7 @@ class _Received:
 
 
 class TorchEngine:
-    """Generates with small models, at most `slots` sequences at a time.
+    """Generates sequences with small models in plain torch, at most `slots` sequences at a time.
 
     end_token: the token that ends a response. max_length: maximum length of prompt and response together, in tokens.
     seed: of the random numbers with which tokens are drawn. float32_logits: whether logits stay float32 instead of

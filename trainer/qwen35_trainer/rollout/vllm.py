@@ -1,4 +1,4 @@
-"""The engine on vLLM: its scheduler and kernels behind the interface of this project's engines.
+"""The engine on vLLM: vLLM's scheduler and kernels behind the interface `RolloutEngine`.
 
     submit ─► vLLM: waiting ──(slots and blocks free: prefill, in chunks)──► running ──(end or limit)──► completed
                                                                               │ ▲
@@ -14,8 +14,8 @@ In a run that trains adapters (LoRA), `load_base` loads the weights that do not 
 vLLM adds to them: `vllm_adapters.py`.
 
 The prefix cache is salted with the version, so that no sequence starts from states of older weights. At a `commit`, sequences without
-new tokens are submitted to vLLM again, with the new salt. A sequence with kept tokens computes them again, with the weights that
-compute its next token.
+new tokens are submitted to vLLM again, with the new salt. The kept tokens of a submitted sequence are computed again, with the
+weights that compute its next token.
 
 A sequence that vLLM refuses or gives up ends with ERROR. An exception in a step ends the replica.
 
@@ -222,7 +222,8 @@ class VLLMEngine:
     def load_base(self, weights: Mapping[str, Tensor]) -> None:
         """Load the weights that do not train in a run with adapters.
 
-        weights: all weights of the model, by the trainer's names. Raises ValueError as `replace_weights` does.
+        weights: all weights of the model, by the trainer's names. Raises ValueError, naming the parameters, if some
+        parameters of vLLM's model got no tensor.
         """
         replace_weights(self._core, weights, tied=self._tied)
         self._has_base = True
@@ -277,9 +278,9 @@ class VLLMEngine:
         self._received = None
 
     def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
-        """Begin a probe.
+        """Begin to compute the log-probs of the tokens of `sequences`, with the kernels that vLLM uses for prefill.
 
-        `step` returns the log-probs when the last sequence is computed, with the kernels of prefill.
+        `StepOutput.probed` has the log-probs after the step that computes the end of the last sequence.
         """
         self._probe.start(sequences, self._adapter)
 

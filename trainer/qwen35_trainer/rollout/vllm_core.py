@@ -16,8 +16,8 @@ A replica of several devices has a process for each of them, which vLLM starts (
 and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
 elsewhere are copied to them.
 
-This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py` and `vllm.py` use internals of vLLM: see `replace_weights`. What differs between the
-versions that they are written for stands in `vllm_versions.py`.
+This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py` and `vllm.py` use internals of vLLM. `vllm_versions.py`
+describes the differences between the versions of vLLM for which they are written.
 """
 
 from __future__ import annotations
@@ -107,10 +107,13 @@ class CoreSettings:
 def write_configuration(config: HFConfig, folder: Path, *, text_models: bool, pictures: bool = False) -> None:
     """Write a config.json to `folder` with which vLLM builds the trainer's model.
 
-    The trainer ties the output layer to the embedding if `config.tie_word_embeddings` is true. vLLM reads that field of
-    the text model, which may be absent or different in the config.json of a vision-language model. text_models: whether
-    vLLM builds text models alone; otherwise the folder describes a vision-language model with the text model. pictures:
-    whether vLLM will read pictures, whose positions it must compute as the trainer does.
+    The trainer ties the output layer to the embedding if `config.tie_word_embeddings` is true. vLLM reads this field
+    from the configuration of the text model. In a vision-language model, the field may be absent or different there, so
+    this function sets it.
+
+    text_models: whether vLLM can build a text model alone; otherwise a text model is written as a part of a
+    vision-language model. pictures: whether vLLM will read pictures, and must compute their positions as the trainer
+    does.
     """
     written = copy.deepcopy(config)
     written.architectures = [CLASSES[config.model_type]]

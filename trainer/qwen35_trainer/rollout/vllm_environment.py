@@ -41,12 +41,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def reuse_freed_tensors() -> None:
     """Let this process keep the memory of small freed tensors and arrays for the next ones. Does nothing without glibc.
 
-    Every worker of a run returns freed tensors of 1 MiB to the system (runtime/process.py), because a trainer's memory
-    would fragment. Two kinds of processes allocate the same sizes again and again, and would spend much time on getting
-    the same pages from the system. The first is a process with vLLM on the CPU: with 64 sequences of a model of 20
-    million parameters, getting the pages took a fifth of the time of a step. The second is the driver, which allocates
-    the reports of replicas, the tokens of sequences, and batches: for responses of 32,000 tokens, getting the pages
-    took more than half of the driver's own working time.
+    Every worker of a run returns freed tensors of 1 MiB or more to the system (runtime/process.py), because a trainer's
+    memory would fragment otherwise. Two kinds of processes allocate the same sizes again and again, and would spend
+    much time on getting the same pages from the system. The first is a process with vLLM on the CPU: with 64 sequences
+    of a model of 20 million parameters, getting the pages took a fifth of the time of a step. The second is the driver,
+    which allocates the reports of replicas, the tokens of sequences, and batches: for responses of 32,000 tokens,
+    getting the pages took more than half of the driver's own working time.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, REUSED_BYTES)

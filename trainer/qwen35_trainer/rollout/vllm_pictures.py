@@ -6,11 +6,11 @@
 vLLM's own processor of pictures is left out (`vllm_processor.py`). The patches come from the processor with which the train ranks
 read the same files, and the placeholders of a prompt are expanded already, so both pools compute with the same pixels and tokens.
 
-A pair of frames is sent as an image. The tower of this family computes each pair on its own, and gives it positions of its own,
-so the result is that of a video.
+A pair of frames is sent as an image. This does not change the result, because the vision tower computes the pairs of a video
+independently, with separate positions.
 
 vLLM finds the features of a picture by a name. The name contains the version, because a prompt that new weights compute must
-not use features of older ones.
+not use features that older weights have computed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PlacedPictures:
 
 
 def placed(prompt: NDArray[np.int32], arrays: PictureArrays, config: HFConfig) -> tuple[PlacedPictures, ...]:
-    """Find the places of pictures in a prompt.
+    """Return the pictures of a prompt with their places: an entry for its images and an entry for its videos, if any.
 
     prompt: (P,) token ids. config: the configuration of the model. Raises ValueError if the placeholders of the prompt
     do not match the pictures.
@@ -73,8 +73,8 @@ def placed(prompt: NDArray[np.int32], arrays: PictureArrays, config: HFConfig) -
 def prompt_input(ids: list[int], pictures: Sequence[PlacedPictures], salt: str) -> Any:  # noqa: ANN401  # vLLM's
     """Return vLLM's input of a prompt: a MultiModalInput, or a TokensInput if there are no pictures.
 
-    ids: the prompt, and the tokens after it that are kept. salt: only prompts with the same salt share cached blocks and
-    features.
+    ids: tokens of the prompt, then the response tokens that the sequence already has. salt: only prompts with the same
+    salt share cached blocks and features.
     """
     from vllm.inputs.engine import mm_input, tokens_input
 
@@ -103,8 +103,8 @@ def prompt_input(ids: list[int], pictures: Sequence[PlacedPictures], salt: str) 
 def picture_arguments(config: HFConfig, tokens: int, *, on_cpu: bool) -> dict[str, Any]:
     """Return vLLM's arguments of an engine core that reads pictures.
 
-    tokens: maximum number of tokens of the pictures of a prompt together. They state that one picture may have as many, so
-    that the features of a whole prompt fit vLLM's cache, and are computed in one step.
+    tokens: maximum number of tokens of all pictures of a prompt together. The arguments allow a single picture to have
+    this number of tokens, so that the features of a whole prompt fit into vLLM's cache and are computed in one step.
     """
     rows = math.isqrt(tokens)
     side = config.vision_config.patch_size * config.vision_config.spatial_merge_size
@@ -120,11 +120,12 @@ def picture_arguments(config: HFConfig, tokens: int, *, on_cpu: bool) -> dict[st
 
 
 def position_settings(text: HFConfig) -> dict[str, Any]:
-    """Return `rope_parameters` with which vLLM gives pictures the positions that the library gives them.
+    """Return `rope_parameters` with which vLLM gives pictures the same positions as transformers.
 
-    text: the configuration of the text model. If config.json has no `mrope_section`, vLLM gives tokens one position each,
-    and the library three, in the sections 11, 11, 10. The library uses as much of its sections as there are rotated pairs of channels.
-    vLLM needs sections that add up to this number.
+    text: the configuration of the text model. vLLM needs a `mrope_section` whose entries add up to the number of
+    rotated pairs of channels. transformers ignores the part of its sections that exceeds this number. Without
+    `mrope_section` in config.json, vLLM gives each token one position, while transformers gives it three, with the
+    sections 11, 11, 10.
     """
     rope = dict(text.rope_parameters)
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

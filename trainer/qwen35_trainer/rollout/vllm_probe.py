@@ -1,4 +1,4 @@
-"""The probe of a publication on vLLM: requests that generate one token each, for the log-probs of their prompts.
+"""Probes on vLLM: requests for the log-probs of their prompts, which are compared with the log-probs of the trainer.
 
 vLLM also has `trace_decode_token_ids` (vllm-project/vllm#46701), which replays tokens one step after another and so tests the kernels
 of decoding. It needs `enable_trace_replay`, for which vLLM keeps the tokens of every step on the device. It has not been tried here.
@@ -16,7 +16,10 @@ from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
 
 
 class VLLMProbe:
-    """A probe that has not ended: its sequences, as requests to an engine core, and the results so far."""
+    """The running probe, if any: a request to the engine core for the log-probs of each sequence, and the results so far.
+
+    A probe compares log-probs of vLLM with log-probs of the trainer.
+    """
 
     def __init__(self, requests: CoreRequests) -> None:
         self._requests = requests
@@ -29,7 +32,7 @@ class VLLMProbe:
 
     @property
     def computed_in_part(self) -> bool:
-        """Whether the last step computed a part of a sequence of the probe, but not its end."""
+        """Whether the last step computed a part of a sequence of the probe, but not the end of that sequence."""
         return self._requests.prefilling(self._names)
 
     def start(self, sequences: Sequence[NDArray[np.int32]], lora_request: Any = None) -> None:  # noqa: ANN401

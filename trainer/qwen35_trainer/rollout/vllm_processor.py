@@ -43,7 +43,7 @@ class PictureSizes(qwen3_vl.Qwen3VLProcessingInfo):  # type: ignore[misc]  # vLL
 
 
 class LargestPicture(qwen3_vl.Qwen3VLMultiModalProcessor):  # type: ignore[misc]
-    """Makes the largest picture, which is blank. vLLM calls it for its measurements alone."""
+    """Makes a blank picture of the maximum size, with which vLLM measures how much memory pictures need."""
 
     requires_tokenizer = False  # where vLLM checks this
 
@@ -58,7 +58,7 @@ class LargestPicture(qwen3_vl.Qwen3VLMultiModalProcessor):  # type: ignore[misc]
         return prompt_input([config.image_token_id] * tokens, [largest], salt="")
 
     def get_dummy_mm_inputs(self, *_: object, **__: object) -> Any:  # noqa: ANN401
-        """Return the same. Some versions of vLLM call this method, and others `NoPixels` and `apply`."""
+        """Return the largest picture, as `apply` does. Some versions of vLLM call this method instead of `apply`."""
         return self.apply()
 
 
@@ -70,11 +70,14 @@ class NoPixels(qwen3_vl.Qwen3VLDummyInputsBuilder):  # type: ignore[misc]
 
 
 class PictureWorker:
-    """A class that vLLM adds to the bases of its worker. Its import is what matters."""
+    """An empty class that vLLM adds to the bases of its worker.
+
+    To find this class, vLLM imports this module, and the import calls `register`.
+    """
 
 
 def register() -> None:
-    """Put these classes in the place of vLLM's processor, in this process. May be called again."""
+    """Replace vLLM's processor of pictures by the classes of this module, in this process. May be called again."""
     for model in MODELS:
         if "_processor_factory" in model.__dict__:
             del model._processor_factory  # vLLM warns if it replaces one

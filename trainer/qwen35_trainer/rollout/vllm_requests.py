@@ -88,10 +88,12 @@ class CoreRequests:
     ) -> None:
         """Add a request for one sequence.
 
-        name: of the request. prompt: token ids. parameters: vLLM's SamplingParams, with `logprobs`. salt: only requests
-        with the same salt share cached blocks. pictures: of the prompt, in any order. lora_request: vLLM's LoRARequest of the adapter that generates; None: no
-        adapter. first: whether the request gets the next free slot, before all other waiting requests. Raises vLLM's
-        error if vLLM refuses the request; the engine core does not have the request in this case.
+        name: name of the request. prompt: token ids. parameters: vLLM's SamplingParams, with `logprobs`. salt: only
+        requests with the same salt share cached blocks. pictures: pictures of the prompt, in any order. lora_request:
+        vLLM's LoRARequest of the adapter that generates; None: no adapter. first: whether the request gets the next
+        free slot, before all other waiting requests.
+
+        Raises vLLM's error if vLLM refuses the request; the engine core does not have the request in this case.
         """
         core = self._core
         request = core.input_processor.process_inputs(
@@ -134,7 +136,7 @@ class CoreRequests:
         return any(request.is_prefill_chunk for request in self._running)
 
     def prefilling(self, names: Iterable[str]) -> bool:
-        """Return whether the last step computed a part of the prompt of one of these requests, but not its end."""
+        """Return whether the last step computed a part, but not the end, of the prompt of one of these requests."""
         ids = {self._ids[name] for name in names if name in self._ids}
         return any(request.is_prefill_chunk and request.request_id in ids for request in self._running)
 

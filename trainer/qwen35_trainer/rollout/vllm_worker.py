@@ -48,7 +48,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
-    """Let this process end when the rollout worker ends, for whatever reason, and use the rollout worker's settings.
+    """Apply the rollout worker's settings to this process, and make it end when the rollout worker ends.
 
     parent: process id of the rollout worker. on_cpu: whether the model is on the CPU. Linux kills this process when the
     thread that started it ends, so `build_core` must be called on a thread that lives as long as the engine. vLLM
@@ -119,7 +119,10 @@ def _divisions(worker: Worker, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
 
 
 def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTensor]:
-    """Yield weights of a publication with the names and types with which vLLM loads them. tied: as in `load_shared`."""
+    """Yield weights of a publication with the names and types with which vLLM loads them.
+
+    tied: whether the output layer is the input embedding.
+    """
     for name, tensor in exported(weights.items(), tied=tied):
         # vLLM converts a slice when it copies it. Converting it here would read the whole tensor.
         is_kept = name.endswith(FLOAT32_PARAMETER) or isinstance(tensor, SlicedTensor)
@@ -161,7 +164,7 @@ def restore_expert_layout(worker: Worker) -> None:
 
 
 def parameter_checksums(worker: Worker) -> dict[str, int]:
-    """Return the checksum of each parameter of this worker's part of the model, by vLLM's names.
+    """Return the checksum of each parameter and adapter matrix in this worker's part of the model, by vLLM's names.
 
     vLLM's CPU kernels hide the matrices of linear layers in a layout that cannot be read. The checksum of such a matrix
     is computed from its product with a fixed vector.

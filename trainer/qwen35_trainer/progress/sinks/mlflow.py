@@ -28,8 +28,8 @@ def mlflow_sink(
 ) -> ServiceSink:
     """Return a sink that logs to one run of an MLflow experiment.
 
-    If the experiment has a run with the tag `run_id`, the sink continues that run; otherwise it creates one. config:
-    the resolved manifest, logged as parameters such as "train.nodes".
+    If the experiment has a run whose tag "qwen35.run" is `run_id`, the sink continues that run; otherwise it creates
+    one. config: the resolved manifest, logged as parameters such as "train.nodes".
     """
 
     def open_run() -> "_MlflowRun":

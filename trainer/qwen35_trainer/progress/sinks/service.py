@@ -7,7 +7,7 @@
 waits on              unblocked by                       deadline
 write                 never waits                        –
 sink's thread: queue  a record, or close                 daemon: ends with the process
-close                 everything delivered               `close_seconds`
+close                 room in the queue, then delivery   `close_seconds` for each of the two
 """
 
 import logging
