@@ -39,7 +39,10 @@ class ScoredGroup:
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """The reward of each sequence, in order. None: the sequence could not be scored, so it does not train."""
+        """The reward of each sequence, in order.
+
+        None: the sequence could not be generated or scored, so it does not train.
+        """
         return tuple(score.value for score in self.scores)
 
     def without_last(self) -> ScoredGroup:
@@ -51,7 +54,7 @@ class ScoredGroup:
 class TokenAge:
     """The lags of the tokens of a batch.
 
-    Lag: versions of the weights between the generation of a token and its training.
+    The lag of a token is the number of versions of the weights between its generation and its training.
     """
 
     histogram: dict[int, int]

@@ -47,11 +47,11 @@ class Stalled(RuntimeError):
 
 
 async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # an actor's result
-    """Await the result of one call of an actor.
+    """Await the result of one call to an actor.
 
-    of: name of the actor. act: its task. Both are for errors. seconds: deadline; None: no deadline. Raises ActorLost or
-    one of its subclasses when the process has ended or cannot be reached, Stalled when there is no answer after
-    `seconds`, and any error that the call itself raised.
+    of: name of the actor. act: description of what the call does. Error messages contain both texts. seconds: deadline;
+    None: no deadline. Raises ActorLost or one of its subclasses when the process has ended or cannot be reached,
+    Stalled when there is no answer after `seconds`, and any error that the call itself raised.
     """
     return (await answers([call], of=of, act=act, seconds=seconds))[0]
 
@@ -61,8 +61,9 @@ async def answers(
 ) -> list[Any]:
     """Await the results of calls that run at the same time. The first failed call ends the wait for all others.
 
-    of: name of the actor or the pool. act: its task. names: names of the actors, in the order of `calls`. All three are
-    for errors. seconds: deadline of all calls; None: no deadline. Raises the same errors as `answer`.
+    of: name of the actor or the pool. act: description of what the calls do. names: names of the actors, in the order of
+    `calls`. Error messages contain these texts. seconds: deadline of all calls; None: no deadline. Raises the same
+    errors as `answer`.
 
     When a process ends, its peers raise an error about a broken connection before Ray reports the lost process. After
     an error, this function therefore waits up to LOSS_DETECTION_SECONDS for Ray's report. If Ray reports a loss, this
@@ -86,7 +87,10 @@ async def answers(
 
 
 def stalled(of: str, act: str, seconds: float) -> Stalled:
-    """Return the error for a call that was not answered within `seconds`. of: name of the actor or actors. act: the task."""
+    """Return the error for a call that was not answered within `seconds`.
+
+    of: name of the actor or actors. act: description of what the call does.
+    """
     return Stalled(f"{of} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last")
 
 

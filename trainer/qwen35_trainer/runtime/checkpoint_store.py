@@ -124,7 +124,7 @@ class CheckpointStore:
     def latest(self) -> SavedCheckpoint | None:
         """Return the newest complete checkpoint, after verifying the sizes of its files. None: there is no checkpoint.
 
-        Raises CheckpointError if a file is missing or damaged, and StorageFailed if it cannot be read at present.
+        Raises CheckpointError if a file is missing or damaged, and StorageFailed if the storage cannot be read at present.
         """
         newest = self.newest
         return None if newest is None else load(newest)

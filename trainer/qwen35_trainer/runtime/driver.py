@@ -220,7 +220,7 @@ class Driver(Process):
             self._pool.leave(self._leaving)
 
     def stop(self) -> None:
-        """Request the run to finish the current batch, save a checkpoint, and end. Returns immediately."""
+        """Request that the run finishes the current batch, saves a checkpoint, and ends. Returns immediately."""
         self._phase = "stopping after this update"
         self._stop.set()
 

@@ -60,8 +60,8 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
     what: the folder of a checkpoint, or the folder of a run. For a run, the checkpoint from which the run would
     continue is exported: the newest one that does not belong to an abandoned attempt (`resuming.py`).
 
-    source: the folder of the model from which the run started; None: the path in the manifest. It is required if that
-    path is relative, and refused for a run that started from random weights.
+    source: the folder of the model from which the run started; None: the path in the manifest, which must be absolute
+    then. With `adapter`, neither folder is read. A source is refused for a run that started from random weights.
 
     adapter: whether to write only the matrices A and B of LoRA, in the format of PEFT, instead of the weights with the
     adapters merged into them.

@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the folder contains an update or a checkpoint. A new run must not overwrite such a folder."""
+        """Whether the folder contains a checkpoint or the record of an update. A new run must not overwrite such a folder."""
         saved = self.checkpoints.is_dir() and any("update-" in path.name for path in self.checkpoints.iterdir())
         return saved or (self.metrics.exists() and has_update(self.metrics))
 

@@ -56,7 +56,7 @@ FIRST_EVALUATION_GROUP = 1 << 40
 
 @dataclass(frozen=True)
 class GenerationParts:
-    """The objects that `Generation` uses: settings, prompts, scoring, records, and the way to the coordinator."""
+    """The objects that `Generation` uses: settings, prompts, scoring, records, and a function that sends events."""
 
     spec: TrainingSpec
     prompts: Sequence[EncodedPrompt]
@@ -139,8 +139,8 @@ class Generation:
         """Submit the sequences of a command to a replica.
 
         The command states for each sequence how many tokens to keep; all later tokens are dropped. If a sequence has
-        fewer tokens, all are kept. This happens when the coordinator starts a sequence over, and then receives an
-        earlier report of the sequence's tokens: the coordinator expects more tokens than are left.
+        fewer tokens, all are kept. This can happen after the coordinator has started the sequence over: an event from
+        before the restart still counts the dropped tokens, so the coordinator expects too many.
         """
         for name, keep in command.sequences:
             buffer = self._buffers.setdefault(name, TokenBuffer())
@@ -238,7 +238,7 @@ class Generation:
         self._hand_over([name for name in (*report.taken, *report.finished) if self._given_back(name, here)])
 
     def lost(self, replica: RolloutReplica) -> None:
-        """Report a lost replica to the coordinator, with the number of tokens that remain of each of its sequences.
+        """Report to the coordinator that a replica is lost, and how many tokens of each sequence on it remain.
 
         Sequences that were moving to the lost replica count as its sequences. Sequences that were moving away from the
         lost replica continue at their target, with the tokens that the lost replica had reported.

@@ -98,7 +98,8 @@ class JournalFile:
         """Flush, and remove the records before batch `batch`, which a complete checkpoint has made unnecessary.
 
         Raises JournalDamaged if the journal is damaged, JournalNotWritten if the disk fails, and Superseded if another
-        attempt owns the folder. If only the shortened file could not be written, the journal can still be used.
+        attempt owns the folder. If the flush succeeds and only writing the shortened file fails, the journal can still
+        be used.
         """
 
         def act() -> None:

@@ -72,9 +72,9 @@ def manager_of(profile: str) -> type[AcceleratorManager]:
 def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
     """Return a problem if this machine has too few devices for a spec; otherwise an empty list.
 
-    here: number of devices of this machine. Each train worker needs one device. In mode FullyAsync, each replica also
-    needs the devices that `rollout.tensorParallel` or the straggler lane sets. In mode Colocated, replicas use the
-    devices of the train workers.
+    here: number of devices of this machine. Each train worker needs one device. In mode FullyAsync, replicas need
+    further devices: each one needs `rollout.tensorParallel`, or `rollout.stragglerLane.tensorParallel` in the straggler
+    lane. In mode Colocated, replicas use the devices of the train workers.
     """
     profile, train = spec.accelerator.profile, spec.world_size
     rollout = spec.rollout_devices if spec.mode == "FullyAsync" else 0
@@ -142,7 +142,7 @@ def _vllm(spec: TrainingSpec) -> list[Problem]:
 
 
 def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str]) -> Iterator[Problem]:
-    """Yield a problem for each extra argument of vLLM in the spec that the installed vLLM does not have.
+    """Yield a problem for each name in `rollout.vllm.extraArguments` that is not an argument of the installed vLLM.
 
     present: the installed version of vLLM. arguments: names of the arguments that this version has.
     """

@@ -96,7 +96,7 @@ class UpdateTimes:
     publishing: float = 0.0
 
     def trained(self, waited: float, seconds: float) -> None:
-        """Add `waited` seconds without a batch, and `seconds` of training the batch."""
+        """Add `waited` seconds of waiting for a batch, and `seconds` of training that batch."""
         self.waiting += waited
         self.training += seconds
 
@@ -105,7 +105,10 @@ class UpdateTimes:
         self.assembling += seconds
 
     def copied(self, seconds: float) -> None:
-        """Add seconds in which the train ranks copied the weights for a publication, or computed the probe of the copy."""
+        """Add seconds in which the train ranks copied the weights for a publication, or computed a probe.
+
+        For a probe, the train ranks compute log-probs, with which replicas compare theirs.
+        """
         self.copying += seconds
 
     def saved(self, seconds: float) -> None:
@@ -185,12 +188,13 @@ def update_record(
 ) -> UpdateRecord:
     """Return the record of one update (optimizer step) of a batch.
 
-    step: index of the update within its batch, from 0. update: number of the update within the run, from 1. time:
-    training time at the end of the batch, in seconds; wall_time: the same moment in Unix seconds. seconds: seconds from
-    the end of the previous batch to the end of this one. age: lags of the batch's tokens. groups: all groups of the
-    batch. times: how the train pool spent `seconds`. pipeline: measurements of the rollout pool; None in SFT.
+    step: index of the update within its batch, from 0. update: number of the update within the run, from 1. time: end of
+    the batch, in seconds of training time (TrainingClock). wall_time: end of the batch, in Unix seconds. seconds:
+    seconds from the end of the previous batch to the end of this one. age: lags of the batch's tokens. groups: all
+    groups of the batch. times: how the train pool spent `seconds`. pipeline: measurements of the rollout pool; None in
+    SFT.
 
-    Times, and counts over the whole batch, are only in the record of the batch's first update, so that sums over
+    Durations, and counts over the whole batch, are only in the record of the batch's first update, so that sums over
     records count them once.
     """
     first = step == 0
@@ -271,8 +275,8 @@ def update_record(
 def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
     """Return the record of an evaluation of the weights `version` after update `update`.
 
-    time: training time of the evaluation's end, in seconds. A response that could not be generated counts as 0, and so
-    does a response that could not be scored by a reward with `onError: Skip`.
+    time: end of the evaluation, in seconds of training time (TrainingClock). A response that could not be generated
+    counts as 0, and so does a response that could not be scored by a reward with `onError: Skip`.
     """
     scores = [score for group in groups for score in group.scores]
     lengths = [len(sequence.tokens) for group in groups for sequence in group.sequences]
@@ -342,7 +346,7 @@ def _reward_by_source(groups: Sequence[ScoredGroup], missing: float | None = Non
 def supervised_evaluation_record(loss: float, *, update: int, samples: int, time: float) -> EvaluationRecord:
     """Return the record of an evaluation in SFT after update `update`.
 
-    loss: held-out negative log-likelihood per target token, in nats. samples: number of held-out examples. time:
-    training time of the evaluation's end, in seconds.
+    loss: held-out negative log-likelihood per target token, in nats. samples: number of held-out examples. time: end of
+    the evaluation, in seconds of training time (TrainingClock).
     """
     return EvaluationRecord(update=update, version=0, time=time, samples=samples, loss=loss)

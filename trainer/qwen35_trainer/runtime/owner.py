@@ -82,7 +82,9 @@ class Claim:
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[Epoch]:
-        """Context manager: let `owner` own the folder of the checkpoints while the body runs. Yields the epoch.
+        """Context manager: let `owner` own the folder of the checkpoints while the body runs.
+
+        Yields the epoch, which is the period of ownership.
 
         At the end, owner.json is deleted if the folder contains no checkpoint, so that another run may use the folder.
         Raises FolderRefused and Superseded as `take` does.
@@ -95,14 +97,14 @@ class Claim:
             epoch.end(keep_record=bool(_checkpoints(self.folder)))
 
     def take(self, owner: Owner) -> Epoch:
-        """Begin the epoch of `owner` in the folder, and return the epoch.
+        """Begin the epoch of `owner`, the period in which `owner` owns the folder, and return the epoch.
 
-        Raises FolderRefused if the folder cannot be written or owner.json is damaged, and outside of a cluster also if
-        the owner or the checkpoints have changed since this state was read. In a cluster, another attempt of the
-        training has made such a change: Superseded is raised, and the operator starts the next attempt.
+        Raises FolderRefused if the folder cannot be written or owner.json is damaged. If the owner or the checkpoints
+        have changed since this state was read, another attempt may be using the folder. Outside of a cluster,
+        FolderRefused is then raised. In a cluster, Superseded is raised, and the operator starts the next attempt.
 
-        In a cluster, a new owner is accepted if it is an earlier attempt of the same training, which has saved nothing
-        since this state was read.
+        In a cluster, one change is accepted: an earlier attempt of the same training has become the owner, and has
+        saved nothing since this state was read.
         """
         try:
             current = Claim.on(self.folder)

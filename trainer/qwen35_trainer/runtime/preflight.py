@@ -2,8 +2,8 @@
 
     unsupported     what `qwen35 run` cannot do on this machine, or anywhere in this release
     untransported   why weights cannot get to the replicas by the manifest's transport
-    problems_of     functions, paths and names in the manifest
-    problem_of      a function of the user, found without an import
+    problems_of     functions, paths and names in the manifest that cannot be used
+    problem_of      why a function of the user cannot be used, without an import of its module
 
 prepare.py checks the rows of the data and everything that needs a tokenizer, which takes longer.
 """
@@ -80,7 +80,7 @@ def unsupported(manifest: Manifest) -> list[Problem]:
 def untransported(spec: TrainingSpec, *, one_host: bool) -> list[Problem]:
     """Return a problem if `publication.transport` cannot work in this run; otherwise an empty list.
 
-    one_host: whether all processes of the run share the memory of one machine, outside of pods.
+    one_host: whether all processes of the run are on one machine and not in pods, so that they can share memory.
     """
     try:
         choose(spec.publication.transport, one_host=one_host)

@@ -87,10 +87,10 @@ def prepare(
 
 
 def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
-    """Raise DataError if a model in a folder has fewer embeddings than the tokenizer has tokens.
+    """Raise DataError if the model in the folder `model.source.path` has fewer embeddings than the tokenizer has tokens.
 
-    base: the manifest's folder. tokens: number of tokens of the tokenizer. More embeddings than tokens are usual,
-    because published models round up.
+    Without such a folder, nothing is checked. base: the manifest's folder. tokens: number of tokens of the tokenizer.
+    More embeddings than tokens are usual, because published models round up.
     """
     if (path := spec.model.source.path) is None:
         return

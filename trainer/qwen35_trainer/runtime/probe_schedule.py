@@ -23,7 +23,10 @@ that time anyway."""
 
 @dataclass
 class ProbeSchedule:
-    """The token sequences of a run's probes, and the decision when the next probe is due. All times are in seconds."""
+    """The token sequences of a run's probes, and the decision when the next probe is due. All times are in seconds.
+
+    A probe compares the log-probs of a replica with the trainer's.
+    """
 
     sequences: tuple[NDArray[np.int32], ...]
     """Token ids of each sequence of a probe, as an array (T,) with T ≥ 2 tokens. There is at least one sequence."""

@@ -120,9 +120,9 @@ def starting() -> Iterator[None]:
 
 
 def own_address() -> str:
-    """Return the address at which other processes of the run reach this one: that of the pod, or 127.0.0.1 on one machine.
+    """Return the address at which other processes of the run reach this process.
 
-    Raises OSError if the pod's name has no address.
+    In a pod, this is the pod's address, otherwise 127.0.0.1. Raises OSError if the pod's name has no address.
     """
     return socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"
 
@@ -132,7 +132,7 @@ class Process:
 
     name: the actor's name in logs, metrics and errors. logs: folder of the log files. threads: number of torch's
     threads; 0: torch is not imported. final: whether the name stays. An actor with a temporary name calls `rename`
-    later; a log file with the temporary name exists only if the actor logs something before.
+    later; a log file with the temporary name exists only if the actor logs something before that call.
     """
 
     @starting()

@@ -75,7 +75,7 @@ class DropSequences:
 class TakeSequences:
     """A command to a replica: stop generating the given sequences, and report their last tokens.
 
-    A sequence that has just finished stays finished.
+    A sequence that has already finished is reported as finished instead.
     """
 
     sequences: tuple[SequenceId, ...]
@@ -95,7 +95,7 @@ class LoadWeights:
 class ProbeWeights:
     """A command to a replica: compare its log-probs of a version with the trainer's.
 
-    The driver sends this command if it has sent the command `LoadWeights` of the version before the probe was computed.
+    The driver sends this command if the probe was computed only after the command `LoadWeights` for the version was sent.
     The replica first loads all versions that were sent before this command. If another version is then in service, the
     replica ignores the command.
     """
@@ -180,7 +180,10 @@ class EngineReport:
 
 
 def packed_commands(batch: CommandBatch) -> CommandBatch | bytes:
-    """Pickle commands, unless they contain weights in Ray's object store: only Ray can pickle a reference to its objects."""
+    """Return commands as pickled bytes, or unchanged if they refer to weights in Ray's object store.
+
+    Only Ray can pickle a reference to one of its objects.
+    """
     if any(isinstance(each, LoadWeights) and isinstance(each.weights.source, StoredBuckets) for each in batch.commands):
         return batch
     return pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL)
@@ -195,7 +198,7 @@ def unpacked_commands(packed: CommandBatch | bytes) -> CommandBatch:
 
 
 class ReplicaFailed(RuntimeError):
-    """A replica counts as lost: a call to it failed, its engine hangs, or it did not load weights in time.
+    """A replica counts as lost: a call to it failed, its engine hangs, or it did not load weights, sleep or wake in time.
 
     If a call failed, the cause of the exception is the error of the call.
     """
@@ -204,8 +207,8 @@ class ReplicaFailed(RuntimeError):
 class CommandOrder:
     """The worker's end of the channel for commands: applies each command once, in the order of its number.
 
-    A command that arrives before an earlier one waits for it. Few commands wait, because the driver has at most two
-    calls at a time.
+    A command that arrives too early waits until all commands with lower numbers have arrived. Few commands wait, because
+    the driver makes at most two calls at a time.
     """
 
     def __init__(self, apply: Callable[[ReplicaCommand], object]) -> None:
@@ -301,8 +304,8 @@ class ReplicaChannel:
     async def receive(self) -> tuple[EngineReport, ...]:
         """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS.
 
-        Raises ReplicaFailed if a call to the worker fails. If reports have arrived before the failure, they may contain
-        finished sequences. This call then returns the reports, and the next call of `receive` raises ReplicaFailed.
+        Raises ReplicaFailed if a call to the worker fails. If reports arrived before the failure, this call of `receive`
+        returns these reports, which may contain finished sequences, and the next call raises ReplicaFailed.
         """
         if self._failure is not None:
             raise self._failure

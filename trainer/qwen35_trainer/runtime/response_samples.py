@@ -145,7 +145,7 @@ def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
 def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
     """Choose the samples of an evaluation: the first response of each of at most HELD_OUT_PROMPTS groups.
 
-    The groups are at equal distances, because prompts are ordered by source and all sources should be represented.
+    The chosen groups are evenly spaced, because prompts are ordered by source and all sources should be represented.
     """
     places = sorted({place * len(groups) // HELD_OUT_PROMPTS for place in range(HELD_OUT_PROMPTS)}) if groups else []
     return [(groups[place], 0) for place in places]

@@ -62,9 +62,9 @@ def find_start(
 ) -> RunStart:
     """Return the checkpoint from which a run begins, and the states of the folders into which the run writes.
 
-    resume: the value of --resume: the folder of a checkpoint; or `auto`, the newest checkpoint of the run if there is
-    one; None: the option is not given. folder: output folder of the run. base: the manifest's folder. in_cluster:
-    whether the run is a training of a cluster, which saves no checkpoints without `checkpoint.storage`.
+    resume: the value of --resume, which is the folder of a checkpoint, or `auto` for the run's newest checkpoint, if
+    there is one. None: the option is not given. folder: output folder of the run. base: the manifest's folder.
+    in_cluster: whether the run is a training of a cluster, which saves no checkpoints without `checkpoint.storage`.
 
     Raises CheckpointError if the checkpoint is not complete, or if `auto` finds no checkpoint although the run has saved
     one. Raises StorageFailed if the folder of the checkpoints cannot be read. Raises FolderRefused if the checkpoint

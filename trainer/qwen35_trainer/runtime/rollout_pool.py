@@ -22,8 +22,9 @@ and another replica gets its name. The start of the other replica is delayed. Th
 under this name within LOSS_WINDOW_SECONDS. The loss is reported to the coordinator once. Commands to a lost replica
 have no effect, because the coordinator moves its sequences.
 
-A run continues when it loses a straggler lane that has worked: stragglers stay in the pool until the lane is back. A
-run ends if its straggler lane never starts, because the lane would occupy nodes without using them.
+The straggler lane consists of replicas with more devices, to which long sequences (stragglers) may move. A run
+continues when it loses a lane that has worked: stragglers stay in the pool until the lane is back. A run ends if its
+lane never starts, because the lane would occupy nodes without using them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ LANE_PREFIX, POOL_PREFIX = "lane-", "rollout-"
 
 
 def replica_names(count: int, *, lane: bool = False) -> list[str]:
-    """Return the names of the first `count` replicas of the rollout pool, or of the straggler lane if `lane`."""
+    """Return the names of the first `count` replicas of the rollout pool.
+
+    lane: whether to name the replicas of the straggler lane instead, to which long sequences may move.
+    """
     return [f"{LANE_PREFIX if lane else POOL_PREFIX}{index}" for index in range(count)]
 
 
@@ -193,7 +197,7 @@ class StepWatch:
 
 
 class RolloutPool:
-    """Keeps `target` replicas running, and `lanes` replicas in the straggler lane.
+    """Keeps `target` replicas running, and `lanes` replicas in the straggler lane, to which long sequences may move.
 
     spawn: starts a replica with (number, name, lane). listener: gets the events and reports of the replicas. minimum:
     number of replicas, without those of the lane, that the run needs to continue. replica_ranks: number of devices of
@@ -298,8 +302,8 @@ class RolloutPool:
     def leave(self, hosts: frozenset[str]) -> None:
         """Send no new sequences to replicas on `hosts`, as long as there is a replica on another host.
 
-        Each call replaces the previous set of hosts. Replicas on hosts that are no longer in the set take sequences
-        again.
+        For this condition, replicas of the straggler lane do not count. Each call replaces the previous set of hosts.
+        Replicas on hosts that are no longer in the set take sequences again.
         """
         self._leaving = hosts
         staying = [replica for replica in self._replicas.values() if not replica.lane and replica.host not in hosts]

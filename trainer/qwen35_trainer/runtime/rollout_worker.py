@@ -224,7 +224,7 @@ class EngineThread:
         self._on_report()
 
     def probe(self, probe: Probe, version: int) -> Future[ProbedLogProbs | None]:
-        """Queue a probe of `version`.
+        """Queue a probe of `version`: the engine computes log-probs, which are then compared with the trainer's.
 
         The future gets the log-probs that the engine computes for each sequence of the probe. The future gets None if
         another version is in service, or comes into service before the probe ends, or if the probe is dropped. If the
@@ -263,9 +263,9 @@ class EngineThread:
         self._holding.set()
 
     def passed(self, result: ProbeResult) -> None:
-        """Record that the replica has passed a probe. The next report will contain `result`.
+        """Record that the replica has passed a probe: its log-probs agree with the trainer's.
 
-        This does not make the report due.
+        The next report will contain `result`. This method does not make a report due.
         """
         with self._lock:
             self._outbox.probed = result
@@ -273,8 +273,8 @@ class EngineThread:
     def changed_by_loading(self, weights: Any, version: int) -> Future[list[str] | None]:  # noqa: ANN401  # as for `receive`
         """Queue the command to load `version`, which is in service, once more.
 
-        The future gets the names of the parameters whose values this changes, which means that the replica had wrong
-        values for these parameters. The future gets None if `version` is not in service any more.
+        The future gets the names of the parameters whose values change, because the replica had wrong values for them.
+        The future gets None if `version` is not in service any more.
         """
         changed: Future[list[str] | None] = Future()
         changed.set_running_or_notify_cancel()
@@ -282,9 +282,9 @@ class EngineThread:
         return changed
 
     def fail(self, error: BaseException) -> None:
-        """Record `error`, such as damaged weights, unless an earlier error is recorded, and end the engine.
+        """End the engine because of `error`, such as damaged weights, and record the error.
 
-        The next report to the driver fails with the recorded error.
+        If an earlier error is recorded already, that error is kept. The next call for a report raises EngineFailed.
         """
         self.failure = self.failure or error
         self._closing.set()
@@ -540,10 +540,10 @@ class RolloutWorker(Process):
 
     shared: indices or UUIDs of the devices that this replica shares with train ranks; None: Ray assigns devices.
     life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
-    draw the same samples. end_token: the token that ends a response. devices: number of devices of the replica, which
-    differs between the pool and the straggler lane. pictures: whether any prompt has pictures. vocabulary: number of
-    tokens of the tokenizer. base: the manifest's folder. threads: number of torch's threads. logs: folder of the log
-    files.
+    draw the same samples. end_token: the token that ends a response. devices: number of devices of the replica, which is
+    larger in the straggler lane (replicas for long sequences). pictures: whether any prompt has pictures. vocabulary:
+    number of tokens of the tokenizer. base: the manifest's folder. threads: number of torch's threads. logs: folder of
+    the log files.
     """
 
     def __init__(
@@ -714,8 +714,9 @@ class RolloutWorker(Process):
 
         after: number of the last report that the driver has received, which acknowledges this report and all earlier
         ones. If there is no later report, the method waits until one is due: for example when a group has finished or
-        weights were loaded, and at the latest after `report_seconds`. A later call of `exchange` ends this one, whose answer
-        would be lost: it then returns nothing. Raises EngineFailed if the engine has failed.
+        weights were loaded, and at the latest after `report_seconds`. If `exchange` is called again meanwhile, the
+        earlier call returns no reports, because the driver does not wait for that call any more. Raises EngineFailed if
+        the engine has failed.
         """
         with self._failing():
             self._order.receive(unpacked_commands(batch))

@@ -155,7 +155,7 @@ class Signals:
 
 
 def attended(work: Callable[[Signals], object]) -> int:
-    """Call `work` in a child process, while this process receives the signals for it.
+    """Call `work` in a child process, while this process receives signals and passes them on to the child.
 
     Returns the exit code of the child after all processes of the child have ended.
     """

@@ -121,8 +121,8 @@ def worker_options(
 ) -> dict[str, Any]:
     """Return Ray's options for each worker of a pool.
 
-    lane: whether the worker is a replica of the straggler lane. place: the devices of train workers that a replica
-    shares; None: Ray assigns devices to the worker.
+    lane: whether the worker is a replica of the straggler lane (replicas for long sequences). place: the devices of
+    train workers that a replica shares; None: Ray assigns devices to the worker.
 
     Ray must not restart a lost worker, because its state is lost. Workers need no placement group: labels assign them
     to the pods of their pool, or of the lane, and these pods exist before the run starts. The lane has separate pods

@@ -82,8 +82,9 @@ class StepLog:
     def add(self, output: StepOutput, seconds: float) -> None:
         """Add one step. seconds: its duration.
 
-        The first step of a bucket, and the first one that prefills, do not count, because they may compile the model.
-        The duration of a step that only decodes counts as at most OUTLIER times the average of its bucket.
+        Steps that only decode are grouped into buckets by their number of sequences. The first step of each bucket, and
+        the first step that prefills, do not count, because they may compile the model. The duration of a step that only
+        decodes counts as at most OUTLIER times the average of its bucket.
         """
         bucket = 0 if output.prefills else output.tokens.bit_length()
         if bucket not in self._seen:
@@ -125,7 +126,10 @@ class _Mean:
 
 
 class StepTimes:
-    """Moving averages of the durations of one replica's decoding, prefill and hand-overs."""
+    """Moving averages of the durations of one replica's decoding, prefill and hand-overs.
+
+    In a hand-over, the replica gives back sequences that move to another replica.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[int, tuple[_Mean, _Mean]] = {}  # bucket → (sequences, seconds) of a step
@@ -152,8 +156,8 @@ class StepTimes:
     def changed(self) -> ReplicaTimes | None:
         """Return the present averages if they have changed since this method last returned averages; otherwise None.
 
-        They have changed if one of them differs by more than MIN_CHANGE, or if there is another number of buckets. The
-        result is also None before the replica's steps are measured.
+        They have changed if one of them differs by more than the fraction MIN_CHANGE, or if there are averages for a new
+        bucket (range of numbers of sequences). The result is also None before the replica's steps are measured.
         """
         times, earlier = self._times(), self._returned
         same_buckets = len(times.steps) == len(earlier.steps)

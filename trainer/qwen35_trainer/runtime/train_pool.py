@@ -24,9 +24,9 @@ from qwen35_trainer.weights.published import PublishedWeights, joined
 class TrainPool:
     """All train workers. Every worker gets the same calls, in the same order and with the same arguments.
 
-    A batch is the exception: each worker gets only its share. deadline: maximum time for each call, in seconds, after
-    which the call raises Stalled. division: how a batch is divided into shares. groups: sizes of the groups of
-    neighbouring ranks that should share a node (`site.rank_order`).
+    Only batches are divided: each worker gets one part (share) of a batch. deadline: maximum time for each call, in
+    seconds, after which the call raises Stalled. division: how a batch is divided into shares. groups: sizes of the
+    groups of neighbouring ranks that should share a node (`site.rank_order`).
     """
 
     def __init__(

@@ -263,7 +263,7 @@ class TrainSession:
     def span(
         self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
     ) -> None:
-        """Record a span: a time in which a pool or replica did one thing, and a bar of the timeline in the report.
+        """Record a span: a time in which a pool or replica did one thing. The report shows it as a bar of the timeline.
 
         lane: row of the bar. kind: what happened. start, end: in Unix seconds. label: text of the bar. version: version
         of the weights that the span is about; None: it is not about one version.

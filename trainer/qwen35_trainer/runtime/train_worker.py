@@ -180,7 +180,7 @@ class TrainWorker(Process):
 
 
 def replica_shape(rollout: RolloutSpec | None) -> ReplicaShape:
-    """Return the numbers that decide how the weights are divided among the ranks of a replica.
+    """Return the settings that decide how the weights are divided among the ranks of a replica.
 
     rollout: settings of the rollout pool; None: the run has no rollout pool.
     """

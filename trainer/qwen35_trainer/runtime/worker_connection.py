@@ -1,4 +1,4 @@
-"""Calls of a worker's methods over a TCP connection. They take a fraction of the driver's time that Ray's calls take.
+"""Calls of a worker's methods over a TCP connection, which take the driver much less time than calls through Ray.
 
     driver: WorkerConnection.call(method, …) ─── frame ──► worker: WorkerServer ─► method(…)
                                result ◄───────── frame ──────────────┘
@@ -75,7 +75,7 @@ class Endpoint:
 
 
 class WorkerServer:
-    """The worker's end: carries out calls of `methods` for anyone who knows the key."""
+    """The worker's end of the connections: carries out calls of `methods` for each peer that knows the worker's key."""
 
     def __init__(self, methods: Mapping[str, Callable[..., Awaitable[object]]]) -> None:
         self._methods = methods
@@ -136,7 +136,7 @@ class WorkerServer:
 
 
 class WorkerConnection:
-    """The driver's end: calls methods of one worker. Made by `connect`."""
+    """The driver's end of a connection to one worker, whose methods it calls. Use `connect` to create an instance."""
 
     def __init__(self) -> None:
         self._calls: dict[int, asyncio.Future[Sequence[memoryview]]] = {}
@@ -179,8 +179,8 @@ class WorkerConnection:
     async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401  # a worker's result
         """Call a method of the worker and return its result.
 
-        Raises ConnectionEnded if the connection ends before the result arrives. If the result cannot be unpickled, the
-        method ends the connection, and raises ConnectionEnded too.
+        Raises ConnectionEnded if the connection ends before the result arrives. If the result cannot be unpickled,
+        `call` ends the connection, and raises ConnectionEnded too.
         """
         if self._ended or not self._frames.is_open:
             raise ConnectionEnded("the connection has ended")

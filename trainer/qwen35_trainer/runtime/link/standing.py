@@ -91,7 +91,7 @@ class Standing:
     def resumed(self, clock: TrainingClock, earlier: RunTotals, checkpoint: CheckpointReport | None) -> Self:
         """Return the state at the beginning of an attempt, including the totals of earlier attempts.
 
-        clock: converts training time to Unix time. earlier: totals of the records that led to the checkpoint.
+        clock: converts training time to Unix time. earlier: totals of the earlier attempts, up to the checkpoint.
         checkpoint: the checkpoint from which the attempt resumes; None: it starts from the beginning.
         """
         evaluation = earlier.evaluation
@@ -189,7 +189,7 @@ class Standing:
 
 
 def checkpoint_report(path: Path, update: int, time: float) -> CheckpointReport:
-    """Return the part of a report about a checkpoint, or an export, that became complete at `time`, in Unix seconds."""
+    """Return the entry of a checkpoint or an export in a report. time: when it became complete, in Unix seconds."""
     return CheckpointReport(uri=path.as_uri(), update=update, time=max(0.0, time))
 
 
