@@ -1,4 +1,6 @@
-"""A version of the weights that contains only adapters (LoRA, arXiv:2106.09685 eq. 3). The process that loads it has the base weights already.
+"""A version of the weights that contains only adapters (LoRA, arXiv:2106.09685 eq. 3).
+
+The process that loads such a version has the base weights already.
 
     LAYER.lora_A  (rank, in)    LAYER.lora_B  (out, rank)    for each adapted linear layer
     lora_scale    ()            one number for all layers

@@ -3,8 +3,8 @@
     before   3.0  1.5  0.5  2.0 …          encoding   new values, as they are   │ gaps, one byte each or more
     after    3.0  1.6  0.5  2.1 …    ─►               1.6  2.1                  │ 1  1
 
-A gap is the number of equal values in front of a changed value. It is stored as bytes whose sum is the gap: any number of
-bytes equal to ESCAPE, then one smaller byte, which ends the gap. Values are compared by their bits, so the result is exact,
+A gap is the number of unchanged values directly before a changed value. It is stored as bytes whose sum is the gap: any number
+of bytes equal to ESCAPE, then one smaller byte, which ends the gap. Values are compared by their bits, so the result is exact,
 also for values that are not a number (NaN).
 """
 
@@ -21,7 +21,7 @@ ITEM_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class ChangesDamaged(ValueError):
-    """An encoding does not fit its part: it lacks a gap for a changed value, or a position is beyond the end."""
+    """Encoded changes do not fit their part: the number of positions is wrong, or a position is beyond the part's end."""
 
 
 def encoded_changes(before: Memory, after: Memory, item_bytes: int) -> tuple[Memory, int] | None:

@@ -1,4 +1,4 @@
-"""Host memory for the values of tensors that leave their device again and again."""
+"""Host memory for the values of tensors that are offloaded from their device repeatedly."""
 
 from __future__ import annotations
 

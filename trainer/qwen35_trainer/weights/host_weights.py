@@ -145,7 +145,7 @@ class HostWeights(Mapping[str, Tensor]):
         return RankWeights(layout, held_sections(layout, divisions, who), _WholeVersion(layout, self._memory))
 
     def copy_to(self, memory: Memory) -> None:
-        """Copy the bytes of the version to `memory`, whose size must be that of the version's layout."""
+        """Copy the bytes of the version to `memory`, which must have `manifest.layout.size` bytes."""
         memory[:] = self._memory[: memory.size]
 
     def verify(self, threads: Executor | None = None) -> None:

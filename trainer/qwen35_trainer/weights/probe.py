@@ -39,7 +39,7 @@ class LogProbsDiffer(RuntimeError):
 class ProbeResult:
     """The mean and the maximum absolute difference between a replica's and the trainer's log-probs, in nats.
 
-    Both are over all tokens of a probe.
+    The mean and the maximum are taken over all tokens of a probe.
     """
 
     version: int
@@ -50,7 +50,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class Probe:
-    """Token sequences, and the log-probs of their tokens that the trainer computed with a version, at temperature 1."""
+    """Token sequences, and the log-probs of their tokens that the trainer computed with one version, at temperature 1."""
 
     sequences: tuple[NDArray[np.int32], ...]
     """Token ids of each sequence, (T,), where T is the length of the sequence, at least MIN_PROBE_TOKENS."""
@@ -89,7 +89,7 @@ def probe_sequences(prompts: Iterable[NDArray[np.int32]], max_length: int) -> tu
     These are the first PROBE_SEQUENCES prompts with at least MIN_PROBE_TOKENS tokens, or fewer if the data has fewer
     such prompts. A probe uses prompts because the model knows such text. Log-probs of random tokens are low, and
     rounding changes low log-probs more. prompts: token ids of prompts without pictures. max_length: maximum length of a
-    prompt and its response together, in tokens; it also limits the sequences.
+    prompt and its response together, in tokens; each sequence is shorter.
     """
     # One token less than the maximum: vLLM generates a token after each prompt.
     length = min(PROBE_TOKENS, max_length - 1)

@@ -287,7 +287,7 @@ def remove_mark(mark: Path) -> None:
 
 
 def delete_old(folder: Path, needed: frozenset[int]) -> None:
-    """Delete the publications that nobody needs.
+    """Delete the publications that nobody needs and that are older than all needed ones.
 
     A publication is needed if it is among the newest MIN_PUBLICATIONS, if its version is in `needed`, or if it has the
     mark of a reader that is younger than MAX_READ_SECONDS. A needed publication of changes needs the last whole

@@ -56,7 +56,7 @@ class WeightBucket:
 
 @dataclass(frozen=True)
 class VersionStep:
-    """The buckets of one version, with all its bytes or only its changes since the version `base`."""
+    """Buckets that contain all bytes of one version, or only the changes since the version `base`."""
 
     version: int
     base: int | None

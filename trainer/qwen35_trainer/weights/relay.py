@@ -5,8 +5,8 @@
                  └─► …
 
 The train ranks send a version at most `trainer_readers` times, however many replicas there are, unless reads fail or replicas
-that have the version are lost. The number of replicas that have it doubles with each transfer. A replica serves one reader at a
-time, because two readers would each get half of its bandwidth, and neither could serve others before both had finished.
+that have the version are lost. Each round of transfers doubles the number of replicas that have the version. A replica serves one
+reader at a time, because two readers would each get half of its bandwidth, and neither could serve others before both had finished.
 
 If a read fails, or if the reader is lost while it reads, either the source or the reader may be at fault. No further replica
 then reads from this source, unless the source is the train ranks. But if the same reader fails MAX_FAILED_READS times, the reader
@@ -42,7 +42,7 @@ def trainer_readers(train_ranks: int, replica_ranks: int) -> int:
 
 
 class Relay:
-    """The state of one version: which replicas have loaded it, which read it from which source, and which wait.
+    """The distribution of one version: which replicas have loaded it, which read it from which source, and which wait.
 
     from_trainer: maximum number of replicas that read from the train ranks at the same time. from_replica: maximum
     number of replicas that read from the same replica at the same time.
@@ -144,10 +144,10 @@ class Relay:
 
 
 def waves(replicas: int, from_trainer: int = MIN_TRAINER_READERS) -> list[list[int]]:
-    """Return the sources of each wave of a publication to `replicas` replicas, one source for each reader.
+    """Return the source of each transfer of a publication to `replicas` replicas, as one list for each wave of transfers.
 
-    All transfers are assumed to take equally long. A wave consists of the transfers that run together, and begins when
-    the wave before it has ended. from_trainer: as in `Relay`.
+    The transfers of a wave run together. All transfers are assumed to take equally long, so a wave begins when the wave
+    before it has ended. from_trainer: maximum number of replicas that read from the train ranks at the same time.
     """
     relay = Relay(from_trainer)
     for replica in range(replicas):

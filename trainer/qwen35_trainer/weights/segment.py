@@ -122,7 +122,7 @@ class MemorySegment:
     def lock_for_writing(self) -> bool:
         """Lock the segment exclusively, so that no process can read it until `unlock`.
 
-        Returns True if the segment is locked, and False if a process reads it now, so that it could not be locked.
+        Returns True if the segment is locked, and False if it cannot be locked, because a process reads or writes it now.
         """
         return _locked(self._descriptor, fcntl.LOCK_EX)
 

@@ -57,7 +57,7 @@ BUCKET_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class StagedStream:
-    """One rank's encoded shards of a version: the parts, and the steps from the last whole version to this one."""
+    """One rank's encoded shards of a version: the parts, and the buckets of all versions from the last whole one to this one."""
 
     layout: WeightLayout
     parts: tuple[TensorPart, ...]
@@ -84,7 +84,7 @@ class ShardStream:
         """Encode the shards of a version into buckets, and store each bucket.
 
         put: stores the bytes of a bucket, and returns where they are. It must copy the bytes before it returns, because
-        their memory is used again. If all ranks make the same calls, their streams have steps of the same versions.
+        their memory is used again. If all ranks make the same calls, they encode the same versions as changes.
         """
         layout = layout_of(shards)
         earlier = self._steps if len(self._steps) < self._whole_every and layout == self._layout else ()
@@ -94,7 +94,7 @@ class ShardStream:
         return StagedStream(layout, parts, self._steps)
 
     def forget(self) -> None:
-        """Make sure that the next version is whole. To be called if replicas cannot fetch the last version."""
+        """Make sure that the next version is whole. Call this if replicas cannot fetch the last version."""
         self._steps = ()
 
     @property

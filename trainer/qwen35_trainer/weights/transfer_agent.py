@@ -77,7 +77,7 @@ class TransferAgent(Protocol):
     def unregister(self, memory: RemoteMemory) -> None: ...
 
     def start_read(self, source: RemoteMemory, memory: Memory, spans: Sequence[Span]) -> PendingRead:
-        """Begin to copy `spans` of `source` to `memory`, which must be registered here.
+        """Begin to copy `spans` of `source` to `memory`, which must be registered with this agent.
 
         Returns before the bytes have arrived. Raises SourceLost if the process that holds `source` cannot be reached.
         """

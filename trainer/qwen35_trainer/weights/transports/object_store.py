@@ -6,9 +6,10 @@
 waits on                   unblocked by                       deadline
 a bucket                   Ray has fetched it                 publication.timeoutSeconds, in the driver
 
-A replica reads at its own pace, so a late one needs nothing else. Ray keeps the buckets as long as the driver holds their
-references and the rank that stored them is alive: since 2.56, `ray.put` cannot give an object to another owner. A run ends with a
-lost rank in any case. With changes (`shard_streams`), the ranks also hold references to the buckets from the last whole version on.
+A replica reads at its own pace, so a late replica needs no special treatment. Ray keeps the buckets as long as the driver holds
+their references and the rank that stored them is alive: since 2.56, `ray.put` cannot give an object to another owner. If a rank
+is lost, the run ends in any case. With changes (`shard_streams`), the ranks also hold references to the buckets from the last
+whole version on.
 """
 
 from __future__ import annotations

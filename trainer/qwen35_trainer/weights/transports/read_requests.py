@@ -1,7 +1,8 @@
 """Divides the bytes of a version into reads, each from one process. Pure.
 
+source         what is read from it                       order
 train ranks    shard of rank 0 │ shard of rank 1 │ …      in turn; replicas begin with different ranks, to spread the load
-a replica      its whole copy                              at the offsets of the version's layout
+a replica      its whole copy                             the order of the manifest's parts
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def read_requests(
 ) -> list[ReadRequest]:
     """Return the reads that together copy a version into memory, to the offsets of the version's layout.
 
-    first: number of the train rank to begin with. Raises WeightsDamaged if the shards have more or fewer parts than the
-    manifest, or if a part does not fit into its source.
+    first: number of the train rank to begin with, modulo the number of shards. Raises WeightsDamaged if the shards have
+    more or fewer parts than the manifest, or if a part does not fit into its source.
     """
     if isinstance(source, RegisteredCopy):
         return list(_requests(manifest, source.memory, manifest.parts, [_place(manifest, p) for p in manifest.parts]))

@@ -39,7 +39,8 @@ class RegisteredSegments:
     def claim(self, version: int, size: int, needed: frozenset[int] = frozenset()) -> RegisteredSegment:
         """Return a registered segment of `size` bytes for `version`, locked for writing.
 
-        Parameters and errors are those of `SegmentPool.claim`. Segments that the pool does not keep are unregistered.
+        needed: versions whose segments must not be overwritten. Segments that the pool does not keep are unregistered.
+        Raises TooLittleMemory if a new segment must be created and does not fit into the memory.
         """
         claimed = self._pool.claim(version, size, needed)
         alive = {segment.handle.name for segment in self._pool.segments}
