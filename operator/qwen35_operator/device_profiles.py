@@ -9,7 +9,7 @@ from qwen35_trainer.manifest.accelerator import ProfileName
 
 @dataclass(frozen=True)
 class PodSize:
-    """The CPUs and memory of a pod, or of one device's share of a pod.
+    """The CPUs and memory of a whole pod, or the CPUs and memory that a pod gets for each of its devices.
 
     cpu: number of CPUs. memory_gib: all memory, in GiB. shm_gib: the part of this memory that shared memory (/dev/shm)
     may take. Ray's object store is in shared memory, and takes 30% of all memory.

@@ -1,7 +1,7 @@
 """Passes the events of trainings, which the library kopf receives, to the store of trainings and to the work queue.
 
-This module decides nothing. kopf runs in a thread with an event loop of its own, because kopf installs signal handlers
-where it can, and cancels all tasks of its event loop that it did not create. kopf ends if it has no permission to list
+This module decides nothing. kopf runs in a thread with an event loop of its own. In the operator's event loop, kopf
+would install signal handlers, and cancel the tasks of other modules. kopf ends if it has no permission to list
 trainings. This module then waits for the permission and starts kopf again. kopf's discovery of definitions and
 namespaces is switched off, because it would need cluster-wide permissions.
 """
@@ -86,8 +86,8 @@ def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey
 async def forget_deleted(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
     """Remove trainings whose deletion kopf has missed, every FORGET_SECONDS, until cancelled.
 
-    kopf reports no deletion that happened while its watch was interrupted. Such a training would stay in the operator's memory and
-    in the number of trainings.
+    kopf does not report a deletion that happened while its watch was interrupted. Without this function, the deleted
+    training would stay in the operator's memory and would be counted in the metrics.
     """
     while True:
         await asyncio.sleep(FORGET_SECONDS)
@@ -114,7 +114,7 @@ async def _listed(client: RestClient, namespace: str | None) -> tuple[set[tuple[
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
-    """Wait until trainings can be listed and watched, and set `trainings.problem` to the reason until then.
+    """Wait until trainings can be listed and watched. Until then, `trainings.problem` contains the reason for the wait.
 
     If kopf started earlier, it would end with an error that does not name the missing permission.
     """
@@ -168,9 +168,9 @@ def registry(
 ) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
-    apply: called with each event of a training. answered: called with each answer to kopf. explicit: whether the user
-    named a kubeconfig. If so, the kubeconfig's credentials are tried before the pod's credentials; otherwise the pod's
-    credentials are tried first.
+    apply: called with each event of a training. answered: called, without arguments, after each answer of the API
+    server to kopf that is not an error. explicit: whether the user named a kubeconfig. If so, the kubeconfig's
+    credentials are tried before the pod's credentials; otherwise the pod's credentials are tried first.
     """
     handlers = kopf.OperatorRegistry()
     # Neither way needs the synchronous client library.
@@ -185,7 +185,7 @@ def registry(
 
 
 class NoDiffs(kopf.AnnotationsDiffBaseStorage):
-    """Disables kopf's diffs. kopf copies each object several times to compute them, and event handlers do not use them."""
+    """Disables kopf's diffs, which event handlers do not use. To compute a diff, kopf copies an object several times."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:  # noqa: ANN401  # kopf's calling convention
         return kopf.BodyEssence()

@@ -1,9 +1,10 @@
-"""The HTTP session that kopf uses. `shallow_json` reads the answers, so that no object can end kopf's list or watch.
+"""The HTTP session that kopf uses. It replaces parts of objects that are nested too deeply for kopf to parse or copy.
 
     login ─► ConnectionInfo ─► ShallowSession ─► kopf: list ─► ShallowResponse.json
                                                        watch ─► ShallowResponse.content.iter_chunked
 
-kopf lets a login handler return a session instead of credentials. It reads answers only by `json` and `iter_chunked`.
+A single such object would end kopf's list or watch (`shallow_json`). kopf lets a login handler return a session instead
+of credentials. kopf reads answers only by `json` and `iter_chunked`.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +32,7 @@ class ShallowSession(kopf.AiohttpSession):
     def open(cls, credentials: kopf.ConnectionInfo, answered: Callable[[], object]) -> "ShallowSession":
         """Open a session on the running event loop, with the options that kopf uses for these credentials.
 
-        answered: called with each answer that is not an error.
+        answered: called, without arguments, after each answer that is not an error.
         """
 
         class Response(ShallowResponse):
@@ -65,13 +66,13 @@ class ShallowResponse(aiohttp.ClientResponse):
     """
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Begin to receive the response. `content.iter_chunked` then yields whole lines of shallow JSON."""
+        """Begin to receive the response. `content.iter_chunked` then yields whole lines, without parts nested too deeply."""
         await super().start(connection)
         self.content = _ShallowContent(self.content)  # type: ignore[assignment]  # has all that kopf and aiohttp use
         return self
 
     async def json(self, **_: Any) -> Any:  # noqa: ANN401  # JSON
-        """Return the whole body as shallow JSON."""
+        """Return the whole body as parsed JSON, in which TOO_DEEP replaces parts that are nested too deeply."""
         return shallow_json.loads(await self.read())
 
 

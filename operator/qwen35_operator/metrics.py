@@ -70,7 +70,10 @@ class Metrics:
         self.registry.register(_Trainings(states))
 
     def time_watches(self, seconds: Callable[[], Mapping[str, float]]) -> None:
-        """Report how long ago the API server answered the watch of each kind. `seconds` is called at each scrape."""
+        """Report the seconds since the API server last answered the watch of each kind.
+
+        seconds: returns these numbers, by kind; called at each scrape.
+        """
         self.registry.register(_Watches(seconds))
 
     def requested(self, verb: str, resource: str, code: int) -> None:

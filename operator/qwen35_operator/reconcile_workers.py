@@ -38,7 +38,10 @@ class ReconcileWorkers:
         return len(self._queue)
 
     def add(self, key: TrainingKey) -> None:
-        """Enqueue a training that has changed, to be reconciled soon. A standby keeps no queue: a leader begins with all trainings."""
+        """Enqueue a training that has changed, to be reconciled soon.
+
+        In a process that does not lead, this method does nothing: a new leader first reconciles all trainings.
+        """
         if not self._working:
             return
         self._since.setdefault(key, time.monotonic())

@@ -32,7 +32,7 @@ class FolderWriter:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Context manager: run the body, which writes at a path from `place`, without changing its errors.
+        """Context manager: run code that writes at a path from `place`. An error of this code is raised unchanged.
 
         `Epoch` overrides this method: it turns an OSError into Superseded if another attempt caused the error.
         """

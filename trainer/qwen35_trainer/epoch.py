@@ -1,4 +1,4 @@
-"""The fence (docs/design/fence.md): an attempt of a run that was replaced (a zombie) cannot change the run's folders any more.
+"""The fence (docs/design/fence.md) keeps an attempt that was replaced (a zombie) from changing the folders of its run.
 
 An epoch is a period in which one attempt owns a folder. All attempts of a run write into the same folders:
 
@@ -83,7 +83,7 @@ class Superseded(RuntimeError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The attempt of a run that owns a folder: the content of owner.json."""
+    """The record of the attempt that owns a folder: the content of owner.json."""
 
     run: str
     """Identity of the run. All attempts of the run have the same one."""
@@ -124,9 +124,10 @@ class Owner:
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Return the owner of a folder, from owner.json. None without that file: the folder is new, or of an old release.
+    """Return the owner of a folder, from owner.json; None if the file does not exist.
 
-    Raises FolderRefused if owner.json is damaged, and OSError if the file cannot be read, which may be temporary.
+    A new folder and a folder from an old release have no such file. Raises FolderRefused if owner.json is damaged, and
+    OSError if the file cannot be read, which may be temporary.
     """
     path = folder / OWNER_FILE
     try:
@@ -302,7 +303,7 @@ def take(folder: Path, owner: Owner, seen: Owner | None) -> Epoch:
     Attempts that owned the folder before can publish nothing after this.
 
     owner: the record of this attempt; this function sets its field `epoch` to the number of the new epoch. seen: the
-    owner that the caller has read before; None: the folder had no owner then.
+    owner that the caller read before this call; None if the folder had no owner then.
 
     Raises Superseded if the present owner is an attempt that the operator has started after this one; if the present
     owner is neither `seen` nor an earlier attempt of the same training; if another attempt takes the folder at the same

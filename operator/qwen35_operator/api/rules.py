@@ -36,7 +36,8 @@ class Rule:
     rule: a CEL expression that is true for a valid object. message: the error message. expression: a CEL expression
     that computes a message with the object's values; if it is None or fails, `message` is shown. field: path of the
     invalid field, relative to the section that has the rule; None for the section itself. reason: the kind of the
-    error. ratchets: whether an object that already breaks the rule may still be changed, because it can be older.
+    error. ratchets: whether an object that already breaks the rule may still be changed, because the object can be
+    older than the rule.
     """
 
     rule: str

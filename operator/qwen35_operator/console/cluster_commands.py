@@ -88,7 +88,7 @@ def status(
     """Run `qwen35 status`: show the training `name`, or, if `name` is None, one line for each training.
 
     everywhere: list the trainings of all namespaces. watch: follow the training until it ends. as_json: print JSON.
-    Returns an exit code: 0, or INTERRUPTED after Ctrl-C. With `watch`, it is FAILED if the training failed or was
+    Returns an exit code: 0, or INTERRUPTED after Ctrl-C. With `watch`, returns FAILED if the training failed or was
     deleted. Raises NotShown if options contradict each other, or if the training does not exist or cannot be read.
     """
     if name is None and watch:

@@ -81,7 +81,7 @@ async def find(client: RestClient, namespace: str, name: str) -> tuple[JsonObjec
 async def training(client: RestClient, namespace: str, name: str) -> tuple[JsonObject, str]:
     """Return the training, and the resourceVersion from which to watch it.
 
-    Raises NotShown if the request fails, or if the training does not exist; the message then lists similar names.
+    Raises NotShown if the request fails, or if the training does not exist; the message then names other trainings.
     """
     try:
         raw, version = await find(client, namespace, name)
@@ -139,7 +139,8 @@ async def history_of(client: RestClient, namespace: str, name: str) -> bytes:
 def not_found(namespace: str, name: str, others: list[str]) -> str:
     """Return the error message for a training that does not exist.
 
-    others: the names of the trainings in the namespace. The message lists those that the user may have meant.
+    others: the names of the trainings in the namespace. The message lists similar names, or some of `others` if no name
+    is similar.
     """
     similar = difflib.get_close_matches(name, others, SHOWN_NAMES)
     if similar:

@@ -20,7 +20,8 @@ from qwen35_trainer.manifest.pods import PodsSpec
 def build(training: TrainingResource) -> KubeObject:
     """Return the ConfigMap with the manifest that the trainer reads.
 
-    In this manifest the mounted path replaces each PersistentVolumeClaim. spec.pods, which names Secrets, is left out.
+    In this manifest, each PersistentVolumeClaim is replaced by the path at which it is mounted. spec.pods, which names
+    Secrets, is left out.
     """
     spec = mounted(training.spec).model_copy(update={"suspend": False, "pods": PodsSpec()})
     manifest = {

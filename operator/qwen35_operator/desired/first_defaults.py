@@ -1,4 +1,4 @@
-"""The first default of every field of the spec: that of the release that introduced the field.
+"""The first default of every field of the spec: the default in the release that introduced the field.
 
 `spec_hash` leaves out fields with their first default. A changed entry would therefore end the running attempts of all
 trainings with the old or the new value. To change a default, change it in `qwen35_trainer.manifest` only. To add a

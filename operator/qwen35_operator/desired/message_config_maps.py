@@ -1,8 +1,8 @@
 """Builds the ConfigMaps `-control`, `-progress` and `-history`, through which operator and trainer exchange messages.
 
 The operator writes `-control`. It creates `-progress` and `-history` without content, and afterwards only the trainer
-writes these two. They therefore have no annotation with a hash of their content. All three ConfigMaps exist until the
-training is deleted, or until cleanupSecondsAfterFinished after its end (`reconcile/cleanup.py`).
+writes these two. Therefore these two have no annotation with a hash of their content. All three ConfigMaps exist until
+the training is deleted, or until cleanupSecondsAfterFinished seconds after its end (`reconcile/cleanup.py`).
 """
 
 from qwen35_operator.api.training_resource import TrainingResource

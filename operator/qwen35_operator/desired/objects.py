@@ -21,10 +21,12 @@ def metadata(
 ) -> dict[str, Any]:
     """Return the metadata of a child. Its ownerReference makes Kubernetes delete the child together with its training.
 
-    There is no finalizer, unless a user adds one to have a last checkpoint saved (`reconcile/deletion.py`). So the deletion
-    of a training does not wait for the operator. The pods get SIGTERM and their grace period. PersistentVolumeClaims are
-    not children, so checkpoints stay. component: role of the object, for a label. labels: added to the labels that every
-    child has. annotations: None for no annotations.
+    The operator adds no finalizer, so the deletion of a training does not wait for the operator. (A user may add one to
+    have a last checkpoint saved: `reconcile/deletion.py`.) The pods get SIGTERM and their grace period.
+    PersistentVolumeClaims are not children, so checkpoints stay.
+
+    component: role of the object, for a label. labels: added to the labels that every child has. annotations: None for
+    no annotations.
     """
     written: dict[str, Any] = {
         "name": name,

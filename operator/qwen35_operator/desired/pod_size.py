@@ -30,7 +30,7 @@ _plans: Final[WeakKeyDictionary[TrainingResource, MemoryPlan]] = WeakKeyDictiona
 
 
 def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
-    """Return the CPUs and memory of a pod of the pool: the device profile's, or more memory if the plan needs it."""
+    """Return the CPUs and memory of a pod of the pool, from the device profile. The memory is larger if the plan needs more."""
     profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode
     if pool == "head":
         return profile.head

@@ -23,8 +23,8 @@ _REQUIRED: Final = object()
 def plain_fields(section: Section, left_out: LeftOut, path: str = "") -> dict[str, Any]:
     """Return the fields of a section that are not left out, as plain data.
 
-    An inner section of which no field remains is left out too, if the section has a default other than None. left_out:
-    returns whether a field is left out. path: the section's path, with a dot at its end; empty for the spec.
+    An inner section is left out too if none of its fields remain and its own default is not None. left_out: returns
+    whether a field is left out. path: the section's path, with a dot at its end; empty for the spec.
     """
     fields = {}
     for name, field in type(section).model_fields.items():

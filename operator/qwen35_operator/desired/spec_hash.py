@@ -3,9 +3,9 @@
     stored spec ─► fields that are written ─► without live fields ─► without first defaults ─► hash
 
 An upgrade of the operator must not change the hash of a stored training. The API server writes the defaults of the
-installed CRD into every stored spec. A field with its *first* default, that of the release that introduced the field,
-therefore counts as absent. If a later release changes a default or adds a field, the hashes of stored trainings stay
-the same. tests/upgrade compares the hashes with those of earlier releases.
+installed CRD into every stored spec. A field with its *first* default (the default in the release that introduced the
+field) therefore counts as absent. If a later release changes a default or adds a field, the hashes of stored trainings
+stay the same. tests/upgrade compares the hashes with those of earlier releases.
 """
 
 from typing import Final

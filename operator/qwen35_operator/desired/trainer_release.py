@@ -38,7 +38,7 @@ def present(training: TrainingResource, settings: OperatorSettings) -> TrainerRe
 
 
 def by_digest(image: str, image_id: str) -> str:
-    """Return the image with its digest instead of its tag, or unchanged if it already has a digest or none is known.
+    """Return the image with its digest instead of its tag; unchanged if it has a digest already, or if none is known.
 
     image: such as registry/team/trainer:1.0. image_id: imageID of a container's status. The digest is known if
     `image_id` shows that the node has pulled the image from the repository in `image`. An image that was loaded into

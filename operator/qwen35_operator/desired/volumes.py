@@ -85,7 +85,7 @@ def mounts(training: TrainingResource, profile: DeviceProfile, pool: str) -> lis
 
 
 def mounted(spec: TrainingSpec) -> TrainingSpec:
-    """Return the spec for the trainer inside a pod, in which the path of the mount replaces each claim.
+    """Return the spec for the trainer inside a pod: each PersistentVolumeClaim is replaced by the path of its mount.
 
     Relative paths of data files without a claim become paths in the image.
     """

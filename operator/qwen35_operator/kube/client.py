@@ -58,7 +58,7 @@ type RequestObserver = Callable[[str, str, int], None]
 
 
 class Client(Protocol):
-    """The interface through which reconciling makes requests to the API server."""
+    """The interface of a client of the API server. `RestClient` implements this interface."""
 
     def now(self) -> datetime: ...
 

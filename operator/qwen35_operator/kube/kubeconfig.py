@@ -1,4 +1,4 @@
-"""Checks kubeconfig files first, because the errors of the client library do not say what is invalid in a file."""
+"""Checks kubeconfig files before the client library reads them: its errors do not say what is invalid in a file."""
 
 import os
 from pathlib import Path

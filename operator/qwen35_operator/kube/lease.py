@@ -19,8 +19,8 @@ holder then works until it notices, or until its time is over. Nothing in the cl
 process that creates the Lease therefore holds it, which keeps others from leading, but waits LEASE seconds before it
 leads. Any previous leader has stopped by then: its last renewal came before the deletion, and the deletion before the
 creation. The wait begins when the answer to the creation arrives, because the request may have taken long. A holder
-that has not led yet must not release the Lease, which would claim that all work has ended. leaseTransitions is 0 in
-such a Lease, so that its creator recognizes it even if the answer to the creation was lost.
+that has not led yet must not release the Lease, because a released Lease means that all work has ended.
+leaseTransitions is 0 in such a Lease, so that its creator recognizes it even if the answer to the creation was lost.
 
 Only intervals of this process's monotonic clock count; dates in the Lease and differences between clocks do not matter.
 kubernetes.aio also has an election, but it reads wall clocks, does not wait for the work to end, and does not release.

@@ -12,7 +12,7 @@ from qwen35_trainer.manifest import Problem
 
 
 class ObjectCache:
-    """The cache of all trainings' child objects, which watches keep up to date."""
+    """The cache of the child objects of all trainings. Watches keep the cache up to date."""
 
     def __init__(
         self,
@@ -45,7 +45,10 @@ class ObjectCache:
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
     def incomplete(self) -> list[Problem]:
-        """Return one problem for each watch that has not listed its objects completely, or that is blind."""
+        """Return one problem for each watch that has not listed its objects completely, or that gets no answers.
+
+        A watch gets no answers if the API server has not answered it for MAX_SILENT_SECONDS.
+        """
         unlisted = [watch for watch in self.watches if not watch.synced.is_set()]
         silent = (blind(watch.kind, watch.seen_at) for watch in self.watches if watch.synced.is_set())
         return [
@@ -54,7 +57,10 @@ class ObjectCache:
         ]
 
     def silent_seconds(self) -> dict[str, float]:
-        """Return for each kind the time since the API server last answered a watch of it; of several, the longest."""
+        """Return the seconds since the API server last answered the watch of each kind.
+
+        A kind has one watch for each watched namespace. If it has several, this is the maximum over them.
+        """
         now = time.monotonic()
         longest: dict[str, float] = {}
         for watch in self.watches:

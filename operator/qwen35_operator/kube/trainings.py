@@ -99,7 +99,10 @@ class Trainings:
         self.seen_at = time.monotonic()
 
     def obstacle(self) -> Problem | None:
-        """Return why the trainings may be out of date: they cannot be watched, or the API server does not answer; otherwise None."""
+        """Return the problem because of which the stored trainings may be out of date; None if there is no such problem.
+
+        The problem is that trainings cannot be watched, or that the API server does not answer.
+        """
         return self.problem or blind(TRAINING, self.seen_at)
 
     def states(self) -> Counter[str]:

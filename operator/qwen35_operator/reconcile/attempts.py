@@ -135,8 +135,8 @@ def _with_messages(attempt: Attempt, message_bytes: int, fault_bytes: int) -> At
 def with_clock(observed: Observed, now: datetime) -> Observed:
     """Return the observation with the open attempt's clock running, or stopped while a queue holds the attempt back.
 
-    spec.activeDeadlineSeconds limits the time for which the clocks of all attempts together have run. Each time the
-    clock stops, the attempt's number of evictions grows by one.
+    The clock measures for how long an attempt has been active. spec.activeDeadlineSeconds limits the sum of these times
+    over all attempts. Each time the clock stops, the attempt's number of evictions grows by one.
     """
     attempt = open_attempt(observed)
     job = None if attempt is None else job_of(observed, attempt.number)

@@ -83,7 +83,7 @@ def control_message(
     """Return the `-control` message to an attempt that is not ordered to stop.
 
     rollout_nodes: the number of nodes that the rollout pool should have. leaving: names of the pods that are removed
-    next. leaving_since: Unix time at which the first of them was named.
+    next. leaving_since: Unix time since which all of these pods have been named to the trainer.
     """
     spec = training.spec
     live = LiveSettings(

@@ -64,9 +64,9 @@ def _retried(observed: Observed) -> Verdict:
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
     """Return the due deletions of RayJobs whose attempts have ended, and the seconds until the next deletion is due.
 
-    The seconds are None if no further deletion will be due. A RayJob that ends JOB_SHUTDOWN_SECONDS after its attempt
-    at the latest is a record of the attempt. The MAX_ENDED_JOBS newest records are kept. The RayJob of a suspended
-    attempt is always deleted, because a suspended training must have no pods.
+    The seconds are None if no further deletion will be due. A RayJob is kept as a record of its attempt if it ends
+    within JOB_SHUTDOWN_SECONDS after the attempt. Only the MAX_ENDED_JOBS newest records are kept. The RayJob of a
+    suspended attempt is always deleted, because a suspended training must have no pods.
     """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [

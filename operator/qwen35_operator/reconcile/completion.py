@@ -16,8 +16,8 @@ eviction ended.
 
 A lost rollout pod does not end the attempt: KubeRay replaces the pod, and the trainer replaces the replica that ran in
 the pod (`qwen35_trainer/runtime/rollout_pool.py`). A lost train pod ends the attempt: the trainer reports the failure
-WorkerLost. If the cluster ended the pod, the reason of the pod (such as NodeLost, when its node vanished or stays
-NotReady) decides by the failure rules. The next attempt waits for proof that the pod has ended (`leftovers.py`).
+WorkerLost. If the cluster ended the pod, the failure rules first consider the reason of the pod, such as NodeLost when
+its node vanished or stays NotReady. The next attempt waits for proof that the pod has ended (`leftovers.py`).
 """
 
 from qwen35_operator.kube.object_records import Pod

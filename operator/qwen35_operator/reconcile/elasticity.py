@@ -6,17 +6,18 @@
 Pods leave in two steps: the trainer gives their replicas no more sequences, and the pods are removed when it reports that they are
 drained, or after async.stallSeconds.
 
-KubeRay submits the trainer only when all pods of the cluster work. If Kubernetes has found no node for some rollout pods within
-START_WAIT_SECONDS, and at least rollout.minNodes pods work, these pods are removed. The pool grows again when the trainer runs.
+KubeRay submits the trainer only when all pods of the cluster work. If Kubernetes has found no node for some rollout
+pods within START_WAIT_SECONDS, and at least rollout.minNodes other pods work, the pods without a node are removed. The
+pool grows again when the trainer runs.
 
 A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
-change the size if Ray's autoscaler decides it. Under a queue, the rollout pool never gets more nodes than the
-RayJob requests, because the queue has admitted only these. This holds for Kueue's elastic jobs too: Kueue reads the
-size of a RayCluster only if Ray's autoscaler scales it (pkg/controller/jobs/raycluster/common.go, UpdatePodSets), so
-further nodes would be in no quota.
+change the size if Ray's autoscaler decides it. Under a queue, the rollout pool never gets more nodes than the RayJob
+requests, because the queue has admitted only these. This holds for Kueue's elastic jobs too: Kueue reads the size of a
+RayCluster only if Ray's autoscaler scales it (pkg/controller/jobs/raycluster/common.go, UpdatePodSets), so no quota
+would include the further nodes.
 
-The nodes of the straggler lane are a worker group of their own, which keeps its size. All sizes here include them, except
-the number of replicas of the worker group `rollout`.
+The nodes of the straggler lane (whose replicas finish long sequences) are a worker group of their own, which keeps its
+size. All sizes here include them, except the number of replicas of the worker group `rollout`.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class Resize:
     leaving: tuple[str, ...] = ()
     """Names of the pods that are removed next. The trainer gives the replicas in these pods no new sequences."""
     leaving_since: float | None = None
-    """Unix time at which the first of the leaving pods was named; None if no pod leaves."""
+    """Unix time since which all of the leaving pods have been named to the trainer; None if no pod leaves."""
     writes: tuple[ClusterWrite, ...] = ()
     held: str | None = None
     """Why the running cluster must keep a size other than the target; None if nothing prevents the change."""
@@ -64,7 +65,10 @@ def target(training: TrainingResource, status: TrainingStatus) -> int:
 
 
 def autoscale_choice(training: TrainingResource, status: TrainingStatus) -> AutoscaleStatus | None:
-    """Return the size that autoscaling has chosen; None if it has chosen none since spec.rollout.nodes was edited, or is off."""
+    """Return the size that autoscaling has chosen for the rollout pool.
+
+    Returns None if autoscaling is off, or has chosen no size since spec.rollout.nodes was edited.
+    """
     pool, choice = training.spec.rollout, status.autoscale
     if pool is None or pool.autoscale is None or choice is None:
         return None
@@ -193,7 +197,7 @@ def _size_at_start(
 
 
 def _leaving_since(situation: AttemptSituation, leaving: Sequence[str]) -> float | None:
-    """Return the Unix time at which the first of these pods was named to the trainer: now, unless all have been named before."""
+    """Return the Unix time since which all of these pods have been named to the trainer: now, unless all were named before."""
     control = situation.observed.control
     if not leaving:
         return None

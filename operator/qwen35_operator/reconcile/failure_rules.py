@@ -99,7 +99,7 @@ class RuleDecision:
 
 
 def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) -> RuleDecision:
-    """Return the decision of the first rule that matches any piece of evidence. `evidence` must not be empty.
+    """Return the decision of the first rule that matches. `evidence` must not be empty.
 
     The user's rules come first, in their order. Each is tried on all pieces of evidence before the next rule. The
     built-in rules are tried only on the first piece, which is the cause.

@@ -4,9 +4,9 @@
                         ▲                                                     └─► annotation UPDATE has a new value
                         └───────────────────────────────────────────────────────────────────┘
 
-A restart at night must not continue a checkpoint with another trainer. The image is pinned by its digest as soon as the
-trainer has reported. The status takes the release from the RayJob of the latest attempt. The release is therefore also
-known after a crash of the operator, and for attempts that an earlier operator has started.
+An automatic restart must not continue a checkpoint with another trainer. The image is pinned by its digest as soon as
+the trainer has reported. The status takes the release from the RayJob of the latest attempt. The release is therefore
+also known after a crash of the operator, and for attempts that an earlier operator has started.
 """
 
 from dataclasses import replace
@@ -44,10 +44,10 @@ def with_release(observed: Observed, settings: OperatorSettings) -> Observed:
 def for_next_attempt(situation: Situation) -> TrainerRelease:
     """Return the release for the next attempt.
 
-    This is the recorded release after a failed attempt, and otherwise the operator's present release. After a failed
-    attempt, the operator's present release is returned only if the user has requested it (annotation UPDATE, or another
-    spec.pods.image), or if no trainer of this training has ever reported. In the latter case the recorded image may be
-    broken.
+    If the last attempt failed, this is the recorded release, except in two cases: the user has requested another
+    release (annotation UPDATE, or another spec.pods.image), or no trainer of this training has ever reported, so the
+    recorded image may be broken. In these cases, and if the last attempt did not fail, this is the operator's present
+    release.
     """
     recorded, request = situation.status.release, situation.observed.update_request
     last = attempts.last_attempt(situation.status.attempts)

@@ -1,4 +1,4 @@
-"""Keeps an open attempt's objects as desired and its rollout pool at its size, and reports how it runs."""
+"""Keeps the objects of an open attempt as desired and its rollout pool at the target size, and reports how the attempt runs."""
 
 from qwen35_operator.api.v1alpha1 import Fault, State
 from qwen35_operator.desired.network_policy import DASHBOARD_PORT
@@ -17,7 +17,8 @@ SHOWN_PODS = 3
 def decide(situation: AttemptSituation) -> Verdict:
     """Return the verdict that keeps the open attempt running.
 
-    Its writes bring the rollout pool to its size, and pass on the settings that may change while an attempt runs.
+    The writes bring the rollout pool to its target size, and pass on the settings that may change while an attempt
+    runs.
     """
     training, attempt, status = situation.training, situation.attempt, situation.status
     changes: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Detects an attempt that hangs (is hung): it runs without progress.
+"""Detects an attempt that hangs: it runs without progress.
 
 There is no heartbeat, because a process that hangs may still send one. An attempt is stalled if no new weight version
 has appeared for longer than failurePolicy.stallFactor × the median time between versions, and for longer than

@@ -1,8 +1,8 @@
 """Stops an attempt: orders the trainer to save, waits for its answer or the grace period, and records the end.
 
 An attempt is stopped if `spec.suspend` is set, if its time is over (`spec.activeDeadlineSeconds`), if the spec has
-changed in a way that the attempt cannot take over, or if the training is being deleted and its user wants a last checkpoint.
-After a change of the spec, the next attempt uses the new one.
+changed in a way that the attempt cannot take over, or if the training is being deleted and its user wants a last
+checkpoint. After a change of the spec, the next attempt uses the new spec.
 
     -control: stop ──► trainer saves ──► -progress: Stopped ──► status: attempt ended ──► RayJob deleted
                             └── grace period over ──────────────────────▲

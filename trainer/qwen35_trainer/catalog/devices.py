@@ -95,8 +95,6 @@ DEFAULT_DEVICES: Final[dict[ProfileName, DeviceName]] = {"NVIDIA": "H100", "Asce
 
 
 def largest_device(profile: ProfileName) -> DeviceName | None:
-    """Return the name of the device with the most memory among those of a profile; None for the
-    profile CPU, which has no devices.
-    """
+    """Return the name of the profile's device with the most memory; None for profile CPU, which has no devices."""
     names = [name for name, device in DEVICES.items() if device.profile == profile]
     return max(names, key=lambda name: DEVICES[name].memory, default=None)

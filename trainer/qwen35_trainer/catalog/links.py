@@ -23,7 +23,7 @@ LinkName = Literal[
 
 @dataclass(frozen=True)
 class DeviceLink:
-    """The link of one device, with the bandwidth that it has while all other devices use their links."""
+    """The link of one device. The bandwidth is what the device gets while all other devices use their links too."""
 
     bandwidth: float
     """Peak bytes per second in one direction."""

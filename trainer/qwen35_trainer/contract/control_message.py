@@ -39,7 +39,7 @@ class Control(ContractMessage):
     leaving: Annotated[tuple[str, ...], Field(strict=False, max_length=1024)] = ()
     """Names of the rollout pods that will be deleted. Replicas in these pods get no more sequences."""
     leavingSince: Annotated[float, Field(ge=0)] | None = None
-    """Unix time at which the first of these pods was named, from which the operator counts its limit; None if there are none."""
+    """Unix time since which all of these pods have been named, from which the operator counts its limit; None if there are none."""
     live: LiveSettings | None = None
 
 

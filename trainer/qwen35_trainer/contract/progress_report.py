@@ -24,9 +24,9 @@ class CheckpointReport(ContractMessage):
 
 
 class ReplicaReport(ContractMessage):
-    """The pods of one rollout replica, and its idle share.
+    """The pods of one rollout replica, and the share of time in which the replica was idle.
 
-    When the pool shrinks, the operator first removes the pods of the replicas with the largest idle share.
+    When the pool shrinks, the operator first removes the pods of the replicas with the largest share.
     """
 
     pods: Annotated[tuple[str, ...], Field(strict=False, max_length=64)]

@@ -48,10 +48,9 @@ def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = 
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page atomically, so that the file is always complete or absent. Several
-    processes may write the same path.
+    """Write a page atomically: a reader sees the old file or the new one, never half of one.
 
-    Raises OSError if the page cannot be written.
+    Several processes may write to the same path. Raises OSError if the page cannot be written.
     """
     write_atomically(path, text, suffix=str(os.getpid()))
 
