@@ -1,4 +1,4 @@
-"""The learning signal of a batch: advantages and log-probs of other policies, computed once for all updates of the batch.
+"""The learning signal of a batch: advantages, and log-probs of the reference and proximal policies, computed once per batch.
 
     rewards and groups of all samples ─┐
     tokens of this rank's share ───────┴─► advantages of this share's tokens; sums over shares where an estimator needs them

@@ -50,7 +50,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Responses:
-    """The responses of n samples as tables (n, T). T is the length of the longest response."""
+    """Loss masks and log-probs of the responses of n samples, as tables (n, T). T is the length of the longest response."""
 
     mask: Tensor
     """(n, T) bool, true for tokens that enter the loss."""
@@ -59,7 +59,7 @@ class Responses:
 
     @classmethod
     def of(cls, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> Responses:
-        """Copy the responses of `samples` into tables in host memory.
+        """Copy masks and log-probs of the responses of `samples` into tables in host memory.
 
         If `samples` is empty, the tables are (1, 1) with one token that does not train.
         """

@@ -1,4 +1,4 @@
-"""The source of a model's weights: random values, or the files of a published folder."""
+"""The source of a model's weights: random values, or the files of a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Origin:
 
 
 def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
-    """Return the origin of the model of `spec.model`. Raises CheckpointUnusable for a folder that cannot be loaded.
+    """Return the origin of the weights that `spec.model` names. Raises CheckpointUnusable for a folder that cannot be loaded.
 
     seed: seed of random weights.
     vocabulary: number of tokens of the tokenizer.

@@ -1,4 +1,5 @@
-"""A training batch, or one rank's share of it: lengths and rewards of all N samples, and the tokens of held samples.
+"""A training batch, or one rank's share of it. Both have the lengths and rewards of all N samples. A share has tokens only of
+its own samples, which are called *held*.
 
 all samples     prompt_lengths, response_lengths, rewards, valid, group, trained: (N,) each, the same on every rank
 held samples    prompts    p p p │ p p │ …

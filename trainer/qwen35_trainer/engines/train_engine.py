@@ -73,13 +73,13 @@ class TrainEngine(Protocol):
         the tensor. Collective.
 
         All ranks return the same tensors in the same order, and each value of a tensor is in the shard of exactly one
-        rank. Tensors have the type that `published_precision` returns. Only tensors that are always float32 in
-        checkpoints of the family stay float32. With adapters, only the adapters are published, because replicas already
-        have the base model (`weights/adapters.py` has the names of adapters).
+        rank. Tensors have the type that `published_precision` returns, except for those that `keeps_float32` selects,
+        which are always float32. With adapters, only the adapters are published, because replicas already have the base
+        model (`weights/adapters.py` has the names of adapters).
 
         The shards may share memory with the live weights, as all shards of FSDP do. A transport (`weights/transports`)
-        therefore copies them before the next step. An engine that stores weights in another arrangement copies what
-        this rank publishes.
+        therefore copies them before the next step. An engine that does not store weights as they are published copies
+        what this rank publishes.
         """
         ...
 

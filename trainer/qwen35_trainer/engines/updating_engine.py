@@ -1,4 +1,4 @@
-"""The part of training that all engines share: signal, loss, metrics, skipped steps. An engine adds three hooks.
+"""The part of training that all engines share: learning signal, loss, metrics, skipped steps. An engine implements the hooks.
 
     batch (this rank's share) ─► signal: advantages; log-probs of other policies ◄── `_score`
                               ─► for each update: micro-batches of this rank ─► `_forward_backward` ─► sums of metrics

@@ -16,7 +16,10 @@ SEGMENT: Final = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
 
 
 class AssignmentError(ValueError):
-    """Raised for text that is not `PATH=VALUE`. `message` explains what is wrong, and `fix` how to correct it."""
+    """Raised for text that is not `PATH=VALUE`, or whose VALUE is not valid YAML.
+
+    `message` explains what is wrong, and `fix` how to correct it.
+    """
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(f"{message} {fix}")
@@ -32,7 +35,7 @@ def split_assignment(text: str) -> tuple[str, str]:
 
 
 def read_value(text: str) -> object:
-    """Parse the value of an assignment as YAML. Raises AssignmentError if it is not valid YAML."""
+    """Parse the value of an assignment as YAML. Raises AssignmentError if the value is not valid YAML."""
     try:
         return parse_value(text)
     except yaml.YAMLError:

@@ -1,7 +1,7 @@
 """Checks of fields within sections.
 
-They report a section that needs exactly one of several fields and has none or several of them,
-names that are not unique, and values that exclude each other.
+For example, they report a section that needs exactly one of several fields and has none or several of them, names that
+are not unique, and values that exclude each other.
 """
 
 from collections import Counter
@@ -204,7 +204,7 @@ def kl(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def correction(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that floor is below cap for IcePop and SequenceMask, which keep only weights between the two."""
+    """Check that floor is below cap for IcePop and SequenceMask, which keep only importance weights between floor and cap."""
     chosen = spec.algorithm.correction
     if chosen.type in FLOORED and chosen.floor >= chosen.cap:
         yield Problem(

@@ -73,7 +73,7 @@ def parse_value(text: str) -> object:
 def parse_document(text: str) -> tuple[object, list[Problem]]:
     """Parse YAML text that must contain exactly one document.
 
-    Returns (document, []), or None and the problems if the text is not valid.
+    Returns (document, []). If the text is not valid YAML or has another number of documents, returns (None, problems).
     """
     try:
         documents = [document for document in yaml.load_all(text, _Loader) if document is not None]

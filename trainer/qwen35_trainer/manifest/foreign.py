@@ -1,7 +1,7 @@
-"""Field names of verl and TRL, so that an error about one of them can name ours.
+"""Field names of verl and TRL, so that an error about such a name can give this project's field.
 
-verl's keys are in the descriptions of our fields ("verl: actor_rollout_ref.rollout.n."). TRL's are the names of GRPOConfig and of
-the command line of TRL 1.16.
+verl's names are in the descriptions of this project's fields ("verl: actor_rollout_ref.rollout.n."). TRL's names are those of
+the fields of GRPOConfig and of the command-line options in TRL 1.16.
 """
 
 import re
@@ -80,12 +80,14 @@ class Foreign:
 
 
 def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
-    """Return what to write in place of an unknown field; None if no key of another trainer matches.
+    """Return what to write in place of an unknown field; None if no field name of another trainer matches.
 
-    path: the names from the spec down to the unknown field. model: the class of the spec. A key matches if it ends in
-    the same name as `path`. If several keys match, those that share the longest end with `path` are chosen. A name in
-    VAGUE does not match alone. The text gives this project's field for each chosen key. If these fields are at
-    different depths of the spec, such as a section and its fields, only the outermost are given.
+    path: the names from the spec down to the unknown field. model: the class of the spec.
+
+    A field name of another trainer matches if its last part is the last name of `path`. If this part is in VAGUE, the
+    part before it must match, too. Of several matches, those that share the longest end with `path` are chosen. The
+    text gives this project's field for each chosen match. If these fields are at different depths of the spec, such as
+    a section and its fields, only the outermost are given.
     """
     best = max((_shared(path, foreign) for foreign in _known(model)), default=0)
     if best == 0:

@@ -34,7 +34,8 @@ def expert(spec: TrainingSpec) -> Iterator[Problem]:
 def virtual_stages(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that pipeline stages can be divided into virtual stages with equal numbers of layers.
 
-    The number of layers of a checkpoint is not in the manifest, so the engine checks it when it loads the checkpoint.
+    A manifest contains the number of layers only for a random model. For a checkpoint, the engine checks the division
+    when it loads the checkpoint.
     """
     cut, random = spec.train.parallelism, spec.model.source.random
     path = f"{PARALLELISM}.virtualPipeline"
@@ -71,9 +72,10 @@ def copies(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def heads(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the number of context-parallel ranks divides the numbers of heads of a random model.
+    """Check that the number of context-parallel ranks divides the numbers of query heads and of Gated DeltaNet heads.
 
-    The heads of a checkpoint are not in the manifest, so the engine checks them when it loads the checkpoint.
+    A manifest contains these numbers only for a random model. For a checkpoint, the engine checks them when it loads
+    the checkpoint.
     """
     shape, ranks = spec.model.source.random, spec.train.parallelism.context
     if shape is None:
@@ -89,8 +91,8 @@ def heads(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def offload(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that gradients are offloaded only together with parameters, because FSDP keeps
-    gradients where the parameters are.
+    """Check that the FSDP engine offloads gradients only together with parameters, because FSDP keeps gradients where
+    the parameters are.
     """
     offloaded = spec.train.offload
     if spec.train.engine == "FSDP" and offloaded.gradients and not offloaded.parameters:

@@ -1,4 +1,4 @@
-"""Parses plain data into a checked spec. The problems of single fields and across fields are reported together."""
+"""Parses plain data into a checked spec. It reports problems of single fields and of checks across fields together."""
 
 from collections.abc import Mapping
 from pathlib import Path

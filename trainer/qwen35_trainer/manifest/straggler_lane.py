@@ -1,4 +1,4 @@
-"""Checks of the straggler lane.
+"""Checks of the straggler lane, the nodes of the rollout pool that are reserved for long sequences.
 
 `part_of_pool` applies to every training, because the code relies on it. The other checks are younger than the first
 release and apply to new trainings only (`checks.NEW_TRAINING_CHECKS`).
@@ -61,7 +61,10 @@ def before_the_limit(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def faster_engine(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a straggler lane has the engine VLLM, except on CPUs. On accelerators a Torch replica uses only one device."""
+    """Check that a straggler lane has the engine VLLM, except on CPUs.
+
+    On accelerators, a Torch replica uses only one device, so the lane would not be faster.
+    """
     if _lane(spec) is None or spec.rollout is None or spec.rollout.engine != "Torch":
         return
     if spec.accelerator.profile != "CPU":

@@ -9,8 +9,8 @@
                                                            There must be at least as many experts as devices
     rows of the vocabulary, filled up to a multiple of 64  a whole number of rows
 
-From vLLM 0.32: models/qwen3_next.py (Qwen3NextAttention, Qwen3NextSparseMoeBlock), layers/mamba (Gated DeltaNet),
-layers/fused_moe/config.py (FusedMoEConfig) and layers/vocab_parallel_embedding.py in vllm/model_executor.
+The rules are from vLLM 0.32: models/qwen3_next.py (Qwen3NextAttention, Qwen3NextSparseMoeBlock), layers/mamba (Gated
+DeltaNet), layers/fused_moe/config.py (FusedMoEConfig) and layers/vocab_parallel_embedding.py in vllm/model_executor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,8 +44,8 @@ RANDOM_NAMES = {
 class DividedSizes:
     """The sizes of a model that vLLM divides among the devices of a replica.
 
-    sizes: field of config.json → its value. names: field of config.json → the name that messages
-    show in its place, if it is another.
+    sizes: field of config.json → its value. names: field of config.json → the name that messages show for the
+    field. Fields that are not in `names` are shown under their own names.
     """
 
     sizes: Mapping[str, int]
@@ -98,9 +98,9 @@ def _indivisible(name: str, value: int, devices: int, *, expert_parallel: bool) 
 
 
 def split_problems(spec: TrainingSpec, sizes: DividedSizes) -> Iterator[Problem]:
-    """Yield a problem for the rollout pool, and one for the straggler lane, if its replicas cannot divide the model.
+    """Yield a problem for the rollout pool, and one for the straggler lane, each only if its replicas cannot divide the model.
 
-    sizes: the sizes of the spec's model. Yields nothing unless the engine of the rollout pool is VLLM.
+    sizes: the sizes of the spec's model. Yields problems only if the engine of the rollout pool is VLLM.
     """
     if spec.rollout is None or spec.rollout.engine != "VLLM":
         return

@@ -87,7 +87,7 @@ class HardwareSpeeds:
     @property
     def lane_per_sequence(self) -> float:
         """Time that each sequence adds to a decode step in a lane whose replicas have twice as
-        many devices as those of the pool.
+        many devices as the replicas of the pool.
 
         It is shorter than `per_sequence`, because more devices share the work of a sequence.
         """
@@ -95,7 +95,7 @@ class HardwareSpeeds:
 
 
 def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -> Workload:
-    """Return the workload of a training. `constants` lists the assumed values in it, which a manifest does not contain.
+    """Return the workload of a training. It contains assumed values, which the function `constants` lists.
 
     The train pool is divided into units. A unit has as many devices as a rollout replica, so that pools that share
     devices can take turns on the same units. If the train pool does not divide evenly into such units, a unit is one

@@ -235,8 +235,9 @@ def _assignments(axes: Sequence[SweepAxis], values: Sequence[str]) -> str:
 def describe_workload(workload: Workload, seeds: int = 1) -> list[str]:
     """Return a description of a workload in three lines.
 
-    The first line has the policy, the bounds of staleness (s, S) and the sizes of batches (P, G, K). The second line has
-    the pools. The third line has the response lengths, the number of batches and the seeds.
+    The first line has the policy, the staleness threshold s and the maximum lag S if they apply, P groups per batch, G
+    sequences per group and K batches per version. The second line has the pools. The third line has the response
+    lengths, the number of batches and the seeds.
     """
     window = workload.settings.window
     knobs = [str(workload.policy)]
@@ -269,7 +270,7 @@ def _lane(workload: Workload) -> list[str]:
 
 
 def describe_lags(result: SimulationResult, max_lags: int = 8) -> str:
-    """Return the share of groups by lag as text, such as "1: 29%, 2: 47%".
+    """Return the share of trained groups by lag in versions as text, such as "1: 29%, 2: 47%".
 
     max_lags: number of lags that are listed; larger lags are summed up as "above".
     """

@@ -39,9 +39,9 @@ class PeerBuffer(Buffer, ABC):
         return len(self._order) + trained * self.window.groups_per_batch
 
     def deadline(self, group: int) -> int:
-        """Return the group's number.
+        """Return the group's number in place of a deadline, which the rules of other projects do not have.
 
-        These rules have no deadlines, but the coordinator moves stragglers to the lane in the order of this number.
+        The coordinator uses the number to order the sequences that may move to the straggler lane.
         """
         return group
 

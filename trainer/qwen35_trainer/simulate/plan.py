@@ -1,5 +1,5 @@
-"""The planner of `qwen35 plan`. It recommends how to divide a manifest's nodes between the pools, both bounds of
-staleness, and a straggler lane or none.
+"""The planner of `qwen35 plan`. For a manifest, it recommends the numbers of rollout and train nodes, both bounds of
+staleness, and a straggler lane if one is of use.
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │

@@ -131,7 +131,7 @@ def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
 class NeighbourSteps:
     """The steps from a plan to its neighbours, the plans that differ in one choice.
 
-    Where the steps are a list of values, a neighbour has the next lower or the next higher value of the list.
+    Where the steps are an ascending list of values, a neighbour has the next lower or the next higher value of the list.
     """
 
     splits: Sequence[int]
@@ -147,7 +147,7 @@ class NeighbourSteps:
 
 
 def neighbours_of(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tuple[str, PlanChoice]]:
-    """Yield (description of the change, plan) for every plan that differs from `choice` in one choice.
+    """Yield (description of the change, plan) for every plan that differs from `choice` by one of the steps.
 
     Some of these plans may violate checks of the manifest.
     """
@@ -252,7 +252,7 @@ class PlanGrid:
     def allows(self, choice: PlanChoice) -> bool:
         """Return whether the planner may recommend a plan.
 
-        The maximum lag of the plan must be at most that of `start`. The policy for missed deadlines must be
+        The maximum lag of the plan must not be above the maximum lag of `start`. The policy for missed deadlines must be
         the policy of `start`.
         """
         bound, policy = self.start.max_version_lag, self.start.on_missed_deadline

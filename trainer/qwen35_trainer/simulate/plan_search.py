@@ -64,8 +64,8 @@ class Estimate:
         W      the decoding time of the longest sequence of a group
         t      the time of a batch and a publication
 
-    The estimate is an upper bound, because it leaves out the time that sequences wait for slots and batches for due
-    groups. At s ≥ 2 it is within a quarter of the simulated throughput. At lower s it is too optimistic.
+    The estimate is an upper bound, because it leaves out the time that sequences wait for slots and that batches wait
+    for due groups. At s ≥ 2 it is within a quarter of the simulated throughput. At lower s it is too optimistic.
     """
 
     rollout: float
@@ -199,9 +199,10 @@ def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float
 
 
 def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
-    """Lower the staleness threshold and then the maximum lag of the plan `best`, and return the resulting plan.
+    """Try lower staleness thresholds for the plan `best`, then lower maximum lags for the best plan so far.
 
-    Its throughput is within THROUGHPUT_TOLERANCE of the maximum of all plans simulated so far.
+    Returns the plan that `preferred` selects from all short simulations. Its throughput is within THROUGHPUT_TOLERANCE
+    of their maximum.
     """
     low, high = 0, sum(threshold < best.choice.staleness_threshold for threshold in grid.thresholds)
     while low < high:
@@ -253,8 +254,8 @@ class Trial:
 class Trials:
     """Simulates plans and keeps their results.
 
-    Short simulations find good plans, and long simulations compare them. Each plan is
-    simulated at most once in each way.
+    Short simulations find good plans, and long simulations compare them. Each plan has at most one short and one long
+    simulation.
     """
 
     def __init__(
@@ -312,7 +313,7 @@ class Trials:
     def simulated(self, *, long: bool) -> list[Trial]:
         """Return the plans that have been simulated, with their results, in the order of simulation.
 
-        long: whether to return the results of long simulations; otherwise those of short ones.
+        long: whether to return the results of long simulations; otherwise the results of short simulations.
         """
         results = ((choice, result) for (choice, was_long), result in self._results.items() if was_long == long)
         return [Trial(choice, result) for choice, result in results if result is not None]

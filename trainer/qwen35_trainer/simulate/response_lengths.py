@@ -106,12 +106,12 @@ class Replayed:
 
     @property
     def cap(self) -> int:
-        """The maximum of the observed lengths, in tokens. Lengths that drift makes longer are clipped to it."""
+        """The maximum of the observed lengths, in tokens. It also limits lengths that grow during the run (`Workload.drift`)."""
         return max(map(max, self.prompts))
 
     @property
     def floor(self) -> int:
-        """The minimum length, in tokens. Lengths that drift makes shorter are raised to it."""
+        """The minimum length, 1 token. It also limits lengths that shrink during the run (`Workload.drift`)."""
         return 1
 
 
@@ -121,7 +121,7 @@ type LengthDistribution = Lognormal | BoundedPareto | Replayed
 class GroupSampler:
     """Draws the response lengths of the groups of a simulated run, and whether the rewards of a group differ (signal).
 
-    A prompt gets the same lengths under every policy, and new lengths each time that it is dispatched again.
+    Without drift, a prompt gets the same lengths under every policy. It gets new lengths each time that it is dispatched again.
     """
 
     def __init__(

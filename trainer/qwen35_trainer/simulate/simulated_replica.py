@@ -5,8 +5,9 @@ All sequences of a replica grow at the same rate, so one number is enough for al
 sequence that joins at service 500 and stops after 2000 tokens therefore stops when the service reaches the mark
 2500, even if the rate changes in between.
 
-The marks are in a heap, and the lowest mark is the next stop. The service at which each version of the weights was
-loaded is also kept, so that the tokens of a sequence can be divided among versions.
+At a stop, the simulation handles a sequence, for example because the sequence has ended. The marks of all stops are in
+a heap, and the lowest mark is the next stop. The service at which each version of the weights was loaded is also kept,
+so that the tokens of a sequence can be divided among versions.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class SimulatedReplica:
         self.set_stop(sequence, until)
 
     def set_stop(self, sequence: SimulatedSequence, until: float) -> None:
-        """Replace the next stop of a decoding sequence. until: number of tokens that the sequence has at this stop."""
+        """Set the next stop of a decoding sequence, in place of an earlier one. until: number of its tokens at this stop."""
         self._stamps += 1
         sequence.stamp, sequence.stop = self._stamps, until
         heapq.heappush(self._marks, (sequence.joined + until - sequence.tokens, self._stamps, sequence))
@@ -221,7 +222,7 @@ class SimulatedReplica:
             self._versions = self._versions[first:]
 
     def next_stopped(self) -> SimulatedSequence | None:
-        """Return a sequence that has reached its next stop, and remove this stop. Returns None if no sequence has."""
+        """Return a sequence that has reached its next stop, and remove this stop; None if there is no such sequence."""
         marks = self._marks
         while marks:
             mark, stamp, sequence = marks[0]

@@ -86,7 +86,7 @@ class Simulation:
     def run(self) -> SimulationResult:
         """Simulate the whole run, and return its measures. May be called once.
 
-        Raises RuntimeError if nothing is scheduled before the run has ended.
+        Raises RuntimeError if no further call is scheduled although the run has not ended.
         """
         self.rollout.begin()
         while not self._ended:

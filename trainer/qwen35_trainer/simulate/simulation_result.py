@@ -110,7 +110,7 @@ def _camel(name: str) -> str:
 
 
 class TrainedTotals:
-    """Sums over the groups that have trained so far."""
+    """Sums over the trained groups that have been added so far."""
 
     def __init__(self, max_token_lag: int | None) -> None:
         """Create empty totals. max_token_lag: tokens with a larger lag are masked; None: no token is masked."""
@@ -225,7 +225,7 @@ class Measurement:
         """Return the measures of the run. May be called only after the end of the run.
 
         left_by_reason: reason → number of groups that left the pipeline.
-        publications, events: numbers in the whole run.
+        publications: number of publications in the whole run. events: number of the coordinator's events in the whole run.
         """
         workload, trained, begin, end = self._workload, self.trained, self._begin, self._end
         seconds = end.time - begin.time

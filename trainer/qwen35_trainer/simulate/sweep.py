@@ -109,8 +109,8 @@ def combinations(
 def average(results: Sequence[SimulationResult]) -> SimulationResult:
     """Return the results of several seeds as one result.
 
-    Measures whose name begins with max_ are combined by the maximum, counts by the sum, and all other measures by the
-    mean. An optional measure is None if any seed does not have it.
+    Measures whose name begins with max_ are combined by the maximum. Numbers of groups, publications, lost replicas, moves
+    and events are added up. All other measures are averaged. An optional measure is None if any seed does not have it.
     """
     if len(results) == 1:
         return results[0]

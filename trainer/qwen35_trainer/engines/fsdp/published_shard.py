@@ -23,8 +23,8 @@ from qwen35_trainer.weights.transfer_plan import row_range
 def published_shard(name: str, parameter: Tensor, dtype: torch.dtype, number: int) -> WeightShard:
     """Return the part of a parameter that this rank publishes, as `dtype`. It is empty if this rank publishes nothing.
 
-    number: the parameter's number. If several ranks hold the same values, the number decides which of them publishes.
-    Raises ValueError for a parameter that is not sharded by rows.
+    number: index among the published parameters. If several ranks hold the same values, the number decides which of them
+    publishes. Raises ValueError for a parameter that is sharded more than once, or along another dimension than rows.
     """
     tensor, shape = parameter.detach(), tuple(parameter.shape)
     if not isinstance(tensor, DTensor):

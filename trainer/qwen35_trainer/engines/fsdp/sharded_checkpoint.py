@@ -44,8 +44,8 @@ def begin(
     rank: int,
     group: ProcessGroup,
 ) -> Future[Any]:
-    """Begin to write this rank's part of model, optimizer state and random state into `folder`,
-    which exists. Collective.
+    """Begin to write this rank's part of model, optimizer state and random state into `folder`, an existing folder.
+    Collective.
 
     group: a gloo process group that is used for nothing else. Returns a future that completes when all ranks have
     written. Its `result` raises an exception if writing failed on any rank; the folder is then unusable. If host memory

@@ -2,8 +2,8 @@
 
     weight and AdamW's moments of every parameter, in float32 ─► published tensors (`published_model`) ─► PyTorch's format
 
-A checkpoint does not depend on the layout, so any layout of this engine can read it (reshard). The FSDP engine can read
-it, too, if it trains all parameters with AdamW. `qwen35 export` can export it.
+A checkpoint does not depend on the layout, so this engine can read the checkpoint with any layout (reshard). The FSDP
+engine can read the checkpoint, too, if that engine trains all parameters with AdamW. `qwen35 export` can export it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class CheckpointDiffers(ValueError):
 def save(
     folder: Path, weights: PublishedModel, optimizer: MegatronOptimizer, shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Write weights, moments and the number of steps into `folder`, which exists. Collective. Returns when all
-    ranks have written.
+    """Write weights, AdamW's moments and the number of optimizer steps into `folder`, an existing folder.
+    Collective. Returns when all ranks have written.
 
     shapes: name of a published tensor → its shape.
     """
@@ -85,8 +85,8 @@ def restore(
     """Read a checkpoint that `save` or the FSDP engine wrote with any layout. Collective.
 
     shapes: name of a published tensor → its shape. Raises WeightsUnreadable if the checkpoint is damaged.
-    Raises CheckpointDiffers, on every rank and before anything changes, if the checkpoint lacks weights or
-    moments of a parameter, or has them in another shape.
+    Raises CheckpointDiffers, on every rank and before anything changes, if the checkpoint lacks the
+    weight or a moment (AdamW) of a parameter, or has one of these tensors in another shape.
     """
     saved, state = SavedWeights(folder), SavedWeights(folder, _OPTIMIZER)
     if lacking := _lacking(saved.shapes, state.shapes, shapes):

@@ -1,7 +1,7 @@
 """Let megatron-core run on a CPU, for tests and small runs without an accelerator.
 
 megatron-core names the device "cuda" in its code: in factories, in the type of a parameter, in streams and in random
-states. `install` replaces the called functions in the whole process. Call it only in a process that does nothing but
+states. `install` replaces the functions of the table in the whole process. Call it only in a process that does nothing but
 train with Megatron on a CPU.
 
 | megatron-core calls | what the replacement does |

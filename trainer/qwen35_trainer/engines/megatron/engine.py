@@ -5,8 +5,8 @@
                                                      metrics ─► all stages
     ─► gradients summed over data-parallel ranks ─► clip ─► distributed optimizer
 
-Sequences are padded. Packed rows need an attention kernel with boundaries, which megatron-core takes from Transformer Engine
-only.
+Sequences are padded. Packed rows would need an attention kernel that respects the boundaries of sequences. megatron-core has
+such a kernel only with Transformer Engine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class MegatronEngine(UpdatingEngine):
     """One rank of training with megatron-core. It needs an initialised process group.
 
     origin: where the weights come from, the same on every rank. layout: degrees of parallelism; None: the
-    manifest's degrees. Raises ValueError naming every setting that does not fit the model.
+    manifest's degrees. Raises ValueError naming every setting of the model that this engine cannot compute. If the
+    engine can compute the model, the error names every degree that does not fit the model or the number of ranks.
     """
 
     _ranks: MegatronRanks

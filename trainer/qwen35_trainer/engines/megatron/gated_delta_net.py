@@ -27,8 +27,8 @@ from qwen35_trainer.models.qwen3_5 import convolution, delta_rule, kernels
 class GatedDeltaNet(MegatronModule):
     """The mixer of a linear-attention layer, for one tensor-parallel rank.
 
-    Each rank has an equal number of the key heads, and the value heads that use them. The columns of the rank's
-    `in_proj` are its queries, keys, values, output gates, write strengths and decays, in this order.
+    Each rank has an equal number of key heads, and the value heads that use them. The output channels of the rank's
+    `in_proj` are queries, keys, values, output gates, write strengths and decays, in this order.
     """
 
     def __init__(

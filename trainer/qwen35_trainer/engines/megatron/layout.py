@@ -50,10 +50,12 @@ class Layout:
 def stage_sizes(layers: int, stages: int, virtual: int = 1) -> tuple[int | None, int | None]:
     """Return the numbers of layers of the first and the last pipeline stage, or None for both if all stages are equal.
 
-    All stages between the first and the last have the same number of layers, as megatron-core requires: the mean, rounded up if at
-    least two layers then remain for the first and the last. The last stage never has more layers than the first, because it also has
-    the output layer. virtual: number of virtual stages per pipeline stage; it must divide `layers`. The virtual stages of one
-    pipeline stage have equal numbers of layers, so the mean is that of one virtual stage.
+    All stages between the first and the last have the same number of layers, as megatron-core requires. This number is the
+    mean over all stages. It is rounded up if at least two layers then remain for the first and the last stage together, and
+    otherwise rounded down. The last stage never has more layers than the first, because the last also has the output layer.
+
+    virtual: number of virtual stages per pipeline stage, which must divide `layers`. The rules above then apply to
+    virtual stages, because all virtual stages of one pipeline stage have equal numbers of layers.
     """
     if virtual > 1:
         first, last = stage_sizes(layers // virtual, stages)

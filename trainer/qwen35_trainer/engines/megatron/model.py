@@ -24,8 +24,8 @@ from qwen35_trainer.models.qwen3_5.head import TokenScores
 class StageModel(GPTModel):
     """A pipeline stage, or one virtual stage of a pipeline stage.
 
-    The model's last stage returns hidden states after the final norm, not logits. `scores` computes the logits of
-    scored rows only.
+    The model's last stage returns hidden states after the final norm, not logits. `scores` computes logits only for
+    the rows that predict trained tokens.
     """
 
     vocabulary: int
@@ -49,7 +49,8 @@ class StageModel(GPTModel):
     def scores(
         self, hidden: Tensor, micro: MicroBatch, temperature: float, *, with_entropy: bool, float32_logits: bool
     ) -> TokenScores:
-        """Compute the scores of the trained tokens of `micro`, as tables (samples, response tokens).
+        """Compute log-probs, and entropies if `with_entropy`, of the trained tokens of `micro`, as tables (samples, response
+        tokens).
 
         hidden: the result of a call with the arguments from `inputs`. Collective over the tensor-parallel ranks of the
         last stage, all of which get the scores.

@@ -1,4 +1,4 @@
-"""Find the settings in a model's config.json that the Megatron engine does not compute."""
+"""Find settings in a model's config.json that have values which the Megatron engine does not compute."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ COMPUTED = {"hidden_act": "silu", "rope_parameters.rope_type": "default"}
 
 
 def problems(model: HFConfig) -> Iterator[str]:
-    """Yield a text for each setting of a model that the engine cannot compute. A text names the field,
+    """Yield a text for each setting of a model whose value the engine cannot compute. A text names the field,
     the value and the fix.
 
-    model: the configuration of a model in transformers. If it is not a text model, this is the only
+    model: the configuration of a model in transformers. If the model is not a text model, this is the only
     problem that is reported.
     """
     if model.model_type not in TEXT_MODELS:

@@ -1,4 +1,4 @@
-"""The RMS norm of the Megatron engine, without Transformer Engine. Its results are those of the FSDP engine's norm."""
+"""The RMS norm of the Megatron engine. It does not use Transformer Engine, and gives the results of the FSDP engine's norm."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 
 class ZeroCentredRMSNorm(nn.Module):
-    """RMS norm over the last dimension that multiplies by 1 + `weight`, computed in float32 and
-    rounded once at the end.
+    """RMS norm over the last dimension, with the factor 1 + `weight`. It is computed in float32 and rounded once at
+    the end.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:

@@ -1,4 +1,4 @@
-"""Keeps tensors of a rank in host memory while it does not need them (`spec.train.offload`).
+"""Keeps tensors of a rank in host memory while the rank does not need them (`spec.train.offload`).
 
                        trained model   reference model   gradients   float32 weights   moments
 score                  device          host              –           host              host
@@ -48,7 +48,7 @@ class Offload:
         self._parked: dict[str, ParkedTensors] = {}
 
     def need(self, *needed: str) -> None:
-        """Bring `needed` to the device, and all other parts to the host."""
+        """Move the parts whose names are in `needed` to the device, and all other parts to host memory."""
         for part, tensors in self._parts.items():
             if part not in needed and part not in self._parked:
                 keep = part != GRADIENTS

@@ -4,7 +4,8 @@
     publish    this rank's part ─► all parts of the tensor-parallel group ─► join, divide ─► published tensors
 
 Loading and publication handle one parameter at a time. A rank holds at most one whole parameter, in addition to the
-tensors that it publishes. Of the ranks that have the same parameter, one publishes it; these ranks alternate by parameter.
+tensors that it publishes. Of the ranks that have the same parameter or parts of it, one publishes the whole parameter; these
+ranks alternate by parameter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Create megatron-core's process groups, and find a rank's share of batches and its pipeline stage in them."""
+"""Create megatron-core's process groups, which determine a rank's share of batches and its pipeline stage."""
 
 from __future__ import annotations
 

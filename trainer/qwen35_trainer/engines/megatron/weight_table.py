@@ -1,4 +1,4 @@
-"""The Hugging Face tensors that make up each parameter of megatron-core, and its division over tensor-parallel ranks.
+"""The Hugging Face tensors that make up each parameter of megatron-core, and the parameter's division over tensor-parallel ranks.
 
 A published tensor has the name and shape that it has in a checkpoint folder in the format of Hugging Face.
 
@@ -6,7 +6,7 @@ A published tensor has the name and shape that it has in a checkpoint folder in 
                       ◄─ divide ◄─                 ◄─ join ◄─
 
 `OUTER_ROWS`, `LAYER_ROWS` and `EXPERT_ROWS` are the table. The conversion is exact in both directions: values are
-moved, never computed. Gradients and moments have the shape of their parameter, so the same table converts them.
+moved, never computed. Gradients and AdamW's moments have the shape of their parameter, so the table converts them, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelShape:
 
 
 class Arrangement(ABC):
-    """The relation between published tensors, a parameter, and the parts of the parameter on tensor-parallel ranks.
+    """The relation between published tensors (Hugging Face), a parameter of megatron-core, and its parts on tensor-parallel ranks.
 
     By default, a parameter is one published tensor, unchanged.
     """
