@@ -241,6 +241,7 @@ def test_all_problems_are_reported_together(run_command, tmp_path):
         (("--sweep", "cv=1,2", "--sweep", "lengths.cv=1"), "is swept twice"),
         (("--sweep", f"seed={','.join(map(str, range(2000)))}"), "2000 rows, more than 1000"),
         (("--pareto", "1.2", "--mean", "5"), "each defines the lengths; use one"),
+        (("--pareto", "1.2", "--mean", "0"), "each defines the lengths; use one"),
         (("--pareto", "0"), "lengths.alpha 0.0 <= 0"),
         (("--lengths", "/nowhere.jsonl"), "/nowhere.jsonl: cannot be read: No such file"),
         (("--decode", "0,0", "--train-seconds-per-token", "1"), "a step takes no time"),

@@ -147,7 +147,7 @@ def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange
     kinds = [
         name
         for name, value in (
-            ("--mean or --cv", options.mean or options.cv),
+            ("--mean or --cv", options.cv if options.mean is None else options.mean),
             ("--pareto", options.pareto),
             ("--lengths", options.lengths),
         )
