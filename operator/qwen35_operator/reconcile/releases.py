@@ -44,10 +44,9 @@ def with_release(observed: Observed, settings: OperatorSettings) -> Observed:
 def for_next_attempt(situation: Situation) -> TrainerRelease:
     """Return the release for the next attempt.
 
-    This is the recorded release after a failed attempt, and otherwise the operator's present release. After a failed
-    attempt, the operator's present release is returned only if the user has requested it (annotation UPDATE, or another
-    spec.pods.image), or if no trainer of this training has ever reported. In the latter case the recorded image may be
-    broken.
+    After a failed attempt, this is the recorded release, with three exceptions: the user has requested an update
+    (annotation UPDATE), spec.pods.image names another image, or no trainer of this training has ever reported, so the
+    recorded image may be broken. In all other cases, this is the operator's present release.
     """
     recorded, request = situation.status.release, situation.observed.update_request
     last = attempts.last_attempt(situation.status.attempts)

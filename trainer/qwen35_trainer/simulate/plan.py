@@ -1,5 +1,5 @@
-"""The planner of `qwen35 plan`. It recommends how to divide a manifest's nodes between the pools, both bounds of
-staleness, and a straggler lane or none.
+"""The planner of `qwen35 plan`. For a manifest, it recommends values of three kinds: the division of the nodes between
+the pools, the two bounds of staleness, and whether and how to use a straggler lane (replicas for long sequences).
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │
