@@ -95,7 +95,7 @@ class TrainEngine(Protocol):
         ...
 
     def saved(self, *, wait: bool = False) -> bool:
-        """Return whether all ranks have finished the writing that the last `save` began. Raises its error if it failed.
+        """Return whether all ranks have finished the writing that the last `save` began. Raises the error if it failed.
 
         wait: whether to wait until all ranks have finished. Any thread may wait.
         """

@@ -107,7 +107,7 @@ class TrainingLoop:
         """Run the loop until the run ends. Returns Succeeded after the last update, and otherwise Stopped.
 
         weights: the first version. replicas: replicas whose actors have started. Raises JournalNotWritten if the
-        journal cannot be created, and Superseded if another attempt owns its folder by then. Errors after that are
+        journal cannot be created, and Superseded if another attempt owns the output folder. Errors after that are
         raised in an ExceptionGroup.
         """
         training = self.training

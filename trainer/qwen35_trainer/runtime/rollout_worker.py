@@ -117,7 +117,7 @@ MAX_GAP_SECONDS = 0.002
 
 
 class EngineFailed(RuntimeError):
-    """The engine of a replica raised an exception, and no longer generates."""
+    """The engine of a replica has ended because of an error, which the message contains."""
 
     failure = FailureReason.WORKER_LOST
 

@@ -201,8 +201,9 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
     """Return the sizes of the groups of neighbouring ranks that should share a node, in ascending order.
 
     The groups are the ranks that share a sequence (tensor × context), the ranks that share the experts of a layer, and
-    the ranks that together hold one of several copies of the model. Each size in the result is larger than 1, smaller
-    than `ranks`, a divisor of `ranks`, and a multiple of the previous size. All other sizes are left out.
+    the ranks that together hold one of several copies of the model. The result contains each size once. Each size is
+    larger than 1, smaller than `ranks`, a divisor of `ranks`, and a multiple of the previous size. Other sizes are left
+    out.
     """
     wanted = (
         parallelism.tensor * parallelism.context,

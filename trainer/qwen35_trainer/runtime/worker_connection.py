@@ -249,7 +249,7 @@ class _Frames(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, number: int, parts: Sequence[ByteBuffer]) -> None:
-        """Send a frame. Without effect if the connection has ended."""
+        """Send a frame. Does nothing if the connection has ended."""
         if self._transport is None or self._transport.is_closing():
             return
         sizes = np.array([len(part) for part in parts], "<u8")
