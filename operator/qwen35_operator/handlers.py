@@ -73,7 +73,8 @@ async def follow(
 def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey], None]) -> None:  # noqa: ANN401
     """Apply one of kopf's raw events to `trainings`.
 
-    Calls `changed` if the event contains a newer version of a training. A deletion only removes the training.
+    Calls `changed` if the event contains a newer version of a training. If a training was deleted, it is removed
+    from `trainings`, and `changed` is not called.
     """
     raw = event["object"]
     key: TrainingKey = raw["metadata"]["namespace"], raw["metadata"]["name"]

@@ -11,9 +11,9 @@ FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
 
 @dataclass(frozen=True, slots=True)
 class OwnWrite:
-    """The latest request after which this process knows that an object is as desired.
+    """The operator's latest write of an object, or its latest check that the object did not need a write.
 
-    The request was a write, or a read that made a write unnecessary.
+    After this request, the object was as desired.
     """
 
     version: str

@@ -1,4 +1,4 @@
-"""Returns the writes that create missing children of a training, and apply changed ones again, except RayJobs.
+"""Returns the writes that create missing children of a training, and apply changed children again. RayJobs are left out.
 
 A child is applied if the desired object has changed since the operator wrote it, or if somebody may have changed the
 child (`drift`).

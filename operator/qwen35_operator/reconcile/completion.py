@@ -8,7 +8,7 @@ RayJob held back by its queue ──────────► nothing: the att
 report: Failed, or Stopped on its own ──┐
 RayJob ended without a final report ────┤
 head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
-RayJob deleted · no new version ────────┘
+RayJob deleted, or training stalled ────┘
 
 A trainer that its queue evicts reports that it was stopped, or that it lost its workers. Such a report is not a
 failure. It does not count after the queue has admitted the attempt again, because it names the RayCluster that the

@@ -95,9 +95,9 @@ class TrainEngine(Protocol):
         ...
 
     def saved(self, *, wait: bool = False) -> bool:
-        """Return whether all ranks have written the last `save`. Raises the error of the writing if it failed.
+        """Return whether all ranks have finished the writing that the last `save` began. Raises the error if it failed.
 
-        wait: whether to return only when all ranks have written. Any thread may wait.
+        wait: whether to wait until all ranks have finished. Any thread may wait.
         """
         ...
 

@@ -264,7 +264,7 @@ class Buffer:
         The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. D(d) is the set
         of groups in the buffer with deadline ≤ d, b is the next batch, and P is the number of groups per batch. With
         policy Wait the result is always 0, which docs/design/staleness.md proves. With policy MaskTokens the result can be
-        too large, because groups stay after their deadline.
+        too large, because groups stay in the buffer after their deadline.
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:

@@ -37,7 +37,7 @@ class TimeMean:
 
 @dataclass(slots=True)
 class FailureCounts:
-    """Numbers of failed calls by reward, and a description of the first failed call."""
+    """Numbers of errors and time-outs of each reward, and a description of the first failed call."""
 
     errors: Counter[str] = field(default_factory=Counter)
     timeouts: Counter[str] = field(default_factory=Counter)

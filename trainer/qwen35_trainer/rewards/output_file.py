@@ -1,6 +1,6 @@
 """Log rotation: a file of limited size for what other processes print. A full file is renamed to `.1`.
 
-    processes of functions ─► pipe ─► a thread: write ─► rewards-0.log ── full ──► rewards-0.log.1, which is overwritten
+    processes of reward functions ─► pipe ─► a thread: write ─► rewards-0.log ── full ──► rewards-0.log.1, which is overwritten
 
 waits on                unblocked by                                              deadline
 the thread: the pipe    output, or the end of all processes that can write to it  none: the thread ends with its process

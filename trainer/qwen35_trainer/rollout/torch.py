@@ -76,8 +76,8 @@ class TorchEngine:
     """Generates sequences with small models in plain torch, at most `slots` sequences at a time.
 
     end_token: the token that ends a response. max_length: maximum length of prompt and response together, in tokens.
-    seed: of the random numbers with which tokens are drawn. float32_logits: whether logits stay float32 instead of
-    being rounded to the model's precision (train.headPrecision).
+    seed: seed of the random numbers with which tokens are drawn. float32_logits: whether logits stay float32 instead
+    of being rounded to the model's precision (train.headPrecision).
     """
 
     def __init__(

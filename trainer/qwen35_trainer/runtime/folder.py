@@ -123,7 +123,9 @@ class RunFolder:
         return f"{manifest.metadata.name}-{secrets.token_hex(4)}"
 
     def claim(self, manifest: Manifest, epoch: Epoch, identity: str, *, resume: bool = False) -> None:
-        """Write the manifest and the identity of a run to the folder. Raises FolderRefused if that is impossible.
+        """Write the manifest and the identity of a run to the folder.
+
+        Raises FolderRefused if that is impossible, and Superseded if another attempt owns the folder.
 
         epoch: the period in which this run owns the folder. identity: result of `next_identity`. resume: whether the
         run continues an earlier one. If not, the records of an earlier run, which has trained nothing, are deleted;

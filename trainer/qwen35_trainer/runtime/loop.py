@@ -107,7 +107,8 @@ class TrainingLoop:
         """Run the loop until the run ends. Returns Succeeded after the last update, and otherwise Stopped.
 
         weights: the first version. replicas: replicas whose actors have started. Raises JournalNotWritten if the
-        journal cannot be created. Errors after that are raised in an ExceptionGroup.
+        journal cannot be created, and Superseded if another attempt owns the output folder. Errors after that are
+        raised in an ExceptionGroup.
         """
         training = self.training
         self._idle_since = asyncio.get_running_loop().time()

@@ -42,11 +42,11 @@ class TrainingClock:
         return self.at(time.time())
 
     def at(self, wall: float) -> float:
-        """Convert wall-clock time, in Unix seconds, to training time."""
+        """Convert wall-clock time, in Unix seconds, to training time, in seconds."""
         return wall - self.started + self.earlier
 
     def wall(self, at: float) -> float:
-        """Convert training time to wall-clock time, in Unix seconds."""
+        """Convert training time, in seconds, to wall-clock time, in Unix seconds."""
         return at + self.started - self.earlier
 
 

@@ -22,11 +22,12 @@ from qwen35_trainer.runtime.folder import RunFolder
 
 
 def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | None:
-    """Return the identity of a run, which all its attempts share. None for a new run, whose folder has no run.id yet.
+    """Return the identity of a run, which all its attempts share.
 
     In a cluster, the identity is the namespace and name of the training, because its pods may lose the output folder. A
-    training that is deleted and created again with the same name therefore continues. Outside of a cluster, the
-    identity is the content of run.id in the output folder.
+    training that is deleted and created again with the same name therefore continues the earlier run. Outside of a
+    cluster, the identity is the content of run.id in the output folder. Returns None if this file does not exist yet,
+    because the run is new.
     """
     if in_cluster:
         return f"{manifest.metadata.namespace or 'default'}/{manifest.metadata.name}"
@@ -64,7 +65,7 @@ def owner_of(
 class Claim:
     """The owner and the checkpoints of a folder, as read before a run takes the folder over.
 
-    `take` checks that neither has changed since.
+    `take` compares them with the present state of the folder.
     """
 
     folder: Path
@@ -99,9 +100,10 @@ class Claim:
     def take(self, owner: Owner) -> Epoch:
         """Begin the epoch of `owner`, the period in which `owner` owns the folder, and return the epoch.
 
-        Raises FolderRefused if the folder cannot be written or owner.json is damaged. If the owner or the checkpoints
-        have changed since this state was read, another attempt may be using the folder. Outside of a cluster,
-        FolderRefused is then raised. In a cluster, Superseded is raised, and the operator starts the next attempt.
+        Raises FolderRefused if the folder cannot be written or owner.json is damaged, and Superseded if another attempt
+        takes the folder at the same time. If the owner or the checkpoints have changed since this state was read,
+        another attempt may be using the folder. This method then raises Superseded in a cluster, and FolderRefused
+        outside of one.
 
         In a cluster, one change is accepted: an earlier attempt of the same training has become the owner, and has
         saved nothing since this state was read.

@@ -182,7 +182,7 @@ class MemoryWatch:
         return self._peak / 2**20
 
     def stop(self) -> float:
-        """Stop sampling, and return the peak in MiB."""
+        """Stop measuring, and return the maximum resident memory, in MiB."""
         self._stop.set()
         self._thread.join()
         return self.peak

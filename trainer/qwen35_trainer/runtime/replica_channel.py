@@ -93,11 +93,11 @@ class LoadWeights:
 
 @dataclass(frozen=True, slots=True)
 class ProbeWeights:
-    """A command to a replica: compare its log-probs of a version with the trainer's.
+    """A command to a replica: compute log-probs with the weights of a version, and compare them with the trainer's.
 
-    The driver sends this command if the probe was computed only after the command `LoadWeights` for the version was sent.
-    The replica first loads all versions that were sent before this command. If another version is then in service, the
-    replica ignores the command.
+    The driver sends this command if the trainer finished the log-probs of `probe` only after `LoadWeights` for the
+    version was sent. The replica first loads all versions that were sent before this command. If another version is
+    then in service, the replica ignores the command.
     """
 
     version: int
@@ -219,7 +219,7 @@ class CommandOrder:
     def receive(self, batch: CommandBatch) -> None:
         """Apply the commands of a batch that were not applied before.
 
-        A command waits until all earlier ones have arrived.
+        A command waits until all commands with lower numbers have arrived.
         """
         for number, command in enumerate(batch.commands, batch.first):
             if number >= self._next:

@@ -7,7 +7,7 @@
 waits on                 unblocked by          deadline
 trained, evaluated       never wait            –
 sampler's thread: queue  samples, or close     daemon: ends with the process
-close                    everything written    CLOSE_SECONDS
+close                    everything written    2 · CLOSE_SECONDS
 
 The functions after the sampler choose and format the responses, without side effects.
 """
@@ -89,7 +89,7 @@ class Sampler:
         self._put("held out", update, version, held_out(groups))
 
     def close(self) -> None:
-        """Wait at most CLOSE_SECONDS until all samples are written."""
+        """Wait until all samples are written, at most 2 · CLOSE_SECONDS."""
         if not self._thread.is_alive():
             return
         try:

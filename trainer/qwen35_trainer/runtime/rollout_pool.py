@@ -9,12 +9,12 @@
 waits on                 unblocked by                                deadline
 pending: its process     a node with room for it                     none, until there are too few replicas
 opening: the engine      the model is built                          PoolLimits.open
-an unreachable one       the network works again: the call repeats   PoolLimits.open at its start, later UNREACHABLE_SECONDS
+an unreachable replica   the network works again: the call repeats   PoolLimits.open at its start, later UNREACHABLE_SECONDS
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
 sleep, wake              the report of each replica                  PoolLimits.publish, then it is lost
-too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start also `open`
-the first of the lane    one replica of the lane has joined          `open` + PoolLimits.too_few, from the start
+too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start PoolLimits.open longer
+the first of the lane    one replica of the lane has joined          PoolLimits.open + PoolLimits.too_few, from the start
 
 A replica is lost when any call to it fails: its process ended or ran out of memory, its node is gone, its engine failed
 or hangs, weights arrived damaged, or its log-probs of a probe differ from the trainer's. Its process is then killed,
@@ -344,8 +344,8 @@ class RolloutPool:
     async def sleep(self) -> MemoryChange:
         """Let all replicas give the memory of their devices back.
 
-        Returns the device memory of all replicas together, before and after. Replicas that are starting join first,
-        because they use the devices. Lost replicas are replaced after the next `wake`.
+        Returns the device memory that all replicas together used before and after they fell asleep. Replicas that are
+        starting join first, because they use the devices. Lost replicas are replaced after the next `wake`.
         """
         self._may_start.clear()
         await self._until(lambda: not self._starting)

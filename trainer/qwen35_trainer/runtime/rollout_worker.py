@@ -6,7 +6,7 @@
 waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
 exchange                  a finished group, weights, …           report_seconds, gather_seconds
-loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
+loading: the bytes        they are mapped or transferred         publication.timeoutSeconds, in the driver
 loading: the commit       the engine thread, between two steps   publication.timeoutSeconds, in the driver
 sleep, wake               the engine thread, between two steps   publication.timeoutSeconds, in the driver
 a probe: its log-probs    the engine's next steps, a commit      publication.timeoutSeconds, then it is dropped
@@ -117,7 +117,7 @@ MAX_GAP_SECONDS = 0.002
 
 
 class EngineFailed(RuntimeError):
-    """The engine of a replica raised an exception, and no longer generates."""
+    """The engine of a replica has ended because of an error, which the message contains."""
 
     failure = FailureReason.WORKER_LOST
 
@@ -242,8 +242,8 @@ class EngineThread:
     def sleep(self) -> Future[None]:
         """Queue the command to give back the engine's device memory and drop all sequences.
 
-        The future is done afterwards. The next report contains the memory before and after. If the engine fails first,
-        the future is never done.
+        The future is done when the memory is given back. The next report contains the memory in use before and after
+        that. If the engine fails first, the future is never done.
         """
         slept: Future[None] = Future()
         self._inbox.put(lambda: self._sleep(slept))
@@ -284,7 +284,8 @@ class EngineThread:
     def fail(self, error: BaseException) -> None:
         """End the engine because of `error`, such as damaged weights, and record the error.
 
-        If an earlier error is recorded already, that error is kept. The next call for a report raises EngineFailed.
+        If an earlier error is recorded already, that error is kept. `RolloutWorker.exchange` then raises EngineFailed,
+        with the recorded error as its cause.
         """
         self.failure = self.failure or error
         self._closing.set()
@@ -539,11 +540,11 @@ class RolloutWorker(Process):
     """The Ray actor of one replica. Call `open` first, which builds the engine.
 
     shared: indices or UUIDs of the devices that this replica shares with train ranks; None: Ray assigns devices.
-    life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
-    draw the same samples. end_token: the token that ends a response. devices: number of devices of the replica, which is
-    larger in the straggler lane (replicas for long sequences). pictures: whether any prompt has pictures. vocabulary:
-    number of tokens of the tokenizer. base: the manifest's folder. threads: number of torch's threads. logs: folder of
-    the log files.
+    life: the number of the attempt and the number of the replica, which are part of the random seed, so that no two
+    actors of a run draw the same samples. end_token: the token that ends a response. devices: number of devices of the
+    replica, which is larger in the straggler lane (replicas for long sequences). pictures: whether any prompt has
+    pictures. vocabulary: number of tokens of the tokenizer. base: the manifest's folder. threads: number of torch's
+    threads. logs: folder of the log files.
     """
 
     def __init__(

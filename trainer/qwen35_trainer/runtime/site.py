@@ -177,10 +177,11 @@ class SharedPlace:
 
 
 def shared_places(locations: Sequence[WorkerLocation], sizes: Sequence[int]) -> list[SharedPlace]:
-    """Return, for each replica, devices of the train workers on one node.
+    """Return, for each replica, the devices that it shares with train workers. All devices of a replica are on one node.
 
     locations: node and device of each train worker. sizes: number of devices of each replica. The devices are assigned
-    in the order of their nodes. Raises ValueError if a replica would get devices of two nodes.
+    in the order of their nodes. Raises ValueError if a replica would get devices of two nodes, or if too few devices
+    are left for it.
     """
     order = rank_order(locations, ())
     places, start = [], 0
@@ -200,8 +201,9 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
     """Return the sizes of the groups of neighbouring ranks that should share a node, in ascending order.
 
     The groups are the ranks that share a sequence (tensor × context), the ranks that share the experts of a layer, and
-    the ranks that together hold one of several copies of the model. Each size in the result is a multiple of the
-    previous one and divides `ranks`; sizes for which this is impossible are left out.
+    the ranks that together hold one of several copies of the model. The result contains each size once. Each size is
+    larger than 1, smaller than `ranks`, a divisor of `ranks`, and a multiple of the previous size. Other sizes are left
+    out.
     """
     wanted = (
         parallelism.tensor * parallelism.context,

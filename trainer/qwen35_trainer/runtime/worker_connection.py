@@ -11,11 +11,12 @@ waits on                          unblocked by                             deadl
 connecting                        the worker's proof                       CONNECT_SECONDS
 a connection without proof        the driver's proof                       CONNECT_SECONDS, then it is closed
 a call                            its result, the end of the connection    the caller's
-a peer that takes nothing         it reads, or answers the kernel          UNANSWERED_SECONDS, then the connection ends
+a silent peer                     it reads, or its kernel answers probes   UNANSWERED_SECONDS, then the connection ends
 
-A connection only makes calls cheaper and decides nothing. When it ends, `call` raises ConnectionEnded, and the caller repeats the
-call through Ray, which knows whether the process has ended, and why. Methods that are called here must therefore allow repeated
-calls. The errors of methods do not travel: a worker whose method raises an error ends the connection.
+A connection only makes calls cheaper: its end does not mean that the worker is lost. When it ends, `call` raises
+ConnectionEnded, and the caller repeats the call through Ray, which knows whether the process has ended, and why.
+Methods that are called here must therefore allow repeated calls. The errors of methods do not travel: a worker whose
+method raises an error ends the connection.
 
 Messages are pickled, so a peer that can send one can execute code. Both ends therefore prove that they know the key of the worker,
 which travels only through Ray, before they unpickle anything. Like Ray's own calls, messages are not encrypted.
@@ -239,7 +240,7 @@ class _Frames(asyncio.BufferedProtocol):
         self._number = self._parts = 0
 
     def trust(self, received: Callable[[int, Sequence[memoryview]], object]) -> None:
-        """Allow frames of any size from now on, and pass them to `received`."""
+        """Allow frames of up to MAX_FRAME_BYTES from now on, and pass them to `received`."""
         self._on_frame, self._limit = received, MAX_FRAME_BYTES
 
     @property
@@ -248,7 +249,7 @@ class _Frames(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, number: int, parts: Sequence[ByteBuffer]) -> None:
-        """Send a frame. Without effect if the connection has ended."""
+        """Send a frame. Does nothing if the connection has ended."""
         if self._transport is None or self._transport.is_closing():
             return
         sizes = np.array([len(part) for part in parts], "<u8")
@@ -319,7 +320,7 @@ type Packed = tuple[bytes, list[NDArray[np.uint8]]]
 
 
 def pack(value: object) -> Packed:
-    """Pickle a value, without the memory of its large arrays, which is not copied."""
+    """Return the pickle of a value, and the memory of its large arrays, which is not copied."""
     arrays: list[NDArray[np.uint8]] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:

@@ -1,5 +1,5 @@
-"""The planner of `qwen35 plan`. For a manifest, it recommends the numbers of rollout and train nodes, both bounds of
-staleness, and a straggler lane if one is of use.
+"""The planner of `qwen35 plan`. For a manifest, it recommends the numbers of rollout and train nodes, the two bounds of
+staleness, the policy for missed deadlines, and a straggler lane (replicas for long sequences) if one is worthwhile.
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │

@@ -26,9 +26,9 @@ class HostBlocks:
 
     @classmethod
     def of(cls, device: torch.device) -> HostBlocks:
-        """Return blocks for the values of tensors on `device`.
+        """Return an instance without blocks, for the values of tensors on `device`.
 
-        For a CPU, blocks that were given back are freed, because they are in the same memory as the tensors.
+        For a CPU, blocks that are given back are freed. Keeping them would take memory from the tensors.
         """
         accelerator = device.type != "cpu"
         return cls(pinned=accelerator, kept=accelerator)

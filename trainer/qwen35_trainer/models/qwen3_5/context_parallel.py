@@ -91,7 +91,7 @@ def to_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def replicate(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Repeat the G key or value heads of `x` (n, l, G, C) up to lcm(G, S) heads, S the size of the group.
+    """Repeat the G key or value heads of `x` (n, l, G, C) up to lcm(G, S) heads, where S is the size of `group`.
 
     n: rows, l: tokens, C: channels per head. Grouped-query attention still works: the number of query heads is
     divisible by G and by S, hence by their least common multiple.

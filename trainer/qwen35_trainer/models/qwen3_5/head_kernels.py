@@ -34,8 +34,8 @@ def reduce(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return three (rows,) float32 tensors: log-probs of the targets, the logsumexp of each row, and entropies.
 
-    prepared: logits (rows, vocabulary), not yet divided by the temperature. The entropies are None if `with_entropy` is
-    false.
+    prepared: logits (rows, vocabulary), not yet divided by the temperature. All results are those of the divided logits.
+    The entropies are None if `with_entropy` is false.
     """
     rows, vocabulary = prepared.shape
     log_probs, logsumexp, entropy = torch.empty(3, rows, dtype=torch.float32, device=prepared.device)

@@ -33,7 +33,8 @@ def reduce(
     """Return three (R,) float32 tensors: log-probs of the targets, the logsumexp of each row, and entropies.
 
     prepared: (R, V) from `prepare`, R rows over V tokens of the vocabulary. temperature: not used, because `prepare` has
-    divided by it. `gradient` needs the logsumexp. The entropies are None if `with_entropy` is false.
+    divided by it. The logsumexp of each row is 0, because `prepare` returns log-probabilities. The entropies are None if
+    `with_entropy` is false.
     """
     log_probs = prepared.gather(1, targets.unsqueeze(1)).squeeze(1)
     entropy = -torch.linalg.vecdot(prepared.exp(), prepared) if with_entropy else None
@@ -49,11 +50,10 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return the gradient of the loss with respect to the logits, (R, V). May overwrite `prepared`.
+    """Return the gradient of the loss with respect to the logits, (R, V), for R rows and V tokens of the vocabulary.
 
-    R rows over V tokens of the vocabulary.
-
-    logsumexp, entropy: results of `reduce`.
+    prepared: result of `prepare`. It may be overwritten.
+    logsumexp, entropy: results of `reduce`. The logsumexp is not used.
     by_log_prob, by_entropy: (R,) gradients of the loss with respect to log-probs and entropies. by_entropy is None if
       entropies were not computed.
     """

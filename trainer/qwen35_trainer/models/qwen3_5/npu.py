@@ -38,7 +38,7 @@ type Operators = Any
 def adapt(model: HFModule) -> bool:
     """Give the norms, attention layers and experts of `model` Ascend kernels, if `torch_npu` is installed.
 
-    Returns whether `torch_npu` is installed. May be called again.
+    Returns whether `torch_npu` is installed. This function may be called again for the same model.
     """
     if find_spec("torch_npu") is None:
         return False

@@ -33,7 +33,8 @@ from qwen35_trainer.models.qwen3_5.pictures import IMAGE, TEXT, VIDEO, Pictures
 
 def adapt(model: HFModule) -> None:
     """Replace the `forward` of the vision tower of `model` on the instance. A text model is unchanged.
-    May be called again.
+
+    This function may be called again for the same model.
 
     The tower then takes patches (P, C) and grids (pictures, 3), and returns features (P / merge², D), one picture after
     another: P patches of C values, D channels, and merge² patches per feature.
