@@ -50,11 +50,11 @@ class LearningSignal:
         reference: TokenTable | None,
         proximal: TokenTable | None,
     ) -> LearningSignal:
-        """Compute the advantages of a share, and return them together with `reference` and `proximal`.
+        """Compute the advantages of a rank's share of a batch, and return them together with `reference` and `proximal`.
 
         Collective: every rank must call this method with its share of the same batch.
 
-        offsets: positions of the samples in the packed batch.
+        offsets: positions of the samples in the packed batch. shares: computes sums and maxima over all ranks.
         reference: log-probs of the reference model. proximal: log-probs of the weights at the batch's start.
         """
         trained = np.flatnonzero(batch.trainable)

@@ -221,7 +221,7 @@ class TokenTable:
     def rows(self, samples: NDArray[np.int64], like: Tensor) -> Tensor:
         """Return the values of n samples as rows that are padded with 0 on the right.
 
-        The result has the shape (n, response tokens) and the device of `like`.
+        like: a tensor (n, response tokens) that has the shape and the device of the result.
         """
         source, target = self.values.numpy(), np.zeros(tuple(like.shape), dtype=np.float32)
         for row, sample in enumerate(samples):

@@ -45,9 +45,11 @@ class TrainEngine(Protocol):
         """Make `batch.updates` optimizer steps, and return the metrics of each.
 
         batch: this rank's share (`batch_division`). learning_rates: one for each step. Losses are divided by counts
-        over all ranks, so that the steps do not depend on how the ranks divide the batch. A step whose gradient is not
-        finite is skipped; its metrics contain the norm of that gradient. Raises NotFinite or NotFiniteInSFT after
-        `MAX_SKIPPED_UPDATES` consecutive skipped steps, and ValueError if `batch` is not this rank's share.
+        over all ranks, so that the steps do not depend on how the ranks divide the batch.
+
+        A step is skipped if it has no trained token, or if its gradient is not finite. In the second case, its metrics
+        contain the norm of the gradient. Raises NotFinite or NotFiniteInSFT after `MAX_SKIPPED_UPDATES` consecutive
+        gradients that are not finite, and ValueError if `batch` is not this rank's share.
         """
         ...
 

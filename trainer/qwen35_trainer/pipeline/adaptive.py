@@ -84,7 +84,7 @@ class AdaptiveDispatch:
         self._in_flight_counts[key] = self._in_flight_counts.get(key, 0) + 1
 
     def finished(self, group: int, longest: int, batch: int) -> None:
-        """Stop counting a finished group as in flight, and add its length to the histogram of its data source.
+        """Stop counting a finished group as in flight, and add `longest` to the histogram of the group's data source.
 
         longest: number of tokens of the group's longest response. batch: number of the next batch to train. Raises
         KeyError if the group is not in flight.

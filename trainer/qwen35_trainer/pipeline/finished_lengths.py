@@ -36,10 +36,10 @@ class FinishedLengths:
     def remaining(self, tokens: int) -> float:
         """Return how many more tokens a response that has `tokens` tokens is expected to gain.
 
-        The result is the mean of (length - `tokens`) over all kept responses longer than `tokens` and one assumed
-        response of the maximum length. Without the assumed response, a response that is longer than all finished ones
-        would have no estimate, and estimates would be far too low at the start of a run, when only short responses have
-        finished.
+        The result is the mean of (length - `tokens`) over the latest finished responses that are longer than `tokens`,
+        and over one assumed response of the maximum length. Without the assumed response, a response that is longer than
+        all finished ones would have no estimate, and estimates would be far too low at the start of a run, when only
+        short responses have finished.
         """
         if self._unsorted > REFRESH_SHARE * len(self._sorted):
             self._sort()

@@ -96,7 +96,7 @@ class Placement:
     def add(self, number: int, position: int, samples: int) -> None:
         """Add a dispatched group of `samples` sequences.
 
-        The call of `place` that dispatches the group then starts or enqueues the sequences.
+        The sequences do not start here: `place` starts or enqueues them after it has dispatched the group.
         """
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 
@@ -113,7 +113,7 @@ class Placement:
     def drop(self, numbers: Iterable[int], actions: list[Action]) -> None:
         """Remove the sequences of the groups `numbers` from the queue and from their replicas.
 
-        Appends the commands that cancel running sequences to `actions`. The groups stay in `groups` until the caller
+        Appends to `actions` the commands that cancel running sequences. The groups stay in `groups` until the caller
         removes them.
         """
         cancelled: dict[int, list[SequenceId]] = {}
@@ -138,9 +138,10 @@ class Placement:
         return next((pool for pool in (self.lane, self.behind) if number in pool), self.pool)
 
     def join(self, event: on.ReplicaJoined) -> bool:
-        """Add a replica. Returns whether it may get sequences now; if not, it is in `behind` until it catches up.
+        """Add a replica. Returns whether it may get sequences now.
 
-        Raises ValueError if the replica has joined already.
+        The result is False if its weights are older than the published version. The replica is then in `behind` until
+        `catch_up` removes it from there. Raises ValueError if the replica has joined already.
         """
         if any(event.replica in pool for pool in (self.pool, self.lane, self.behind)):
             raise ValueError(f"replica {event.replica} joins twice")
@@ -280,8 +281,8 @@ class Placement:
     def move_stragglers(self, actions: list[Action]) -> None:
         """Move stragglers (long sequences) to the lane, the earliest deadline first, while the lane has room.
 
-        Considers only stragglers that are due for a decision, and moves those that gain time. Appends one
-        MoveSequences to `actions` for each pair of replicas.
+        Considers only stragglers that are due for a decision. Moves those that gain time, or all of them if the setting
+        `lane_breaks_even` is False. Appends one MoveSequences to `actions` for each pair of replicas.
         """
         moves: dict[tuple[int, int], list[SequenceId]] = {}
         for name in self._stragglers.take_due():

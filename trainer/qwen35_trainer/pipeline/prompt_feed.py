@@ -19,7 +19,7 @@ class PromptFeed:
 
     @property
     def position(self) -> int:
-        """The position of the first new prompt: neither this feed nor an earlier attempt has returned it."""
+        """The position of the first new prompt, which neither this attempt nor an earlier one has dispatched."""
         return self._next
 
     @property

@@ -72,7 +72,7 @@ class PublicationState:
         return all(step is None for step in waiting) and not self._evaluations.is_running
 
     def version_trained(self, version: int) -> None:
-        """Queue `version` for publication: the batch that completes it has trained. Does nothing after `stop`."""
+        """Queue `version` for publication, because its last batch has trained. Does nothing after `stop`."""
         if not self._stopped:
             self._pending = version
 

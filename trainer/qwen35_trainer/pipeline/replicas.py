@@ -46,7 +46,7 @@ class ReplicaState:
         return self.token_room is None or self.tokens < self.token_room or not self.sequences
 
     def load(self, expected_tokens: float) -> float:
-        """Return the needed fraction of the replica's slots or of its memory for tokens, whichever is larger.
+        """Return the fraction of slots, or of memory for tokens, that the replica's sequences need: the larger of the two.
 
         If the size of the memory is unknown, only slots count. Each sequence needs memory for its present tokens and for
         `expected_tokens` future tokens. This estimate is unbiased if response lengths are exponentially distributed,

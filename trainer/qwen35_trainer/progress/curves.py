@@ -54,7 +54,7 @@ def rounded(value: float | None) -> float | None:
 def value_range(values: Sequence[float | None], *, zero: bool) -> tuple[float, float]:
     """Return the range of an axis that shows these values with a margin.
 
-    zero: whether the range begins at 0, unless a value is negative.
+    zero: whether the range begins at 0 if no value is negative.
     """
     numbers = [value for value in values if value is not None] or [0.0]
     low, high = min(numbers), max(numbers)

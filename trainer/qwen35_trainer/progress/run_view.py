@@ -1,4 +1,4 @@
-"""The display of a running training: a panel if the output is a terminal, and otherwise one line per update."""
+"""The display of a running training: a panel if the output is a terminal, and otherwise lines of text."""
 
 import time
 from pathlib import Path

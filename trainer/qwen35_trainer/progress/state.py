@@ -83,7 +83,7 @@ class RunState:
     def seconds_left(self) -> float | None:
         """Return the estimated seconds until the end of the run, from the mean duration of the latest updates.
 
-        None before the first update.
+        Returns None before the first update.
         """
         if not self.update or not self.updates_total:
             return None

@@ -118,10 +118,9 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and the earlier spans that end after the first of these `limit` spans starts.
+    """Return the spans that end after the start of the `limit`-th last span, cut so that none begins before that start.
 
-    The earlier spans are cut, so that in the result they start together with that first span. spans: in order of their
-    start.
+    spans: in order of their start. If there are at most `limit` spans, all are returned unchanged.
     """
     if len(spans) <= limit:
         return list(spans)

@@ -2,8 +2,8 @@
 
     lane.after_tokens=6000    pools[1].replica.slots=128    pools.replica.base=0.02 (every pool)    cv=1.5 (a short name)
 
-A dash in a name counts as an underscore. All changes are made before the workload is
-checked, so their order does not matter.
+A dash in a name counts as an underscore. The workload is checked only after all changes are made. If two changes set the
+same field, the later one counts.
 """
 
 from __future__ import annotations

@@ -129,7 +129,8 @@ def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -
 def constants(workload: Workload, given_fields: Collection[str]) -> tuple[AssumedConstant, ...]:
     """Return the quantities that affect the result of a simulation and that a manifest does not contain.
 
-    given_fields: paths of the fields of the workload that options set; all others are marked as assumed.
+    given_fields: paths of the fields of the workload that options set. A quantity that none of these fields determines is
+    marked as assumed.
     """
     replica, trainer, publication = workload.pools[0].replica, workload.train_pool, workload.publication
     quantities = [

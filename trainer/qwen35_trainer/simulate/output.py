@@ -163,11 +163,11 @@ def _fitting(columns: list[Column], width: int) -> list[Column]:
 
 
 def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> RenderableType:
-    """Return the table that `qwen35 plan` prints, with the workload, the changes as `--set`
-    options, and `constants` around it.
+    """Return the table that `qwen35 plan` prints, and the text above and below it.
 
-    The rows are the recommended plan, the manifest without changes if it differs from this plan, and each neighbour: a
-    plan that differs from the recommended plan in one choice.
+    The text has the workload, the changes as `--set` options, and `constants`, which the manifest does not contain. The
+    rows are the recommended plan, the manifest without changes if it differs from this plan, and each neighbour: a plan
+    that differs from the recommended plan in one choice.
     """
     best = plan.recommended
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -235,9 +235,9 @@ def _assignments(axes: Sequence[SweepAxis], values: Sequence[str]) -> str:
 def describe_workload(workload: Workload, seeds: int = 1) -> list[str]:
     """Return a description of a workload in three lines.
 
-    The first line has the policy, the staleness threshold s and the maximum lag S if they apply, P groups per batch, G
-    sequences per group and K batches per version. The second line has the pools. The third line has the response
-    lengths, the number of batches and the seeds.
+    The first line has the policy and its settings, such as the staleness threshold s and the maximum lag S. Then it has
+    P groups per batch, G sequences per group and K batches per version. The second line has the pools. The third line
+    has the response lengths, the number of batches and the seeds.
     """
     window = workload.settings.window
     knobs = [str(workload.policy)]

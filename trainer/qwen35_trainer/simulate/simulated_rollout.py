@@ -24,7 +24,7 @@ unreported, and a running sequence has half of its tokens.
 
 
 class SimulatedRollout:
-    """All rollout replicas of a simulated run. The simulation calls a method for each action of the coordinator."""
+    """All rollout replicas of a simulated run. They carry out the coordinator's commands to start, move and cancel sequences."""
 
     def __init__(
         self,

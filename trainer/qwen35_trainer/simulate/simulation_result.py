@@ -18,7 +18,8 @@ class SimulationResult:
     """The measures of a simulated run.
 
     Shares are between 0 and 1, lags are in versions, and times are in the workload's unit, here called seconds.
-    Measures that mention the whole run include warm-up and cool-down; all others cover only the measured batches.
+    Measures whose description mentions the whole run include warm-up and cool-down. `time_to_first_batch` and
+    `time_to_full` begin at the start of the run. All other measures cover only the measured batches.
     """
 
     throughput: float

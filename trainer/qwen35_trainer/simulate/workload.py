@@ -97,8 +97,8 @@ class Turns:
 class Workload:
     """The run to simulate: response lengths, pools, costs, and the rule by which a batch takes groups.
 
-    Raises ValueError for values with which a run would never end or would measure nothing. The
-    error lists every violated inequality.
+    Raises ValueError for values outside their range, and for values with which a run would never end or would measure
+    nothing. The error lists every problem.
     """
 
     pools: tuple[ReplicaGroup, ...] = (ReplicaGroup(),)

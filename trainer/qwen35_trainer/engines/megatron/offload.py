@@ -1,17 +1,17 @@
 """Keeps tensors of a rank in host memory while the rank does not need them (`spec.train.offload`).
 
                        trained model   reference model   gradients   float32 weights   moments
-score                  device          host              –           host              host
-score the reference    host            device            –           host              host
+score (trained)        device          host              –           host              host
+score (reference)      host            device            –           host              host
 forward and backward   device          host              device      host              host
 optimizer step         device          host              device      device            those of one group of parameters
 publication            device          host              –           host              host
 save, restore          device          host              –           device            device
 
-Each row is a phase of training, and each column a part of the rank's tensors. The moments are AdamW's. When a phase
-begins, the parts that it needs move to the device, and all other parts move to host memory. Gradients have values only
-within an update, so their memory is given back without a copy. Everything else is copied to pinned memory, which is
-allocated once.
+Each row is a phase of training, and each column a part of the rank's tensors. To score is to compute the log-probs of
+tokens, with the trained model or with the reference model. The moments are AdamW's. When a phase begins, the parts that
+it needs move to the device, and all other parts move to host memory. Gradients have values only within an update, so
+their memory is given back without a copy. Everything else is copied to pinned memory, which is allocated once.
 """
 
 from __future__ import annotations

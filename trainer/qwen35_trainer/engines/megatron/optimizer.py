@@ -30,7 +30,7 @@ WEIGHT, MOMENTS = "param", ("exp_avg", "exp_avg_sq")
 
 
 def with_gradient_buffers(stage: StageModel) -> DistributedDataParallel:
-    """Wrap a stage so that it has float32 buffers for its gradients and sums them over
+    """Wrap a pipeline stage so that it has float32 buffers for its gradients and sums the gradients over
     data-parallel ranks. Collective.
     """
     settings = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
@@ -101,8 +101,8 @@ class MegatronOptimizer:
         """Return a tensor that the optimizer holds for a parameter, in the parameter's shape and
         in float32. Collective.
 
-        name: WEIGHT or one of MOMENTS. Every rank that has the parameter gets the whole tensor. Moments are 0
-        before the first step.
+        name: WEIGHT or one of MOMENTS. Every rank that has the parameter gets the whole tensor. AdamW's
+        moments are 0 before the first step.
         """
         values = torch.zeros_like(parameter, dtype=torch.float32)
         if (own := self._own(parameter)) is not None:
@@ -125,7 +125,7 @@ class MegatronOptimizer:
             tensors[name].copy_(values.reshape(-1)[held])
 
     def prepare_state(self, steps: int) -> None:
-        """Create the moments of all parameters, and set the number of steps that the optimizer has made."""
+        """Create AdamW's moments of all parameters, and set the number of steps that the optimizer has made."""
         for part in self._parts:
             if part.is_stub_optimizer:
                 continue
@@ -148,7 +148,7 @@ class MegatronOptimizer:
 
     @property
     def groups(self) -> int:
-        """Number of groups of parameters."""
+        """Number of groups of parameters that `step_by_groups` updates one after another."""
         return len(self._groups)
 
     def moments(self, group: int) -> Iterator[Tensor]:

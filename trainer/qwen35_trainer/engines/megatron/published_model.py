@@ -90,7 +90,7 @@ class PublishedModel:
         """Yield this rank's part of every published tensor, in the same order on every rank. Collective.
 
         value: returns the tensor to publish for a parameter, in the parameter's shape: the parameter itself, its
-        gradient, or a moment.
+        gradient, or one of AdamW's moments.
         """
         for number, entry in enumerate(self._entries):
             if not entry.own:

@@ -52,7 +52,7 @@ def exported(
 
 
 def mtp_heads(files: CheckpointFiles) -> dict[str, Tensor]:
-    """Read the heads for multi-token prediction (`mtp.*`) of a checkpoint. The result is empty if it has none.
+    """Read a checkpoint's heads for multi-token prediction (`mtp.*`). Returns {} if the checkpoint has none.
 
     vLLM drafts tokens with these heads. They do not change while the model learns, so drafts are accepted more rarely;
     this costs speed but never changes the sampled distribution.

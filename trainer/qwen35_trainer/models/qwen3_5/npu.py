@@ -11,8 +11,8 @@ adapted on the host or on the meta device works on any device. The weight of Qwe
 zero-centred: a kernel needs the weight plus one.
 
 Nothing in this file has run on an NPU. It is tested against transformers with a stand-in for `torch_npu` that
-implements the documented arithmetic of these operators (torch_npu 2.10). The word "Hardware" marks what only an
-NPU can test.
+implements the documented arithmetic of these operators (torch_npu 2.10). A comment that begins with "Hardware" states
+what only an NPU can test.
 """
 
 from __future__ import annotations

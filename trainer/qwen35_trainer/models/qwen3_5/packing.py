@@ -50,7 +50,7 @@ class PackingDifference:
     """Norm of the difference of all parameters' gradients, divided by the norm of the gradient."""
 
     def within(self, allowed: PackingDifference) -> bool:
-        """Whether both differences are at most those in `allowed`. The result is False if a difference is NaN."""
+        """Whether `log_prob` and `gradient` are at most their values in `allowed`. The result is False if one is NaN."""
         return self.log_prob <= allowed.log_prob and self.gradient <= allowed.gradient
 
 

@@ -77,7 +77,7 @@ last part of the scalar's name."""
 
 
 def scalars(record: RunRecord) -> dict[str, float]:
-    """Return name → number of all scalars of a record, with the names that trackers show.
+    """Return all scalars of a record: name that trackers show → number.
 
     Values that the run does not have are left out. The result is empty for records of spans, exports and the end
     of the run.

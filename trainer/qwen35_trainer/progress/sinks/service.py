@@ -24,7 +24,9 @@ _QUEUE_RECORDS: Final = 1024
 
 
 class ServiceSink:
-    """Passes records to another sink in a separate thread. Counts the records that cannot be delivered, and warns once.
+    """Passes all records except spans to another sink, in a separate thread.
+
+    Counts the records that cannot be delivered. Logs a warning at the first of them, and their number in `close`.
 
     name: name of the service, for messages. open_sink: function that creates the other sink. The thread calls it at
     the first record; if that fails, the record is lost, and the thread calls it again at the next record. failures:
