@@ -33,8 +33,9 @@ _MAX_FIRST_CHARACTERS: Final = 500
 
 @dataclass
 class Combiner:
-    """Combines the scores of each response into its reward, and logs the first error of each kind. A
-    run has one Combiner.
+    """Combines the scores of each response into its reward, and logs the first error of each kind.
+
+    A run has one Combiner.
 
     terms: the weight and the `onError` policy of each reward.
     """

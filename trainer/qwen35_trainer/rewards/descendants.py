@@ -36,14 +36,15 @@ _PAUSE_SECONDS: Final = 0.005
 
 
 def new_mark() -> dict[str, str]:
-    """Return an environment variable for a process that is about to start. `kill_marked` finds the
-    process's descendants by it.
+    """Return an environment variable for a process that is about to start.
+
+    `kill_marked` finds the process and its descendants by this variable.
     """
     return {_VARIABLE: f"{os.environ.get(_VARIABLE, '')}{secrets.token_hex(8)}/"}
 
 
 def kill_marked(mark: dict[str, str]) -> None:
-    """Kill the processes with a mark and their descendants. Return when none is left, or after _SEARCH_SECONDS.
+    """Kill the processes with a mark and their descendants, and wait at most _SEARCH_SECONDS until all have ended.
 
     mark: the variable from `new_mark`. Processes that are left after _SEARCH_SECONDS hang in the kernel.
     """

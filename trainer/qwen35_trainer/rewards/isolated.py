@@ -101,8 +101,9 @@ class IsolatedFunction:
         return tuple(process.process_id for process in (*self._busy, *(process for process, _ in self._idle)))
 
     async def load(self) -> None:
-        """Start a process and load the function in it. Raises RewardError if the process cannot start or the
-        function cannot load.
+        """Start a process and load the function in it.
+
+        Raises RewardError if the process cannot be started or the function cannot be loaded.
         """
         await self._add()
 

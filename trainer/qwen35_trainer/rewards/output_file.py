@@ -43,7 +43,7 @@ class OutputFile:
     def close(self) -> None:
         """Close this process's end of the pipe, then wait until all output is in the file.
 
-        If other processes can still write to the pipe, return after CLOSE_SECONDS.
+        Waits at most CLOSE_SECONDS, because other processes may still be able to write to the pipe.
         """
         os.close(self.descriptor)
         self._thread.join(CLOSE_SECONDS)

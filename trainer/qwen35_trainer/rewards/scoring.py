@@ -13,9 +13,9 @@ a silent process   its heartbeat, every ALIVE_SECONDS                       SILE
 close              the processes, when they have ended their worker         CLOSE_SECONDS + _REST_SECONDS, then they are
                    processes                                                killed
 
-Only groups of the window and of one evaluation wait here. The driver holds these groups anyway, so
-no unbounded queue can form. The wait does not count towards timeoutSeconds. The driver sends one request per group and
-receives one reply. It does not copy the tokens for the request.
+Only the groups in the pipeline, whose number is limited, and those of one evaluation wait here. The driver holds these
+groups anyway, so no unbounded queue can form. The wait does not count towards timeoutSeconds. The driver sends one
+request per group and receives one reply. It does not copy the tokens for the request.
 """
 
 from __future__ import annotations

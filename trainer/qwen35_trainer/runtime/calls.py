@@ -1,4 +1,4 @@
-"""Calls to Ray actors. Each call can have a deadline, and each error names the actor and its task."""
+"""Calls to Ray actors. Each call can have a deadline, and each error names the actor and what the call does."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class DeviceTurns:
     async def begin_generation(self, *, reload: bool) -> None:
         """Give the devices to the rollout pool: first all train ranks sleep, then all replicas wake.
 
-        reload: whether the replicas load the version that they had before; otherwise the caller must publish the next
-        version afterwards. Does nothing if the rollout pool has the devices already.
+        reload: whether the replicas load the version of the weights that they had before; otherwise the caller must
+        publish the next version afterwards. Does nothing if the rollout pool has the devices already.
         """
         if self._side == "generation":
             return

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class ExportRefused(ValueError):
-    """An export is impossible: there is nothing to export, or the output cannot be written.
+    """An export is impossible: there is nothing to export, an argument cannot be used, or the weights are unusable.
 
     The message contains what to do.
     """
@@ -61,7 +61,7 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
     continue is exported: the newest one that does not belong to an abandoned attempt (`resuming.py`).
 
     source: the folder of the model from which the run started; None: the path in the manifest, which must be absolute
-    then. With `adapter`, neither folder is read. A source is refused for a run that started from random weights.
+    then. With `adapter`, no source folder is read. A source is refused for a run that started from random weights.
 
     adapter: whether to write only the matrices A and B of LoRA, in the format of PEFT, instead of the weights with the
     adapters merged into them.

@@ -102,9 +102,9 @@ class RunFolder:
     ) -> None:
         """Raise FolderRefused if a run may not use the folder. Changes nothing.
 
-        manifest: manifest of the run. resume: whether --resume is given. Without it, the run may use only a new folder,
-        or the folder of a run that has trained nothing. how_to_resume: the command that continues the run in this
-        folder, for the message. in_cluster: whether the run is a training of a cluster, for the message.
+        manifest: manifest of the run. resume: whether --resume is given. Without --resume, the run may use only a new or
+        empty folder, or the folder of a run that has trained nothing. how_to_resume: the command that continues the run
+        in this folder, for the message. in_cluster: whether the run is a training of a cluster, for the message.
         """
         if (problem := unwritable(self.root)) is not None:
             raise FolderRefused(f"--output {problem}")

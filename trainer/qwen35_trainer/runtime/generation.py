@@ -139,8 +139,8 @@ class Generation:
         """Submit the sequences of a command to a replica.
 
         The command states for each sequence how many tokens to keep; all later tokens are dropped. If a sequence has
-        fewer tokens, all are kept. This can happen after the coordinator has started the sequence over: an event from
-        before the restart still counts the dropped tokens, so the coordinator expects too many.
+        fewer tokens, all are kept. A sequence can have fewer tokens after the coordinator has started it over: an event
+        from before the restart still counts the dropped tokens, so the coordinator expects too many.
         """
         for name, keep in command.sequences:
             buffer = self._buffers.setdefault(name, TokenBuffer())

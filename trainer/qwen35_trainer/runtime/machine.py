@@ -72,9 +72,9 @@ def manager_of(profile: str) -> type[AcceleratorManager]:
 def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
     """Return a problem if this machine has too few devices for a spec; otherwise an empty list.
 
-    here: number of devices of this machine. Each train worker needs one device. In mode FullyAsync, replicas need
-    further devices: each one needs `rollout.tensorParallel`, or `rollout.stragglerLane.tensorParallel` in the straggler
-    lane. In mode Colocated, replicas use the devices of the train workers.
+    here: number of devices of this machine. Each train worker needs one device. In mode FullyAsync, each replica needs
+    `rollout.tensorParallel` further devices, and each replica of the straggler lane (replicas for long sequences) needs
+    `rollout.stragglerLane.tensorParallel`. In mode Colocated, replicas use the devices of the train workers.
     """
     profile, train = spec.accelerator.profile, spec.world_size
     rollout = spec.rollout_devices if spec.mode == "FullyAsync" else 0

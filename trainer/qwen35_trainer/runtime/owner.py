@@ -1,4 +1,4 @@
-"""Claims the output folder and the folder of the checkpoints for an attempt (the fence, qwen35_trainer/epoch.py).
+"""Claims the output folder and the folder of the checkpoints for an attempt (fencing: qwen35_trainer/epoch.py).
 
     an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► its epoch begins ─► it writes
 

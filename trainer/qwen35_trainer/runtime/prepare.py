@@ -89,8 +89,8 @@ def prepare(
 def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
     """Raise DataError if the model in the folder `model.source.path` has fewer embeddings than the tokenizer has tokens.
 
-    Without such a folder, nothing is checked. base: the manifest's folder. tokens: number of tokens of the tokenizer.
-    More embeddings than tokens are usual, because published models round up.
+    Nothing is checked without such a folder, or if its config.json cannot be read. base: the manifest's folder. tokens:
+    number of tokens of the tokenizer. More embeddings than tokens are usual, because published models round up.
     """
     if (path := spec.model.source.path) is None:
         return

@@ -47,7 +47,8 @@ class ProbeSchedule:
         anyway. A probe is also due if the last probe took at most the share PROBE_SHARE of the time that has passed
         since its end.
 
-        now: present time, on the clock of `computed`. waited: seconds that the train ranks waited for their last batch.
+        now: present time, on the same clock as the arguments of `computed`. waited: seconds that the train ranks waited
+        for their last batch.
         """
         return self._duration <= max(waited, PROBE_SHARE * (now - self._ended))
 

@@ -116,8 +116,8 @@ class SleepEngine:
 class WakeEngine:
     """A command to a sleeping replica: take the memory of its devices again.
 
-    The replica generates as soon as it has loaded a version. reload: whether the replica loads the version that it had
-    before; otherwise the driver sends the next version after this command.
+    The replica generates as soon as it has loaded a version of the weights. reload: whether the replica loads the
+    version that it had before; otherwise the driver sends the next version after this command.
     """
 
     reload: bool
@@ -302,10 +302,11 @@ class ReplicaChannel:
         self._changed.set()
 
     async def receive(self) -> tuple[EngineReport, ...]:
-        """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS.
+        """Send queued commands, wait for the next reports, and return them.
 
-        Raises ReplicaFailed if a call to the worker fails. If reports arrived before the failure, this call of `receive`
-        returns these reports, which may contain finished sequences, and the next call raises ReplicaFailed.
+        The worker sends reports after about MAX_REPORT_SECONDS at the latest. Raises ReplicaFailed if a call to the worker
+        fails. If reports arrived before the failure, this call of `receive` returns these reports, which may contain
+        finished sequences, and the next call raises ReplicaFailed.
         """
         if self._failure is not None:
             raise self._failure

@@ -67,8 +67,8 @@ _MAX_ERROR_CHARACTERS: Final = 300
 class Sampler:
     """Writes samples of the responses of one run to the file `path`, for reports.
 
-    decoder: turns tokens into text. writer: writes into the folder of the file; None: no other attempt of the run writes there.
-    An error is logged once and does not end the run.
+    decoder: turns tokens into text. writer: writes into the folder of the file; None: no other attempt of the run writes
+    there. Errors do not end the run, and only the first one is logged.
     """
 
     def __init__(self, path: Path, decoder: ResponseDecoder, writer: FolderWriter | None = None) -> None:

@@ -54,8 +54,8 @@ def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> No
 def failure_text(finished: FinishedRun, how_to_resume: str) -> str:
     """Return the message of a failed run, with the path of its logs.
 
-    how_to_resume: the command that continues the run. The message contains it if the run has a checkpoint and another
-    start can succeed.
+    how_to_resume: the command that continues the run. The message contains this command if the run has a checkpoint and
+    another start can succeed.
     """
     finish, lines = finished.finish, [finished.finish.message]
     may_succeed = any(reason.retryable for reason in FailureReason if reason == finish.reason)

@@ -99,7 +99,7 @@ class TooFewReplicas(ActorLost):
 
 
 class PoolListener(Protocol):
-    """The interface to which the rollout pool passes joined and lost replicas, and the reports of replicas."""
+    """Receives the events of the rollout pool, the reports of its replicas, and the loss of each replica."""
 
     def tell(self, event: on.Event) -> None: ...
 
@@ -293,8 +293,8 @@ class RolloutPool:
     def resize(self, target: int) -> None:
         """Set the number of replicas to keep running.
 
-        If the pool has more replicas than `target`, it ends excess replicas that are still pending. Excess replicas
-        that run already stay until their hosts are removed.
+        If the pool has more replicas than `target`, it ends excess replicas whose processes have not started yet. All
+        other excess replicas stay until their hosts are removed.
         """
         self._target = target
         self._recount()
@@ -302,8 +302,8 @@ class RolloutPool:
     def leave(self, hosts: frozenset[str]) -> None:
         """Send no new sequences to replicas on `hosts`, as long as there is a replica on another host.
 
-        For this condition, replicas of the straggler lane do not count. Each call replaces the previous set of hosts.
-        Replicas on hosts that are no longer in the set take sequences again.
+        For this condition, replicas of the straggler lane (replicas for long sequences) do not count. Each call replaces
+        the previous set of hosts. Replicas on hosts that are no longer in the set take sequences again.
         """
         self._leaving = hosts
         staying = [replica for replica in self._replicas.values() if not replica.lane and replica.host not in hosts]
@@ -356,8 +356,8 @@ class RolloutPool:
     async def wake(self, *, reload: bool) -> None:
         """Let all replicas take their device memory again, and start missing replicas.
 
-        reload: whether the replicas load the version that they had before; otherwise the caller must publish the next
-        version. Returns when all joined replicas are awake.
+        reload: whether the replicas load the version of the weights that they had before; otherwise the caller must
+        publish the next version. Returns when all joined replicas are awake.
         """
         self._may_start.set()
         self._turn(WakeEngine(reload))

@@ -252,7 +252,7 @@ class EngineThread:
     def wake(self) -> Future[None]:
         """Queue the command to take the device memory again. The engine makes its next step after the next `commit`.
 
-        The future is done when the memory is taken. If the engine fails first, it is never done.
+        The future is done when the memory is taken. If the engine fails first, the future is never done.
         """
         woken: Future[None] = Future()
         self._inbox.put(lambda: self._wake(woken))
@@ -601,8 +601,8 @@ class RolloutWorker(Process):
     async def open(self) -> int | None:
         """Build the engine. Returns its token room: the number of tokens, over all sequences, that fit into its memory.
 
-        Returns None if the number of slots is the stricter limit. If the answer is lost, the driver repeats the call,
-        which then waits for the same engine.
+        Returns None if the memory suffices for the longest sequences in all slots. If the answer is lost, the driver
+        repeats the call, which then waits for the same engine.
         """
         self._opening = self._opening or asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)

@@ -223,7 +223,7 @@ def rank_order(locations: Sequence[WorkerLocation], groups: Sequence[int]) -> tu
     groups: sizes of groups of neighbouring ranks, as `neighbour_groups` returns them. As many groups of each size as
     possible lie within one node. Nodes are in the order of their hosts' names, and the workers of a node in the order of
     their devices. If the number of workers of a node is not a multiple of a group's size, the remaining workers of the
-    node come after the complete groups of all nodes. Of these, the workers of nodes with more remaining workers come first.
+    node come after the complete groups of all nodes. In this remainder, nodes with more workers come first.
     """
     on_node: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for worker in sorted(range(len(locations)), key=lambda worker: _natural(locations[worker].device)):

@@ -51,9 +51,10 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         return _unpacked(self._data[:, start:end], self._candidates_of(start, end))
 
     def parts(self) -> Iterator[tuple[SequenceId, TokenRows, Candidates | None]]:
-        """Yield (sequence, tokens, candidates) for each sequence. `TokenBuffer.append` takes tokens and candidates.
+        """Yield (sequence, tokens, candidates) for each sequence, in the format of the arguments of `TokenBuffer.append`.
 
-        The arrays share the memory of this block. candidates is None if the sequence is sampled without truncation.
+        candidates: for each token, the tokens that truncated sampling could have drawn; None: sampling was not
+        truncated. The arrays share the memory of this block.
         """
         data, start = self._data, 0
         for name, end in zip(self._names, self._ends.tolist(), strict=True):
@@ -71,10 +72,10 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
 class TokenBuffer:
     """The tokens of one sequence, to which new tokens are appended in parts.
 
-    The buffer takes 12 bytes per token, plus the candidates of the token, and about 300 bytes per part. Parts are
-    joined only when the tokens are read, because growing one array would copy each token several times. There are
-    few parts, because a long sequence reports new tokens only when they are at least a certain share of its
-    earlier tokens (`rollout_worker.PROGRESS_SHARE`).
+    The buffer takes 12 bytes per token and about 300 bytes per part. Candidates, the tokens that truncated sampling could
+    have drawn at each position, take further memory. Parts are joined only when the tokens are read, because growing one
+    array would copy each token several times. There are few parts, because a long sequence reports new tokens only when
+    they are at least a certain share of its earlier tokens (`rollout_worker.PROGRESS_SHARE`).
     """
 
     __slots__ = ("_length", "_parts")

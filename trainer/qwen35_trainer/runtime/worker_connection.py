@@ -13,10 +13,9 @@ a connection without proof        the driver's proof                       CONNE
 a call                            its result, the end of the connection    the caller's
 a silent peer                     it reads, or its kernel answers probes   UNANSWERED_SECONDS, then the connection ends
 
-A connection only makes calls cheaper: its end does not mean that the worker is lost. When it ends, `call` raises
-ConnectionEnded, and the caller repeats the call through Ray, which knows whether the process has ended, and why.
-Methods that are called here must therefore allow repeated calls. The errors of methods do not travel: a worker whose
-method raises an error ends the connection.
+A connection only makes calls cheaper. Its end does not mean that the worker is lost: `call` then raises ConnectionEnded, and the
+caller repeats the call through Ray, which knows whether the process has ended, and why. Methods that are called here must
+therefore allow repeated calls. The errors of methods do not travel: a worker whose method raises an error ends the connection.
 
 Messages are pickled, so a peer that can send one can execute code. Both ends therefore prove that they know the key of the worker,
 which travels only through Ray, before they unpickle anything. Like Ray's own calls, messages are not encrypted.

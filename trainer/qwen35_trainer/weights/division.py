@@ -83,9 +83,9 @@ class Division:
     """
 
     def held(self, who: ReplicaRank) -> tuple[HeldSection, ...]:
-        """Return the part of each section with which a rank computes.
+        """Return, for each section, the part that a rank holds.
 
-        The part is the whole section if the ranks cannot divide it.
+        The part is the whole section if the ranks cannot divide the section.
         """
         starts = _starts(self.sections)
         return tuple(self._held(section, start, who) for section, start in zip(self.sections, starts, strict=True))

@@ -108,8 +108,8 @@ class Relay:
     def assign(self) -> dict[int, int]:
         """Assign sources to waiting replicas. Returns replica → source for the replicas that can begin to read now.
 
-        A source is TRAINER only while no replica serves the version, or if the reader has failed MAX_FAILED_READS
-        times; otherwise it is a replica.
+        The source is TRAINER while no replica serves the version, and always for a reader that has failed
+        MAX_FAILED_READS times. Otherwise the source is a replica.
         """
         begun: dict[int, int] = {}
         readers = Counter(self._reading.values())

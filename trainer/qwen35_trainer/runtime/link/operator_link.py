@@ -48,7 +48,7 @@ _POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_
 class LinkDown(Exception):
     """A report or a history was not delivered. A later delivery may succeed.
 
-    The message names the target and the reason.
+    The message contains the name of the ConfigMap or the file, and the reason.
     """
 
 

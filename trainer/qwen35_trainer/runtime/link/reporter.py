@@ -131,7 +131,8 @@ class Reporter:
     def replicas(self, hosts: Mapping[str, str], drained: frozenset[str]) -> None:
         """Record where the rollout replicas run, and which of them are drained.
 
-        hosts: name of a replica → its pod. drained: names of the replicas in leaving pods that hold no sequences.
+        hosts: name of a replica → its pod. drained: names of the replicas that hold no sequences and run in a pod that
+        will be removed.
         """
         if (hosts, drained) != (self._standing.hosts, self._standing.drained):
             self._change(lambda standing: replace(standing, hosts=dict(hosts), drained=drained))
@@ -279,8 +280,9 @@ def reporting(option: str | None) -> Iterator[Reporter]:
 def earlier_records(metrics: Path, until: int) -> RunFold:
     """Return a RunFold of the records that led to the weights after update `until`, from all previous attempts.
 
-    metrics: path of the metrics file. If there is no such file, the result is empty. Spans are left out, because there
-    may be many. Records of the ends of attempts and damaged lines are left out, too. Each damaged line is logged.
+    metrics: path of the metrics file. If there is no such file, the result is empty. Spans, the bars of the timeline, are
+    left out, because there may be many. Records of the ends of attempts and damaged lines are left out, too. Each damaged
+    line is logged.
     """
     fold = RunFold()
     if not metrics.is_file():

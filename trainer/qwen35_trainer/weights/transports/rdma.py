@@ -10,7 +10,7 @@ a read                    its bytes have arrived, or its source ends READ_SECOND
 an earlier fetch          its last read has ended, or is given up    READ_SECONDS
 
 A rank does nothing while replicas read, so each replica reads at its own pace. A segment is written again when the
-driver does not need its version any more. The driver does not wait for a fenced replica: if such a replica still reads
+driver does not need its version any more. The driver does not wait for a lost replica: if such a replica still reads
 from the segment, the checksums of the read bytes fail. A reader that is killed leaves nothing behind on a rank.
 
 A read that was given up may still write (transfer_agent.py). Its memory is used again only after it has ended.
