@@ -157,8 +157,8 @@ def read_owner(folder: Path) -> Owner | None:
 class Epoch(FolderWriter):
     """Writes files into a folder while one attempt owns the folder. `take` creates an epoch.
 
-    A copy in another process belongs to the same epoch. The methods that write raise Superseded once another attempt
-    owns the folder, FolderRefused if owner.json is damaged, and OSError if the disk fails.
+    A copy of this object in another process belongs to the same epoch. The methods that write raise Superseded once
+    another attempt owns the folder, FolderRefused if owner.json is damaged, and OSError if the disk fails.
     """
 
     owner: Owner

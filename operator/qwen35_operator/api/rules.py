@@ -14,8 +14,8 @@ Rules follow these conventions:
   as absent, because the API server removes it before it evaluates rules.
 * Only sections without a default have rules. If the default of a section is {}, the API server evaluates the rules of
   the section on {}, before the section's fields get their defaults.
-* A rule that is younger than the first release ratchets (checks.NEW_TRAINING_CHECKS in the manifest): it allows every
-  change of an object that broke it before, so that an older training can still be suspended or resized.
+* A rule that is younger than the first release ratchets (checks.NEW_TRAINING_CHECKS in the manifest): the rule allows
+  every change of an object that already broke the rule, so that an older training can still be suspended or resized.
 * Messages with values use format(). If they joined strings with +, the API server could not limit the estimated cost,
   and would refuse the rule.
 """

@@ -1,4 +1,4 @@
-"""Sizes the pods of a training by its plan, and refuses what its devices cannot hold.
+"""Sizes the pods of a training by its memory plan, and refuses a plan that does not fit the memory of the devices.
 
     spec, catalog ─► planning.memory_plan, once per parsed spec ─► memory of worker pods: at least the profile's
                                                                └─► problems of new trainings
@@ -30,7 +30,11 @@ _plans: Final[WeakKeyDictionary[TrainingResource, MemoryPlan]] = WeakKeyDictiona
 
 
 def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
-    """Return the CPUs and memory of a pod of the pool, from the device profile. The memory is larger if the plan needs more."""
+    """Return the CPUs and memory of a pod of the pool.
+
+    The CPUs are those of the device profile. The memory is that of the profile, or more if the training's memory plan
+    needs more.
+    """
     profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode
     if pool == "head":
         return profile.head
@@ -46,7 +50,7 @@ def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
 
 
 def problems(training: TrainingResource) -> list[Problem]:
-    """Return a problem for each pool whose devices cannot hold their part of the plan.
+    """Return a problem for each pool that, according to the memory plan, needs more memory than its devices have.
 
     The operator refuses new trainings with such problems.
     """
@@ -57,7 +61,7 @@ def problems(training: TrainingResource) -> list[Problem]:
 
 
 def note(training: TrainingResource) -> str:
-    """Return a note if pods are not sized by a plan because the catalog lacks the model; otherwise an empty string."""
+    """Return a note if pods have no memory plan because the catalog lacks the model; otherwise an empty string."""
     model, spec = training.spec.model, training.spec
     if spec.pods.sizing == "Profile" or known_sizes(model) is not None:
         return ""

@@ -1,4 +1,4 @@
-"""The volumes of a training's pods, and where they are mounted.
+"""The volumes of a training's pods, and where they are mounted. A claim is a PersistentVolumeClaim.
 
     claim of model.source        ──► MODEL_FOLDER          read-only
     claim of a data source       ──► DATA_FOLDER/<claim>   read-only
@@ -40,9 +40,9 @@ OWN_VOLUMES: Final = ("shm", "run", "config")
 def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_gib: int) -> list[dict[str, Any]]:
     """Return the volumes of a pool's pods.
 
-    Every pod has shared memory, the claims, and, without a claim for checkpoints, an emptyDir for the run's folder. The
-    head also has the manifest. Other pods also have the device files of their node. shm_gib: maximum size of the shared
-    memory, in GiB.
+    Every pod has shared memory and the PersistentVolumeClaims of the spec. If the spec has no claim for checkpoints,
+    every pod also has an emptyDir for the run's folder. The head also has the manifest. Other pods also have the device
+    files of their node. shm_gib: maximum size of the shared memory, in GiB.
     """
     spec = training.spec
     result: list[dict[str, Any]] = [
@@ -87,7 +87,7 @@ def mounts(training: TrainingResource, profile: DeviceProfile, pool: str) -> lis
 def mounted(spec: TrainingSpec) -> TrainingSpec:
     """Return the spec for the trainer inside a pod: each PersistentVolumeClaim is replaced by the path of its mount.
 
-    Relative paths of data files without a claim become paths in the image.
+    Relative paths of data files that are in no claim become paths in the image.
     """
     data = spec.data
     changes: dict[str, Any] = {
@@ -107,7 +107,7 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield a problem for each path that leads out of its claim or is too long after mounting, and for missing storage.
+    """Yield a problem for each path that leads out of its volume or becomes too long by mounting, and for missing storage.
 
     Storage is missing if checkpoint.export needs checkpoint.storage, and the spec has none.
     """

@@ -1,4 +1,4 @@
-"""Checks kubeconfig files before the client library reads them: its errors do not say what is invalid in a file."""
+"""Checks kubeconfig files before the client library reads them, because the library's errors do not say what is invalid."""
 
 import os
 from pathlib import Path

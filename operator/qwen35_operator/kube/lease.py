@@ -104,7 +104,7 @@ class Election:
     async def run(self) -> None:
         """Take part in the election until cancelled, then release the Lease.
 
-        Raises the exception with which `lead` ends, if any.
+        If `lead`, the work of the leader, ends with an exception, this method raises the exception.
         """
         while True:
             if (requested := await self._acquire()) is not None:

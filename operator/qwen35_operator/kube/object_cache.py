@@ -59,7 +59,7 @@ class ObjectCache:
     def silent_seconds(self) -> dict[str, float]:
         """Return the seconds since the API server last answered the watch of each kind.
 
-        A kind has one watch for each watched namespace. If it has several, this is the maximum over them.
+        If a kind has several watches, one for each watched namespace, the watch with the oldest answer counts.
         """
         now = time.monotonic()
         longest: dict[str, float] = {}

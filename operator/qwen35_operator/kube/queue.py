@@ -74,7 +74,7 @@ class WorkQueue:
         self._failures.pop(key, None)
 
     def clear(self) -> None:
-        """Remove all keys. Those that are being processed stay until `done` is called."""
+        """Remove all queued keys, and forget all failures. Keys that are being processed stay until `done` is called."""
         for keys in (self._ready, self._queued, self._requeue, self._later, self._due, self._failures):
             keys.clear()
 

@@ -82,8 +82,8 @@ class Trainings:
     def forget_unlisted(self, namespace: str | None, listed: Collection[tuple[TrainingKey, str]], version: int) -> None:
         """Remove the trainings that a complete list of a namespace lacks: their deletion was not reported.
 
-        namespace: None for all. listed: key and uid of each training in the list. version: resourceVersion of the list; a
-        training that has changed since is kept.
+        namespace: None for all namespaces. listed: key and uid of each training in the list. version: resourceVersion
+        of the list; a training that has changed since is kept.
         """
         for key, stored in list(self._bodies.items()):
             if namespace in (None, key[0]) and stored.version <= version and (key, stored.uid) not in listed:

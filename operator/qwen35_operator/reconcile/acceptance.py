@@ -33,7 +33,7 @@ def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource |
     """Return the training if the operator can work on it; otherwise return a verdict with the reason.
 
     An open attempt keeps running while its training is refused. A training that has had an attempt is not refused by
-    checks that apply only to new trainings (`check_new`), nor because a plan says that the devices are too small.
+    checks that apply only to new trainings (`check_new`), nor because its memory plan does not fit the devices.
     """
     state: State = "Pending" if attempts.open_attempt(observed) is None else "Running"
     if observed.unavailable:

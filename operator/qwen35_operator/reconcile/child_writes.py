@@ -28,7 +28,7 @@ def config_map(training: TrainingResource) -> KubeObject:
 def ensure(
     observed: Observed, training: TrainingResource, settings: OperatorSettings, control: Control
 ) -> tuple[ClusterWrite, ...]:
-    """Return the writes that create missing children, and apply those that differ from the desired ones.
+    """Return the writes that create missing children, and apply children that differ from the desired objects.
 
     RayJobs are left out. The writes are in the order of creation. control: the message that `-control` should contain.
     """

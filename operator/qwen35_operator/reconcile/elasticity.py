@@ -129,7 +129,7 @@ def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
     """Return the next size of the rollout pool, one step larger or smaller, or None to keep its size.
 
     The choice depends on the shares of time in which the pools are idle, according to the trainer's report. A step is
-    one node, or as many nodes as one replica needs.
+    the number of nodes that one replica needs, and at least one node.
     """
     pool, report = situation.spec.rollout, situation.report
     if pool is None or pool.autoscale is None or report is None or report.state != "Running":

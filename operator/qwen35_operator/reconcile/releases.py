@@ -42,12 +42,11 @@ def with_release(observed: Observed, settings: OperatorSettings) -> Observed:
 
 
 def for_next_attempt(situation: Situation) -> TrainerRelease:
-    """Return the release for the next attempt.
+    """Return the release for the next attempt: after a failure the one in the status, otherwise the operator's present one.
 
-    If the last attempt failed, this is the recorded release, except in two cases: the user has requested another
-    release (annotation UPDATE, or another spec.pods.image), or no trainer of this training has ever reported, so the
-    recorded image may be broken. In these cases, and if the last attempt did not fail, this is the operator's present
-    release.
+    After a failure, the operator's release is used in two cases: if the user has requested another release (annotation
+    UPDATE, or another spec.pods.image), and if no trainer of this training has ever reported, because the image in the
+    status may be broken.
     """
     recorded, request = situation.status.release, situation.observed.update_request
     last = attempts.last_attempt(situation.status.attempts)

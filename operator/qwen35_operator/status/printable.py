@@ -12,7 +12,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 
 
 def printable(text: str) -> str:
-    """Return the text with U+FFFD in place of control characters (not tab and newline) and of direction marks."""
+    """Return the text with U+FFFD in place of direction marks and of control characters other than tab and newline."""
     return _CONTROLS.sub("\ufffd", text)
 
 

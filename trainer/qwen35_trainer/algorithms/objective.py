@@ -128,7 +128,7 @@ class Objective:
 
 
 def needs_proximal(correction: str) -> bool:
-    """Whether `policy_objective` needs the argument `proximal_log_probs` with this correction.
+    """Return whether `policy_objective` needs the argument `proximal_log_probs` with this correction.
 
     Raises ValueError for an unknown correction.
     """

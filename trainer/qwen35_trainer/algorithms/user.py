@@ -1,4 +1,4 @@
-"""Look up losses and advantages: built-in functions by their registered name, functions of a user by `module:function`.
+"""Looks up losses and advantages: built-in functions by their registered name, functions of a user by `module:function`.
 
 function of a user    argument           result
 loss                  LossInputs         Tensor (N, T), the loss of each token
@@ -20,7 +20,7 @@ from qwen35_trainer.algorithms.masking import zero_padding
 
 
 def is_user_function(name: str) -> bool:
-    """Whether `name` names a function of the user, as `module:function`."""
+    """Return whether `name` is the name of a function of the user, as `module:function`."""
     return ":" in name
 
 

@@ -100,6 +100,9 @@ def read_run(root: Path, name: str) -> ComparedRun:
 
 
 def names(folders: Sequence[Path]) -> list[str]:
-    """Return a name for each folder: the last part of its path, or the path as given if two folders have the same last part."""
+    """Return a name for each folder: the last part of its path.
+
+    If several folders have the same last part, their names are their paths as given.
+    """
     last = [folder.resolve().name for folder in folders]
     return [name if last.count(name) == 1 else str(folder) for name, folder in zip(last, folders, strict=True)]

@@ -63,8 +63,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """Return the data that `qwen35 compare --json` prints.
 
-    Each list under `settings` and `figures` has one value per run, in the order of `runs`. In `figures`, None stands
-    for a value that a run does not have; in `settings`, the text "not set" does. `notes` is a list of sentences.
+    Each list under `settings` and `figures` has one value per run, in the order of `runs`. A value that a run does
+    not have is None in `figures`, and the text "not set" in `settings`. `notes` is a list of sentences.
     """
     return {
         "runs": [run.name for run in comparison.runs],

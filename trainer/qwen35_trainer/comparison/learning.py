@@ -82,9 +82,9 @@ class Reach:
 
 
 def reach(runs: Sequence[ComparedRun]) -> Reach:
-    """Return the updates that all runs have, and the time over which they are compared.
+    """Return the range of updates that all runs have, and the range of time over which the runs are compared.
 
-    Both are empty if a run has no update.
+    Both ranges are empty if a run has no update.
     """
     if any(not run.updates for run in runs):
         return Reach(1, 0, 0.0, 0.0)

@@ -30,7 +30,7 @@ class ComparedRow:
     def cells(self) -> list[str]:
         """The values as text, such as "12.5 s" for the first run and "6.1 s ×0.49" for the second.
 
-        A ratio that differs from 1 by less than 0.5 % is not shown.
+        The ratio to the first run's value is not shown if it differs from 1 by less than 0.5 %.
         """
         return [self._cell(place, value) for place, value in enumerate(self.values)]
 

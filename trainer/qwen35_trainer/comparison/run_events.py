@@ -38,8 +38,8 @@ class RunEvents:
     def add(self, record: RunRecord, *, repeated: bool) -> None:
         """Count the next record of the run.
 
-        repeated: whether the record is an update or evaluation that a later attempt repeated. The field `repeated`
-        counts only such updates. The other fields count these updates like any other update.
+        repeated: whether the record is an update or evaluation that a later attempt repeated. Such an update is
+        counted in the field `repeated`, and also in the other fields, like any other update.
         """
         match record:
             case SpanRecord(kind="load", lane="train-0"):

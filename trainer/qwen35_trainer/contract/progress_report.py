@@ -26,7 +26,7 @@ class CheckpointReport(ContractMessage):
 class ReplicaReport(ContractMessage):
     """The pods of one rollout replica, and the share of time in which the replica was idle.
 
-    When the pool shrinks, the operator first removes the pods of the replicas with the largest share.
+    When the pool shrinks, the operator first removes the pods of the replicas with the largest share of idle time.
     """
 
     pods: Annotated[tuple[str, ...], Field(strict=False, max_length=64)]

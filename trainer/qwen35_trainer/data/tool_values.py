@@ -23,10 +23,10 @@ def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str
 
     If the schema allows several types, the first that fits is used, in the order null, boolean, integer, number,
     object, array, string. A text that fits no type is returned unchanged, with a problem. If the schema allows only
-    boolean, or only boolean and null, False is returned in place of such a text, as in vLLM's qwen3_coder parser and in
-    verl. "null" in upper or lower case is read as null for every type, as in these two parsers. If the schema allows
-    null, "None" is also read as null, because Qwen3.5's template writes null as "None". Objects and arrays are read as
-    JSON, or otherwise as Python literals, which are parsed and never executed.
+    boolean, or only boolean and null, False is returned instead of the text, with the problem, as in vLLM's qwen3_coder
+    parser and in verl. "null" in upper or lower case is read as null for every type, as in these two parsers. If the
+    schema allows null, "None" is also read as null, because Qwen3.5's template writes null as "None". Objects and arrays
+    are read as JSON, or otherwise as Python literals, which are parsed and never executed.
     """
     types = _types(schema)
     written = text.strip()

@@ -295,7 +295,7 @@ class AlgorithmSpec(Section):
     @property
     def has_greedy_baseline(self) -> bool:
         """Whether the last response of each group is generated greedily, and its reward is
-        the baseline of the others (ReMax).
+        the baseline of the group's other responses (ReMax).
         """
         return self.advantage == "ReMax"
 

@@ -71,8 +71,8 @@ def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
 def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that vLLM's extraArguments contain no argument that another field or the engine sets.
 
-    The value of enable_expert_parallel must be true or false, because it decides in which layout
-    the train ranks publish the experts.
+    Also check that the value of enable_expert_parallel is true or false, because this value decides in which layout the
+    train ranks publish the experts.
     """
     if spec.rollout is None or spec.rollout.vllm is None:
         return

@@ -142,7 +142,7 @@ def _for_bound(kind: str, value: object, bounds: dict[str, Any]) -> tuple[str, s
 
 
 def show(value: object) -> str:
-    """Return a value as JSON text, which is how a manifest would spell it, shortened to 60 characters."""
+    """Return a value as a manifest would spell it: as JSON text, shortened to 60 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -29,7 +29,10 @@ MAX_SHOWN_CHARACTERS: Final = 200
 
 @dataclass(frozen=True)
 class Difference:
-    """A fixed field whose value differs between an earlier spec and the present one. None: the field is not set."""
+    """A difference between an earlier spec and the present one, in a field that a resumed training must keep.
+
+    earlier, now: the two values; None: the field is not set.
+    """
 
     field: str
     earlier: object
@@ -40,7 +43,7 @@ class Difference:
 
 
 def differences(earlier: Mapping[str, Any], now: TrainingSpec) -> list[Difference]:
-    """Return the fixed fields in which the spec `now` differs from an earlier spec.
+    """Return the differences of the spec `now` from an earlier spec, in the fields that a resumed training must keep.
 
     earlier: a spec as an earlier release stored it, with all defaults of that release. A field that this release added
     counts only if `now` sets the field to a value other than its default.

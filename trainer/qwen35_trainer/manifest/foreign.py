@@ -84,10 +84,10 @@ def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
 
     path: the names from the spec down to the unknown field. model: the class of the spec.
 
-    A field name of another trainer matches if its last part is the last name of `path`. If this part is in VAGUE, the
-    part before it must match, too. Of several matches, those that share the longest end with `path` are chosen. The
-    text gives this project's field for each chosen match. If these fields are at different depths of the spec, such as
-    a section and its fields, only the outermost are given.
+    A field name of another trainer matches if its last part is the last name of `path`. If this part is in VAGUE (too
+    common to identify a field), the part before it must match, too. Of several matches, those that share the longest
+    end with `path` are chosen. The text gives this project's field for each chosen match. If these fields are at
+    different depths of the spec, such as a section and its fields, only the outermost are given.
     """
     best = max((_shared(path, foreign) for foreign in _known(model)), default=0)
     if best == 0:

@@ -34,8 +34,8 @@ def expert(spec: TrainingSpec) -> Iterator[Problem]:
 def virtual_stages(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that pipeline stages can be divided into virtual stages with equal numbers of layers.
 
-    A manifest contains the number of layers only for a random model. For a checkpoint, the engine checks the division
-    when it loads the checkpoint.
+    Also check that there are at least two pipeline stages if there are virtual stages. A manifest contains the number of
+    layers only for a random model. For a checkpoint, the engine checks the division when it loads the checkpoint.
     """
     cut, random = spec.train.parallelism, spec.model.source.random
     path = f"{PARALLELISM}.virtualPipeline"
@@ -144,10 +144,11 @@ def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def replicas(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the replicas of the straggler lane fit the lane's nodes, and all other replicas the rest of the pool.
+    """Check that the replicas of the straggler lane fit the lane's nodes, and that all other replicas fit the other nodes.
 
-    Replicas that fit into a node must divide its devices evenly. A larger replica must take whole nodes, and
-    the number of its nodes must divide the number of available nodes.
+    The nodes of the straggler lane are reserved for long sequences. Replicas that fit into a node must divide its
+    devices evenly. A larger replica must take whole nodes, and the number of its nodes must divide the number of
+    available nodes.
     """
     if (pool := spec.rollout) is None:
         return

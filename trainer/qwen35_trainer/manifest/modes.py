@@ -70,9 +70,9 @@ def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def window(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that fields which bound or handle staleness are not set in other modes than FullyAsync.
+    """Check that fields that bound or handle staleness are not set in modes other than FullyAsync.
 
-    In other modes generation never runs ahead, so these fields have no effect. Values that describe
+    In other modes, generation never runs ahead of training, so these fields have no effect. Values that describe
     generation without staleness, such as stalenessThreshold 0, are allowed.
     """
     if spec.mode == "FullyAsync":

@@ -61,7 +61,7 @@ def before_the_limit(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def faster_engine(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a straggler lane has the engine VLLM, except on CPUs.
+    """Check that a rollout pool with a straggler lane uses the engine VLLM, except on CPUs.
 
     On accelerators, a Torch replica uses only one device, so the lane would not be faster.
     """

@@ -137,45 +137,54 @@ class TrainingSpec(Section):
 
     @property
     def rollout_replicas(self) -> int:
-        """Number of replicas on rollout.nodes nodes, without those of the straggler lane; 0 without a rollout pool."""
+        """Number of replicas on rollout.nodes nodes; 0 without a rollout pool.
+
+        Replicas of the straggler lane, which are reserved for long sequences, are not counted.
+        """
         return 0 if self.rollout is None else self.replicas_on(self.rollout.nodes)
 
     def replicas_on(self, nodes: int) -> int:
-        """Return the number of replicas of a rollout pool with `nodes` nodes, without those of the straggler lane."""
+        """Return the number of replicas of a rollout pool with `nodes` nodes.
+
+        Replicas of the straggler lane, which are reserved for long sequences, are not counted.
+        """
         assert self.rollout is not None
         return (nodes - self.lane_nodes) * self.accelerator.devicesPerNode // self.rollout.tensorParallel
 
     @property
     def lane_nodes(self) -> int:
-        """Number of nodes of the rollout pool that form the straggler lane; 0 without a lane."""
+        """Number of nodes of the rollout pool that are reserved for long sequences (the straggler lane); 0 without a lane."""
         lane = self.rollout.stragglerLane if self.rollout is not None else None
         return 0 if lane is None else lane.nodes
 
     @property
     def min_rollout_nodes(self) -> int:
-        """Minimum number of nodes of the rollout pool: rollout.minNodes, or rollout.nodes if it is not set.
+        """Minimum number of nodes of the rollout pool: rollout.minNodes, or rollout.nodes if minNodes is not set.
 
-        The result is at least one more than the number of nodes of the straggler lane, because a training of an earlier
-        release may have a minNodes that leaves no node outside the lane.
+        The result is at least one more than the number of nodes that are reserved for long sequences (the straggler
+        lane), because a training of an earlier release may have a minNodes that leaves no node for other sequences.
         """
         assert self.rollout is not None
         return max(self.rollout.minNodes or self.rollout.nodes, self.lane_nodes + 1)
 
     @property
     def lane_replicas(self) -> int:
-        """Number of replicas of the straggler lane; 0 without a lane."""
+        """Number of replicas that are reserved for long sequences (the straggler lane); 0 without a lane."""
         lane = self.rollout.stragglerLane if self.rollout is not None else None
         return 0 if lane is None else lane.nodes * self.accelerator.devicesPerNode // lane.tensorParallel
 
     def replica_devices(self, *, lane: bool) -> int:
-        """Return the number of devices of a rollout replica. lane: whether the replica belongs to the straggler lane."""
+        """Return the number of devices of a rollout replica.
+
+        lane: whether the replica belongs to the straggler lane, which is reserved for long sequences.
+        """
         assert self.rollout is not None
         of_lane = self.rollout.stragglerLane if lane else None
         return self.rollout.tensorParallel if of_lane is None else of_lane.tensorParallel
 
     @property
     def rollout_devices(self) -> int:
-        """Number of devices of all replicas of the rollout pool, including the straggler lane; 0 without a pool."""
+        """Number of devices of all replicas of the rollout pool, with those reserved for long sequences; 0 without a pool."""
         if self.rollout is None:
             return 0
         pool = self.rollout_replicas * self.replica_devices(lane=False)
@@ -183,19 +192,19 @@ class TrainingSpec(Section):
 
     @property
     def groups_per_batch(self) -> int:
-        """Number of groups in one batch, which docs/design/staleness.md calls P."""
+        """Number of groups in one batch: P in docs/design/staleness.md. A group is the set of samples for one prompt."""
         return self.train.batch.promptsPerUpdate * self.async_.updatesPerBatch
 
     @property
     def batches_per_version(self) -> int:
-        """Number of batches between two publications, which docs/design/staleness.md calls K."""
+        """Number of batches between two publications of weights: K in docs/design/staleness.md."""
         return self.async_.batchesPerPublication
 
     @property
     def effective_async(self) -> AsyncSpec:
         """The values of `spec.async` that take effect.
 
-        In other modes than FullyAsync, both bounds of staleness are 0, onMissedDeadline is Wait, and adaptiveDispatch
+        In modes other than FullyAsync, both bounds of staleness are 0, onMissedDeadline is Wait, and adaptiveDispatch
         and partialRollout are false. With stalenessThreshold 0 no sequence is unfinished at a publication, so
         partialRollout is false too.
         """

@@ -98,9 +98,10 @@ def _indivisible(name: str, value: int, devices: int, *, expert_parallel: bool) 
 
 
 def split_problems(spec: TrainingSpec, sizes: DividedSizes) -> Iterator[Problem]:
-    """Yield a problem for the rollout pool, and one for the straggler lane, each only if its replicas cannot divide the model.
+    """Check that vLLM can divide the model among the devices of a replica.
 
-    sizes: the sizes of the spec's model. Yields problems only if the engine of the rollout pool is VLLM.
+    Replicas of the straggler lane, which are reserved for long sequences, are checked too. Nothing is checked if the
+    engine is not VLLM. sizes: the sizes of the spec's model.
     """
     if spec.rollout is None or spec.rollout.engine != "VLLM":
         return

@@ -38,8 +38,8 @@ def render_page(title: str, *, style: str, body: str, figures: Mapping[str, Figu
 def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = "") -> str:
     """Return the HTML of a card with a title and a caption, in which the page draws the figure `name`.
 
-    title, note: plain text of the title and of the caption. size: a class of the page's style sheet. key: HTML, such as
-    a legend, that is appended to the caption.
+    title, note: plain text of the title and of the caption. size: CSS class for the width of the card, such as "wide";
+    empty for the usual width. key: HTML, such as a legend, that is appended to the caption.
     """
     return (
         f'<figure class="{size}"><figcaption><h2>{escape(title)}</h2><span>{escape(note)}</span>{key}</figcaption>'

@@ -4,8 +4,8 @@ Parameters, optimizer state and gradients are sharded over the ranks of a copy o
 (ZeRO-3, arXiv:1910.02054, section 5).
 
     parameters        float32 master weights of what trains; frozen parameters in the model's precision
-    optimizer state   float32: AdamW keeps two moments of the gradient for each trained parameter, and Muon keeps one. With Muon,
-                      parameters that are not matrices train with AdamW; their second moments are not counted
+    optimizer state   float32: AdamW keeps two moments (running means) of the gradient for each trained parameter, and Muon keeps
+                      one. With Muon, parameters that are not matrices train with AdamW; their second moments are not counted
     gradients         float32; they exist from the end of the first backward pass of an update to its optimizer step
     gathered          all-gathered parameters: the tables (token embedding and output layer) from the forward pass to the end of
                       the backward pass, and two layers at a time: the one that computes and the next one. A layer is

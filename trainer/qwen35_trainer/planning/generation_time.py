@@ -2,14 +2,14 @@
 
     decode step   of a replica with n sequences: reading the weights from memory, or the operations of n tokens, whichever takes longer;
                   reading the keys, values and states of n sequences; scheduling; all-reduces over tensor-parallel ranks
-    experts       with E experts of which each token uses k, a step of n tokens reads E · (1 - (1 - k / E)^n) experts in the mean
+    experts       with E experts of which each token uses k, a step of n tokens reads E · (1 - (1 - k / E)^n) experts on average
 
-In mode FullyAsync, generation runs ahead of training, so each replica always decodes as many sequences as its slots and
-the window (the bound on untrained samples) allow. The responses of an update take their number of tokens divided by the
-pool's tokens per second. In mode Colocated, generation and training take turns, so the generation of a batch ends with
-its longest response. The generation takes the fixed part of a decode step for each token of the longest response, and
-the part per sequence for each token of all responses. If a replica has more responses than slots, each further round of
-slots adds the fixed part for each token of a mean response.
+In mode FullyAsync, generation runs ahead of training, so each replica always decodes as many sequences as its slots, its
+memory and the window (the bound on untrained samples) allow. The responses of an update take their number of tokens
+divided by the pool's tokens per second. In mode Colocated, generation and training take turns, so the generation of a
+batch ends with its longest response. The generation takes the fixed part of a decode step for each token of the longest
+response, and the part per sequence for each token of all responses. If a replica cannot decode all of its responses at
+the same time, each further round adds the fixed part for each token of a mean response.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ gradients         float32 buffers of all these parameters, allocated once
 optimizer state   two float32 moments of the gradient for each parameter, and float32 master weights if the model is in
                   bfloat16, sharded over the ranks with the same parameters (ZeRO-1, arXiv:1910.02054, section 5;
                   megatron-core, docs "distributed optimizer": 6 + 12 / d bytes per parameter with d data-parallel ranks)
-offload           what the device still holds of offloaded data (`engines/megatron/offload.py`). Optimizer state: in the optimizer
-                  step all master weights, and the moments of one group of parameters at a time; all of it while a checkpoint is
-                  saved. Parameters: those of the model that computes, either the trained model or the reference model
+offload           the part of offloaded data that the device still holds (`engines/megatron/offload.py`). Of the optimizer state:
+                  in the optimizer step all master weights, and the moments of one group of parameters at a time; all of it while a
+                  checkpoint is saved. Of the parameters: those of the model that computes (trained or reference model)
 activations       those of all micro-batches whose forward pass the stage has begun and whose backward pass it has not ended. With
                   P stages, the first stage holds P of them (1F1B, arXiv:2104.04473, section 2.2). With v virtual stages per stage,
                   it holds 2 (P - 1) + (v - 1) P + 1, each for 1 / v of the stage's layers (interleaved 1F1B, ibid.)

@@ -39,7 +39,7 @@ def planned_request(pod: PodMemory, profile: PodRequest) -> PodRequest:
 
 
 def request_misfits(pod: PodMemory, request: PodRequest) -> Iterator[Problem]:
-    """Yield a problem, with a fix, if the pod needs more memory than `request` has, and another if it needs more of /dev/shm."""
+    """Yield a problem, with a fix, if `request` has too little memory for the pod, and another if /dev/shm is too small."""
     place = f"spec.pods.{pod.pool}"
     if pod.total > request.memory_gib * GIB:
         yield Problem(
