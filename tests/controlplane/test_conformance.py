@@ -31,6 +31,7 @@ HASH = "rl.qwen35.io/hash"
 """Of a RayJob, which contains its namespace."""
 MADE_UP = frozenset({"uid", "resourceVersion", "creationTimestamp", "lastTransitionTime", "managedFields", HASH})
 TIMES = frozenset({"deletionTimestamp", "time", "startTime", "startedAt", "endTime"})
+NOBODYS_PORT = 9
 UID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -327,13 +328,15 @@ def _runs(pod: dict[str, Any]) -> bool:
 
 
 def job_of(talk: Exchange, **spec: Any) -> dict[str, Any]:
-    """The RayJob of a training, as the operator writes it, without an owner."""
+    """The RayJob of a training, as the operator writes it, without an owner, and with a head at which nobody answers."""
     parsed, problems = parse_spec(deepcopy(SPEC))
     assert parsed is not None
     assert not problems
     own = TrainingResource("demo", talk.namespace, "00000000-0000-0000-0000-000000000000", 1, parsed, {}, {})
     job = json.loads(json.dumps(ray_job.build(own, OperatorSettings(), attempt=1, rollout_nodes=2)))
     del job["metadata"]["ownerReferences"]
+    (head,) = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    head["ports"] = [{"name": "dashboard", "containerPort": NOBODYS_PORT}]  # the usual one may be that of `ray_head`
     # Its account does not exist here.
     for group in _groups(job["spec"]["rayClusterSpec"]):
         group["template"]["spec"].pop("serviceAccountName", None)
