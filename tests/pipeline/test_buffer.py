@@ -290,7 +290,7 @@ class Plain:
 
 
 @given(data=st.data())
-def test_the_buckets_decide_as_the_plain_rule_does(data):
+def test_the_cohorts_decide_as_the_plain_rule_does(data):
     window = data.draw(
         st.builds(
             lambda size, batches, lag: Window(size, batches, lag, lag),

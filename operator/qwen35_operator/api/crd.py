@@ -117,7 +117,7 @@ def _version() -> Schema:
         "subresources": {
             "status": {},
             "scale": {
-                "specReplicasPath": ".spec.rollout.nodes",
+                "specReplicasPath": ".spec.rollout.nodes",  # `kubectl scale`: reconcile/elasticity.py changes the pool
                 "statusReplicasPath": ".status.rolloutNodes",
                 "labelSelectorPath": ".status.rolloutSelector",
             },

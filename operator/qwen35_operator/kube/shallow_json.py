@@ -52,7 +52,7 @@ def depth(text: bytes) -> int:
 
 
 async def shallow_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a text that arrives in chunks, each line made shallow and with its line break.
+    """Yield the lines of a text that arrives in chunks. In each line, JSON that is nested too deeply is cut (`shallow`).
 
     The last line has no line break if the text ends without one.
     """

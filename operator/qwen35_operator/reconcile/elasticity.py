@@ -1,7 +1,8 @@
 """Chooses the target size of the rollout pool, and returns the writes that give a running cluster this size.
 
-    spec.rollout.nodes, or autoscaling's choice ──► target ──► ConfigMap NAME-control ──► RayCluster replicas, idlest pods deleted first
-                                                                └── shrinking: leaving ──► trainer: drained ──┘
+    spec.rollout.nodes, which `kubectl scale` writes too ─┐
+    autoscaling's choice ─────────────────────────────────┴─► target ──► ConfigMap NAME-control ──► RayCluster replicas, idlest pods
+                                                                           └── shrinking: leaving ──► trainer: drained ─┘   deleted first
 
 Pods leave in two steps: the trainer gives their replicas no more sequences, and the pods are removed when it reports that they are
 drained, or after async.stallSeconds.

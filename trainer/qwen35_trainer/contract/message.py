@@ -27,8 +27,8 @@ class ContractMessage(BaseModel):
 def parse[M: ContractMessage](kind: type[M], text: str | bytes, key: str) -> M:
     """Parse a message of class `kind` from JSON text.
 
-    text: the JSON, as a string or as UTF-8 bytes. key: the key of the ConfigMap, which the text of an error names.
-    Raises ContractError if the text is larger than MAX_MESSAGE_BYTES or is not a valid message.
+    text: the JSON, as a string or as UTF-8 bytes. key: the key of the ConfigMap that contains the text, for error
+    messages. Raises ContractError if the text is larger than MAX_MESSAGE_BYTES or is not a valid message.
     """
     encoded = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
     if len(encoded) > MAX_MESSAGE_BYTES:

@@ -19,12 +19,12 @@ from qwen35_trainer.data.picture_arrays import PictureSource
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """N samples of a batch. A whole batch has the tokens of all samples, and a share has the tokens of some samples. A
-    sample whose tokens the object has is *held*.
+    """N samples of a batch, or one rank's share of them.
 
-    The driver assembles whole batches; each data-parallel rank gets its share (`batch_division`). Quantities that
-    are computed from all samples, such as the counts by which losses are divided, need no tokens, so they are the
-    same on every rank.
+    A whole batch has the tokens of all N samples. A share also lists all N samples, with their lengths, rewards and
+    groups, but has the tokens of some samples only: these samples are *held*. The driver assembles whole batches, and
+    each data-parallel rank gets its share (`batch_division`). Numbers that are computed from all samples, such as the
+    counts by which losses are divided, need no tokens, so every rank computes the same numbers.
     """
 
     prompts: NDArray[np.int32]

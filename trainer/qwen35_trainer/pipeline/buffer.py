@@ -11,9 +11,9 @@ Batches b + 1 … d can take (d - b)·P groups. For every d ≥ b, batch b must 
 groups of D(d): those with the earliest deadlines. They are called due. A batch takes the due groups first, and then
 other groups in order of completion. If a due group has not finished, the missed-deadline policy decides.
 
-Groups with the same deadline share a bucket. The cost of choosing a batch depends on the number of buckets, not on the
+Groups with the same deadline share a cohort. The cost of choosing a batch depends on the number of cohorts, not on the
 number of groups. With a maximum lag of S versions, at most S + 1 deadlines are b or later. Only policy MaskTokens keeps
-groups after their deadline, and has more buckets for that reason.
+groups after their deadline, and has more cohorts for that reason.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Blocked:
 
 
 @dataclass
-class _Bucket:
+class _Cohort:
     """The groups in the buffer that have the same deadline."""
 
     deadline: int
@@ -107,9 +107,9 @@ class Buffer:
         """
         self.window = window
         self._policy = on_missed_deadline
-        self._held: dict[int, _Bucket] = {}
-        self._buckets: dict[int, _Bucket] = {}
-        self._deadlines: list[int] = []  # of the buckets, ascending
+        self._held: dict[int, _Cohort] = {}
+        self._cohorts: dict[int, _Cohort] = {}
+        self._deadlines: list[int] = []  # of the cohorts, ascending
         self._completions = self._finished = 0
         self._batch, self._published = batch, window.version_of(batch)
 
@@ -174,8 +174,8 @@ class Buffer:
             raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
         if group in self._held:
             raise ValueError(f"group {group} dispatched twice")
-        bucket = self._held[group] = self._bucket(self.window.deadline(version))
-        bucket.running[group] = None
+        cohort = self._held[group] = self._cohort(self.window.deadline(version))
+        cohort.running[group] = None
 
     def born(self, group: int, version: int) -> None:
         """Set the deadline of an unfinished group, given the version that generated the group's oldest token.
@@ -189,7 +189,7 @@ class Buffer:
         if deadline != old.deadline:
             del old.running[group]
             self._drop_if_empty(old)
-            new = self._held[group] = self._bucket(deadline)
+            new = self._held[group] = self._cohort(deadline)
             new.running[group] = None
 
     def finish(self, group: int) -> None:
@@ -197,11 +197,11 @@ class Buffer:
 
         Raises ValueError if the group has already finished, and KeyError if it is not in the buffer.
         """
-        bucket = self._held[group]
-        if group not in bucket.running:
+        cohort = self._held[group]
+        if group not in cohort.running:
             raise ValueError(f"group {group} finished twice")
-        del bucket.running[group]
-        bucket.finished.append((self._completions, group))
+        del cohort.running[group]
+        cohort.finished.append((self._completions, group))
         self._completions += 1
         self._finished += 1
 
@@ -211,11 +211,11 @@ class Buffer:
         Raises ValueError if the group has finished, because finished groups leave only with a batch. Raises KeyError if
         the group is not in the buffer.
         """
-        bucket = self._held[group]
-        if group not in bucket.running:
+        cohort = self._held[group]
+        if group not in cohort.running:
             raise ValueError(f"group {group} has finished: it leaves with a batch")
-        del self._held[group], bucket.running[group]
-        self._drop_if_empty(bucket)
+        del self._held[group], cohort.running[group]
+        self._drop_if_empty(cohort)
 
     def publish(self, version: int) -> None:
         """Record that every replica has loaded `version`.
@@ -255,7 +255,7 @@ class Buffer:
         self._finished -= size
         self._batch += 1
         for deadline in tuple(self._deadlines):
-            self._drop_if_empty(self._buckets[deadline])
+            self._drop_if_empty(self._cohorts[deadline])
         return Batch(tuple(groups), self._take_missed() if self._policy is MissedDeadlinePolicy.DISCARD else ())
 
     def excess(self) -> int:
@@ -268,7 +268,7 @@ class Buffer:
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:
-            nested += len(self._buckets[deadline])
+            nested += len(self._cohorts[deadline])
             excess = max(excess, nested - (deadline - self._batch + 1) * self.window.groups_per_batch)
         return excess
 
@@ -281,10 +281,10 @@ class Buffer:
         size, required, held, finished = self.window.groups_per_batch, 0, 0, 0
         first_running: int | None = None
         for deadline in self._deadlines:
-            bucket = self._buckets[deadline]
-            finished += len(bucket.finished)
+            cohort = self._cohorts[deadline]
+            finished += len(cohort.finished)
             # A group that runs past its deadline can no longer be required: it is masked, or it has left.
-            held += len(bucket) if deadline >= self._batch else len(bucket.finished)
+            held += len(cohort) if deadline >= self._batch else len(cohort.finished)
             needed = min(held - (max(deadline, self._batch) - self._batch) * size, size)
             if needed > finished and first_running is None:
                 first_running = deadline
@@ -295,48 +295,48 @@ class Buffer:
         """Yield the unfinished groups whose deadline has not passed and is at most `deadline`."""
         for candidate in self._deadlines[bisect_left(self._deadlines, self._batch) :]:
             if candidate <= deadline:
-                yield from self._buckets[candidate].running
+                yield from self._cohorts[candidate].running
 
     def _earliest_deadlines(self, count: int) -> Iterator[int]:
-        """Remove `count` finished groups from their buckets, the earliest deadline first, and yield them."""
+        """Remove `count` finished groups from their cohorts, the earliest deadline first, and yield them."""
         for deadline in self._deadlines:
-            finished = self._buckets[deadline].finished
+            finished = self._cohorts[deadline].finished
             while count and finished:
                 count -= 1
                 yield finished.popleft()[1]
 
     def _earliest_completions(self, count: int) -> Iterator[int]:
-        """Remove `count` finished groups from their buckets, in order of completion, and yield them."""
-        buckets = [(bucket.finished[0], bucket.deadline) for bucket in self._buckets.values() if bucket.finished]
-        heapq.heapify(buckets)
+        """Remove `count` finished groups from their cohorts, in order of completion, and yield them."""
+        cohorts = [(cohort.finished[0], cohort.deadline) for cohort in self._cohorts.values() if cohort.finished]
+        heapq.heapify(cohorts)
         for _ in range(count):
-            (_, group), deadline = buckets[0]
-            finished = self._buckets[deadline].finished
+            (_, group), deadline = cohorts[0]
+            finished = self._cohorts[deadline].finished
             finished.popleft()
             if finished:
-                heapq.heapreplace(buckets, (finished[0], deadline))
+                heapq.heapreplace(cohorts, (finished[0], deadline))
             else:
-                heapq.heappop(buckets)
+                heapq.heappop(cohorts)
             yield group
 
     def _take_missed(self) -> tuple[int, ...]:
         """Remove all groups past their deadline, finished or not, and return them in order of deadlines."""
         missed: list[int] = []
         while self._deadlines and self._deadlines[0] < self._batch:
-            bucket = self._buckets.pop(self._deadlines.pop(0))
-            self._finished -= len(bucket.finished)
-            missed += [*bucket.running, *(group for _, group in bucket.finished)]
+            cohort = self._cohorts.pop(self._deadlines.pop(0))
+            self._finished -= len(cohort.finished)
+            missed += [*cohort.running, *(group for _, group in cohort.finished)]
         for group in missed:
             del self._held[group]
         return tuple(missed)
 
-    def _bucket(self, deadline: int) -> _Bucket:
-        if deadline not in self._buckets:
-            self._buckets[deadline] = _Bucket(deadline)
+    def _cohort(self, deadline: int) -> _Cohort:
+        if deadline not in self._cohorts:
+            self._cohorts[deadline] = _Cohort(deadline)
             insort(self._deadlines, deadline)
-        return self._buckets[deadline]
+        return self._cohorts[deadline]
 
-    def _drop_if_empty(self, bucket: _Bucket) -> None:
-        if not bucket:
-            del self._buckets[bucket.deadline]
-            self._deadlines.remove(bucket.deadline)
+    def _drop_if_empty(self, cohort: _Cohort) -> None:
+        if not cohort:
+            del self._cohorts[cohort.deadline]
+            self._deadlines.remove(cohort.deadline)

@@ -16,9 +16,9 @@ from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
 
 
 class VLLMProbe:
-    """The running probe, if any: a request to the engine core for the log-probs of each sequence, and the results so far.
+    """The running probe, if any: one request to the engine core for each sequence, and the results so far.
 
-    A probe compares log-probs of vLLM with log-probs of the trainer.
+    A probe compares the log-probs of vLLM with those of the trainer. Each request returns the log-probs of one sequence.
     """
 
     def __init__(self, requests: CoreRequests) -> None:

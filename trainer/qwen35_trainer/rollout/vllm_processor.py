@@ -63,7 +63,7 @@ class LargestPicture(qwen3_vl.Qwen3VLMultiModalProcessor):  # type: ignore[misc]
 
 
 class NoPixels(qwen3_vl.Qwen3VLDummyInputsBuilder):  # type: ignore[misc]
-    """Makes no pixels, because `LargestPicture` needs none."""
+    """The builder of test pictures that vLLM requires. Builds none, because `LargestPicture` makes its own patches."""
 
     def get_dummy_processor_inputs(self, *_: object, **__: object) -> None:
         return None

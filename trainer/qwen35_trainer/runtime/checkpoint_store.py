@@ -1,4 +1,4 @@
-"""Saves, loads and deletes checkpoints. A checkpoint is complete or absent. `checkpoint.keep` sets the retention.
+"""Saves, loads and deletes checkpoints. Saving is atomic: a checkpoint is complete or absent. `checkpoint.keep` sets the retention.
 
     owner.json                            the attempt that owns the folder: qwen35_trainer/epoch.py
     .epoch-000003-…/update-000020/        written first: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)

@@ -2,9 +2,9 @@
 
     worker: StepLog.add, once per step ─► MeasuredSteps, in each report ─► driver: StepTimes.add ─► ReplicaTimes ─► coordinator
 
-A bucket is a range of numbers of sequences between two powers of two. Steps that only decode are averaged for
-each bucket. All other steps also prefill: their time beyond the time of decoding alone is divided among the
-prefilled tokens. A report has one sum per bucket, and a replica has one average per bucket, so their size does
+A load range is a range of numbers of sequences between two powers of two. Steps that only decode are averaged for
+each load range. All other steps also prefill: their time beyond the time of decoding alone is divided among the
+prefilled tokens. A report has one sum per load range, and a replica has one average per load range, so their size does
 not grow with the run.
 """
 
@@ -16,7 +16,7 @@ from qwen35_trainer.pipeline.replica_times import UNMEASURED, ReplicaTimes
 from qwen35_trainer.rollout.rollout_engine import StepOutput
 
 RECENT_STEPS = 200
-"""Approximate number of latest steps that count in the average of a bucket (steps with a similar
+"""Approximate number of latest steps that count in the average of a load range (steps with a similar
 number of sequences)."""
 RECENT_PREFILL_TOKENS = 50_000
 """Approximate number of latest prefilled tokens that count in the average duration of prefill."""
@@ -36,7 +36,7 @@ MIN_CHANGE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DecodeSum:
-    """Sums over steps that only decoded, all with a similar number of sequences (one bucket)."""
+    """Sums over steps that only decoded, all with a similar number of sequences (one load range)."""
 
     steps: int
     tokens: int
@@ -74,32 +74,32 @@ class StepLog:
     """Adds up the steps of an engine between two reports."""
 
     def __init__(self) -> None:
-        self._decode: dict[int, DecodeSum] = {}  # by bucket
+        self._decode: dict[int, DecodeSum] = {}  # by load range
         self._prefill = NO_PREFILL
-        self._seen: set[int] = set()  # buckets of all steps so far; 0: those that prefill
-        self._usual: dict[int, _Mean] = {}  # bucket → duration of a step that only decodes
+        self._seen: set[int] = set()  # load ranges of all steps so far; 0: those that prefill
+        self._usual: dict[int, _Mean] = {}  # load range → duration of a step that only decodes
 
     def add(self, output: StepOutput, seconds: float) -> None:
         """Add one step. seconds: its duration.
 
-        Steps that only decode are grouped into buckets by their number of sequences. The first step of each bucket, and
+        Steps that only decode are grouped into load ranges by their number of sequences. The first step of each load range, and
         the first step that prefills, do not count, because they may compile the model. The duration of a step that only
-        decodes counts as at most OUTLIER times the average of its bucket.
+        decodes counts as at most OUTLIER times the average of its load range.
         """
-        bucket = 0 if output.prefills else output.tokens.bit_length()
-        if bucket not in self._seen:
-            self._seen.add(bucket)
+        load = 0 if output.prefills else output.tokens.bit_length()
+        if load not in self._seen:
+            self._seen.add(load)
         elif output.prefills:
             held = self._prefill
             self._prefill = PrefillSum(
                 held.steps + 1, held.tokens + output.tokens, held.prefilled + output.prefilled, held.seconds + seconds
             )
         elif output.tokens:
-            usual = self._usual.setdefault(bucket, _Mean(RECENT_STEPS))
+            usual = self._usual.setdefault(load, _Mean(RECENT_STEPS))
             seconds = min(seconds, OUTLIER * usual.value) if usual.weight else seconds
             usual.add(seconds, 1)
-            held_sum = self._decode.get(bucket, DecodeSum(0, 0, 0.0))
-            self._decode[bucket] = DecodeSum(
+            held_sum = self._decode.get(load, DecodeSum(0, 0, 0.0))
+            self._decode[load] = DecodeSum(
                 held_sum.steps + 1, held_sum.tokens + output.tokens, held_sum.seconds + seconds
             )
 
@@ -132,7 +132,7 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[int, tuple[_Mean, _Mean]] = {}  # bucket → (sequences, seconds) of a step
+        self._ranges: dict[int, tuple[_Mean, _Mean]] = {}  # load range → (sequences, seconds) of a step
         self._prefill, self._hand_over = _Mean(RECENT_PREFILL_TOKENS), _Mean(RECENT_HAND_OVERS)
         self._returned = UNMEASURED
 
@@ -140,11 +140,11 @@ class StepTimes:
         """Add the sums in a report of the replica."""
         for each in measured.decode:
             sequences = each.tokens / each.steps
-            means = self._buckets.setdefault(int(sequences).bit_length(), (_Mean(RECENT_STEPS), _Mean(RECENT_STEPS)))
+            means = self._ranges.setdefault(int(sequences).bit_length(), (_Mean(RECENT_STEPS), _Mean(RECENT_STEPS)))
             means[0].add(sequences, each.steps)
             means[1].add(each.seconds / each.steps, each.steps)
         prefill = measured.prefill
-        if prefill.prefilled and self._buckets:
+        if prefill.prefilled and self._ranges:
             decoding = prefill.steps * self._times().step_seconds(prefill.tokens / prefill.steps)
             seconds = max(0.0, prefill.seconds - decoding)
             self._prefill.add(seconds / prefill.prefilled, prefill.prefilled)
@@ -157,18 +157,18 @@ class StepTimes:
         """Return the present averages if they have changed since this method last returned averages; otherwise None.
 
         They have changed if one of them differs by more than the fraction MIN_CHANGE, or if there are averages for a new
-        bucket (range of numbers of sequences). The result is also None before the replica's steps are measured.
+        load range (range of numbers of sequences). The result is also None before the replica's steps are measured.
         """
         times, earlier = self._times(), self._returned
-        same_buckets = len(times.steps) == len(earlier.steps)
-        if not times.is_measured or (same_buckets and not _differ(_values(times), _values(earlier))):
+        same_ranges = len(times.steps) == len(earlier.steps)
+        if not times.is_measured or (same_ranges and not _differ(_values(times), _values(earlier))):
             return None
         self._returned = times
         return times
 
     def _times(self) -> ReplicaTimes:
-        # The mean of a bucket is within the bucket, so that the numbers of sequences ascend with the buckets.
-        steps = tuple((sequences.value, seconds.value) for _, (sequences, seconds) in sorted(self._buckets.items()))
+        # The mean of a load range is within the load range, so that the numbers of sequences ascend with the load ranges.
+        steps = tuple((sequences.value, seconds.value) for _, (sequences, seconds) in sorted(self._ranges.items()))
         return ReplicaTimes(steps, self._prefill.value, self._hand_over.value)
 
 

@@ -302,5 +302,5 @@ def rows_divided(shape: tuple[int, ...], units: int | None = None, padding: int 
 
 
 def columns_divided(shape: tuple[int, ...]) -> Division:
-    """Return the division of a tensor by its last dimension."""
+    """Return the division that gives each rank a part of the last dimension of a tensor."""
     return Division((TensorSection(math.prod(shape[:-1]), shape[-1], 1),))

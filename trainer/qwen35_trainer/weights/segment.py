@@ -186,8 +186,9 @@ def _locked(descriptor: int, kind: int) -> bool:
 class SegmentPool:
     """The segments to which one version after another is written: one is in service while the next one is written.
 
-    A third segment exists only while an older version is still needed or read. A segment that nobody needs is used
-    again, because the first write to memory takes ten times as long as later writes.
+    A third segment exists only while an older version is still needed or read. The memory of an old version is not freed:
+    a segment that nobody needs is written again, because the first write to memory takes ten times as long as later
+    writes.
     """
 
     def __init__(self, turns: int = 0) -> None:

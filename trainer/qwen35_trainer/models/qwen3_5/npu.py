@@ -36,7 +36,7 @@ type Operators = Any
 
 
 def adapt(model: HFModule) -> bool:
-    """Give the norms, attention layers and experts of `model` Ascend kernels, if `torch_npu` is installed.
+    """Make the norms, attention layers and experts of `model` use Ascend kernels, if `torch_npu` is installed.
 
     Returns whether `torch_npu` is installed. This function may be called again for the same model.
     """
