@@ -25,16 +25,16 @@ class FolderWriter:
     folder: Path
 
     def check(self) -> None:
-        """Do nothing, because no other process writes into the folder.
+        """Check that this process may still write into the folder. Here it always may, so nothing is checked.
 
-        `Epoch` overrides this method: it raises Superseded if another attempt owns the folder.
+        `Epoch` overrides this method with one that raises Superseded if another attempt owns the folder.
         """
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Context manager: run code that writes at a path from `place`. An error of this code is raised unchanged.
 
-        `Epoch` overrides this method: it turns an OSError into Superseded if another attempt caused the error.
+        `Epoch` overrides this method with one that raises Superseded instead of an OSError that another attempt caused.
         """
         yield
 

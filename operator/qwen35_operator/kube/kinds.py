@@ -77,7 +77,7 @@ METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HIS
 def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:
     """Return the entry of WATCHED whose watch reports the object `raw`.
 
-    kind: the kind of `raw`. The result differs from `kind` only for a ConfigMap `-history`: it is HISTORY.
+    kind: the kind of `raw`. The result is HISTORY for a ConfigMap `-history`, and `kind` for any other object.
     """
     component = raw["metadata"].get("labels", {}).get(object_names.COMPONENT)
     return HISTORY if kind == CONFIG_MAP and component == object_names.HISTORY else kind

@@ -189,10 +189,11 @@ def ended(
 
 
 def failures_in_a_row(status_attempts: Sequence[Attempt], retried: int) -> list[Attempt]:
-    """Return the latest attempts that failed in a row, back to and including the last one that made progress.
+    """Return the attempts that have failed in a row up to now, the newest first.
 
-    The newest is first. retried: number of the last attempt before a user requested another try of the training. That
-    attempt and earlier ones are left out.
+    The list goes back at most to the last attempt that got further than all attempts before it. This attempt is
+    included. retried: number of the last attempt before a user requested another try of the training. Attempts up to
+    this number are left out.
     """
     failed: list[Attempt] = []
     for index in reversed(range(len(status_attempts))):

@@ -45,9 +45,10 @@ def ensure(
 
 
 def repairs(observed: Observed, training: TrainingResource, settings: OperatorSettings) -> tuple[ClusterWrite, ...]:
-    """Return the writes that repair the children that somebody may have changed, the NetworkPolicy first.
+    """Return the writes that repair child objects of the training, the NetworkPolicy first.
 
-    `-control` is left out, because its content depends on the attempt. `ensure` repairs it.
+    Only objects that somebody may have changed are repaired (`observed.drifted`). The ConfigMap `-control` is left out,
+    because its content depends on the attempt. `ensure` repairs this ConfigMap.
     """
     if not observed.drifted:
         return ()

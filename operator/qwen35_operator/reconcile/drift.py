@@ -27,10 +27,10 @@ SHARED_FIELDS = ("labels", "annotations")
 
 
 def drifted(children: Iterable[Child], now: datetime) -> tuple[frozenset[ChildKey], float | None]:
-    """Return the children to check now, and the seconds until further ones have to be checked.
+    """Return the child objects to check now, and the seconds until further ones have to be checked.
 
-    The seconds are None if no further child has changed. The ConfigMaps that the trainer writes have no hash and are
-    never checked.
+    The seconds are None if no further object has changed. Objects without the annotation with the operator's hash are
+    never checked: these are the ConfigMaps that the trainer writes.
     """
     due: set[ChildKey] = set()
     waits: list[float] = []

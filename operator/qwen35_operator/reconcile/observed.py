@@ -25,9 +25,9 @@ type ChildKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """The result of parsing the text in `-progress`: either the trainer's report, or the problem with the text.
+    """The result of parsing the trainer's report, which is a text in the ConfigMap `-progress`.
 
-    One of `progress` and `problem` is None.
+    Either `progress` has the report, or `problem` says why the text cannot be parsed. The other one is None.
     """
 
     progress: ProgressReport | None

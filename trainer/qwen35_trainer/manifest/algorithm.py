@@ -167,7 +167,7 @@ class KLSpec(Section):
 
     @property
     def first_adapted(self) -> float | None:
-        """Initial value of the coefficient that adapts; None if no coefficient adapts."""
+        """Initial value of the coefficient that `adaptive` changes during the run; None if no coefficient changes."""
         if self.adaptive is None or self.placement == "None":
             return None
         return self.of_reward[0] if self.in_reward else self.coefficient

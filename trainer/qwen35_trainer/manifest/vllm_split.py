@@ -71,10 +71,9 @@ class DividedSizes:
         return cls({name: value for name, value in sizes.items() if isinstance(value, int) and value > 0}, {})
 
     def indivisible(self, devices: int, *, expert_parallel: bool = False) -> list[str]:
-        """Return the sizes that cannot be divided among `devices` devices, each as
-        text, such as "num_attention_heads 6".
+        """Return the sizes that cannot be divided among `devices` devices, each as text, such as "num_attention_heads 6".
 
-        expert_parallel: whether each expert is on one device (enable_expert_parallel).
+        expert_parallel: whether each expert stays whole on one device (enable_expert_parallel).
         """
         return [
             f"{self.names.get(name, name)} {shown}"

@@ -51,7 +51,7 @@ from qwen35_trainer.pipeline.publication_state import EvaluationQueue, Publicati
 
 
 class NothingToTrain(RuntimeError):
-    """Too many groups in a row left untrained. The run ends, because it could generate forever without training."""
+    """Too many groups in a row left the pipeline untrained. The run ends, because it might never train a group."""
 
     failure = FailureReason.NOTHING_TO_TRAIN
 
@@ -117,8 +117,8 @@ class Coordinator:
         """Process the events and requests of one moment, and return the actions to carry out now, in order.
 
         First applies all inputs in order. Then decides once about publications, checkpoints, batches and sequences.
-        After the end of the run all inputs are ignored. Raises NothingToTrain if too many groups in a row left
-        untrained, and ValueError for an event that contradicts earlier events or actions.
+        After the end of the run all inputs are ignored. Raises NothingToTrain if too many groups in a row left the
+        pipeline untrained, and ValueError for an event that contradicts earlier events or actions.
         """
         actions: list[Action] = []
         if self._ended:

@@ -94,9 +94,9 @@ class Placement:
         return len(self._waiting)
 
     def add(self, number: int, position: int, samples: int) -> None:
-        """Add a dispatched group of `samples` sequences.
+        """Add a new group of `samples` sequences.
 
-        The sequences do not start here: `place` starts or enqueues them after it has dispatched the group.
+        The sequences are not started or enqueued here: `place` and `add_evaluation` do this afterwards.
         """
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 

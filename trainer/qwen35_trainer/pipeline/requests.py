@@ -20,10 +20,10 @@ class EvaluateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpoint:
-    """Save a checkpoint after the batch in training, and after any checkpoint that is already being saved.
+    """Save a checkpoint. If a batch is in training, the checkpoint is saved after this batch.
 
-    Further batches may train while an earlier checkpoint is being saved. If no batch trains, and a checkpoint of the
-    present state is already being saved, that checkpoint answers the request.
+    If another checkpoint is already being saved, the requested one is saved after it, and further batches may train
+    meanwhile. If no batch trains and the other checkpoint contains the present state, no further checkpoint is saved.
     """
 
 

@@ -96,7 +96,10 @@ class WaitingSequences:
             self._by_home.setdefault(home, deque()).append(name)
 
     def remove(self, name: SequenceId) -> None:
-        """Remove a sequence that has got a replica or no longer needs one. Does nothing if it does not wait."""
+        """Remove a sequence, because a replica has taken it or it does not need a replica any more.
+
+        Does nothing if the sequence is not waiting.
+        """
         self._waiting.pop(name, None)
 
     def unbind(self, home: int) -> None:

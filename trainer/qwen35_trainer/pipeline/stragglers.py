@@ -32,7 +32,10 @@ class Stragglers:
         return name in self._deadlines
 
     def add(self, name: SequenceId, tokens: int, deadline: int) -> None:
-        """Add a sequence that has `tokens` tokens, and mark it as due for a decision. deadline: its group's deadline."""
+        """Add a straggler that has `tokens` tokens. A decision about its move to the lane is then due.
+
+        deadline: the deadline of the straggler's group.
+        """
         self._deadlines[name], self._due_at[name] = deadline, GROWTH * tokens
         self._due[name] = None
 
@@ -43,7 +46,10 @@ class Stragglers:
             self._due[name] = None
 
     def discard(self, name: SequenceId) -> None:
-        """Remove a sequence that moves, waits, has finished or has left. Does nothing for an unknown sequence."""
+        """Remove a sequence that has finished, has left its replica, or moves to the lane.
+
+        Does nothing for an unknown sequence.
+        """
         if self._deadlines.pop(name, None) is not None:
             del self._due_at[name]
             self._due.pop(name, None)
@@ -53,7 +59,10 @@ class Stragglers:
         self._all_due = True
 
     def take_due(self) -> list[SequenceId]:
-        """Return all due stragglers, the earliest deadline first, and mark them as not due."""
+        """Return the stragglers for which a decision about a move is due, and mark them as not due.
+
+        Stragglers with the earliest deadline come first.
+        """
         due = self._deadlines if self._all_due else self._due
         names = sorted(due, key=lambda name: (self._deadlines[name], name))
         self._due, self._all_due = {}, False

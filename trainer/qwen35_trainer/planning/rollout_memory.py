@@ -67,7 +67,7 @@ class ReplicaMemory:
 def rank_weights(shape: ModelSizes, devices: int, width: int) -> float:
     """Return the bytes of weights on one device of a replica.
 
-    devices: number of devices of the replica. width: bytes of a number.
+    devices: number of devices of the replica. width: bytes of each weight.
     """
     text = parameters.text(shape)
     return width * ((text.divided + text.experts + parameters.vision(shape)) / devices + text.repeated)
@@ -76,7 +76,7 @@ def rank_weights(shape: ModelSizes, devices: int, width: int) -> float:
 def cache_per_token(shape: ModelSizes, devices: int, width: float) -> float:
     """Return the bytes of keys and values (KV cache) of one token on one device of a replica.
 
-    devices: number of devices of the replica. width: bytes of a number.
+    devices: number of devices of the replica. width: bytes of each number in the cache.
     """
     heads = max(1.0, shape.kv_heads / devices)
     return 2 * width * heads * shape.head_dim * shape.full_layers

@@ -43,8 +43,8 @@ class Repeats:
     def repeated(self, place: int, item: Number | None) -> bool:
         """Return whether a later attempt repeated the update or evaluation at position `place`.
 
-        place: position of the record. item: class and number of the record. None: the record is not an update or an
-        evaluation, and the result is False.
+        place: position of the record among all records of the run, from 0. item: class and number of the record; None
+        for a record that is neither an update nor an evaluation. The result is then False.
         """
         if item is None:
             return False

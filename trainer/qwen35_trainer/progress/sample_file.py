@@ -82,8 +82,8 @@ class SampleFile:
 
     A resumed run keeps the samples of earlier attempts.
 
-    writer: writes into the folder of the file. None: no other attempt of the run writes there. A later attempt replaces
-    the file, so what an earlier attempt appends after that is lost.
+    writer: publishes the file in its folder; None: no other attempt of the run writes into this folder. Every attempt
+    begins by replacing the file with a copy. What an earlier attempt appends to the replaced file is lost.
 
     Raises OSError if the file cannot be read or written, and ValueError if a complete line of it is not a moment.
     """

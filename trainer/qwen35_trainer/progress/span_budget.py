@@ -46,9 +46,9 @@ def window_seconds(lines: int) -> float:
 
 
 class SpanBudget:
-    """Joins spans of a run so that the metrics file stays small.
+    """Joins spans, the bars of the timeline, so that the metrics file of a long run stays small.
 
-    lines: number of lines of spans that earlier attempts have written to the file.
+    lines: number of lines with spans that earlier attempts have written to the file.
     """
 
     def __init__(self, lines: int = 0) -> None:

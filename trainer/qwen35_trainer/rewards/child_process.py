@@ -201,9 +201,9 @@ class ChildProcess(asyncio.Protocol):
     async def end(self, patience: float = 0.0) -> str:
         """End the process and everything that it has started, and return how the process ended.
 
-        patience: seconds in which the process may exit on its own, because its socket closes. Then its process group is
-        killed, and all its other descendants. Calls without a reply raise ChildEnded. Further calls of `end` ignore
-        their argument, and return the result of the first one.
+        First closes the socket of the process. patience: seconds in which the process may then exit on its own. After
+        this time, its process group and all its other descendants are killed. Calls without a reply raise ChildEnded.
+        Further calls of `end` ignore their argument, and return the result of the first one.
         """
         return await asyncio.shield(self._end(patience))
 

@@ -2,7 +2,7 @@
 
 Importing this file imports only the standard library, so that the processes which use it start fast.
 
-cores   scoring processes   maximum of worker processes per plain function, over all scoring processes
+cores   scoring processes   maximum of worker processes per synchronous function, over all scoring processes
 2       1                   8
 16      2                   32
 64      8                   64

@@ -30,7 +30,9 @@ def hold_adapters(worker: Worker, adapters: Sequence[NamedTensor]) -> None:
 
 
 def put_adapters_in_place(worker: Worker) -> list[str]:
-    """Replace the adapter of the model by the held tensors. Returns the layers that vLLM cannot adapt, by vLLM's names.
+    """Replace the adapter of the model by the tensors that `hold_adapters` has kept in the worker.
+
+    Returns the layers that vLLM cannot adapt, by vLLM's names.
 
     vLLM joins the matrices of layers that it computes as one (q_proj, k_proj and v_proj). On each device it keeps only
     the part of the matrices with which that device computes.

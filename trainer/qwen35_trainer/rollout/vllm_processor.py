@@ -63,7 +63,10 @@ class LargestPicture(qwen3_vl.Qwen3VLMultiModalProcessor):  # type: ignore[misc]
 
 
 class NoPixels(qwen3_vl.Qwen3VLDummyInputsBuilder):  # type: ignore[misc]
-    """The builder of test pictures that vLLM requires. Builds none, because `LargestPicture` makes its own patches."""
+    """A builder of test inputs that builds nothing, because `LargestPicture` makes the test picture itself.
+
+    vLLM requires a builder of test inputs for each processor of pictures.
+    """
 
     def get_dummy_processor_inputs(self, *_: object, **__: object) -> None:
         return None

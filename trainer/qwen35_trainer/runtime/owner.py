@@ -101,12 +101,12 @@ class Claim:
         """Begin the epoch of `owner`, the period in which `owner` owns the folder, and return the epoch.
 
         Raises FolderRefused if the folder cannot be written or owner.json is damaged, and Superseded if another attempt
-        takes the folder at the same time. If the owner or the checkpoints have changed since this state was read,
-        another attempt may be using the folder. This method then raises Superseded in a cluster, and FolderRefused
-        outside of one.
+        takes the folder at the same time. If the owner or the checkpoints of the folder have changed since this claim
+        was read, another attempt may be using the folder. This method then raises Superseded in a cluster, and
+        FolderRefused outside of one.
 
         In a cluster, one change is accepted: an earlier attempt of the same training has become the owner, and has
-        saved nothing since this state was read.
+        saved nothing since this claim was read.
         """
         try:
             current = Claim.on(self.folder)

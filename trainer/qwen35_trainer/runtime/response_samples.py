@@ -67,8 +67,8 @@ _MAX_ERROR_CHARACTERS: Final = 300
 class Sampler:
     """Writes samples of the responses of one run to the file `path`, for reports.
 
-    decoder: turns tokens into text. writer: writes into the folder of the file; None: no other attempt of the run writes
-    there. Errors do not end the run, and only the first one is logged.
+    decoder: turns tokens into text. writer: publishes the file in its folder; None: no other attempt of the run writes
+    into this folder. Errors do not end the run, and only the first one is logged.
     """
 
     def __init__(self, path: Path, decoder: ResponseDecoder, writer: FolderWriter | None = None) -> None:

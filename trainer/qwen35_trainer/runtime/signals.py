@@ -107,8 +107,9 @@ class Signals:
         """Run `work` in a thread, and return its result. Raises the error of `work`.
 
         needs: a future for which `work` waits; an error of the future is raised immediately. Raises Interrupted at a
-        signal that leaves no time to save: before `begin` the first signal, after it the second one. After Interrupted,
-        or an error of `needs`, the thread still runs. The caller then ends the process without waiting for the thread.
+        signal that leaves no time to save: the first signal if `begin` has not been called yet, otherwise the second
+        one. After Interrupted, or an error of `needs`, the thread still runs. The caller then ends the process without
+        waiting for the thread.
         """
         if self._parent is None:
             return work()

@@ -61,7 +61,7 @@ NO_PREFILL = PrefillSum()
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """The steps of a replica's engine since its previous report, as sums."""
+    """Sums over the steps that a replica's engine has made since the replica's previous report."""
 
     decode: tuple[DecodeSum, ...] = ()
     prefill: PrefillSum = NO_PREFILL

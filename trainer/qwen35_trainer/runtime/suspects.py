@@ -32,9 +32,10 @@ class LossCounts:
         self._losses: Counter[int] = Counter()
 
     def lost(self, replica: str, sequences: Iterable[SequenceId]) -> None:
-        """Count the loss of a replica that generated `sequences`. Log a warning if the loss makes prompts suspect.
+        """Count the loss of a replica that generated `sequences`. replica: name of the replica.
 
-        The warning has the ids of the prompts. replica: name of the replica.
+        If at least MIN_LOSSES replicas were lost while they generated the same group, the prompt of this group may be the
+        cause. A warning is then logged, with the ids of the prompts with the largest number of such losses.
         """
         groups = {group for group, _ in sequences}
         self._losses.update(groups)

@@ -239,7 +239,11 @@ class _Frames(asyncio.BufferedProtocol):
         self._number = self._parts = 0
 
     def trust(self, received: Callable[[int, Sequence[memoryview]], object]) -> None:
-        """Allow frames of up to MAX_FRAME_BYTES from now on, and pass them to `received`."""
+        """Allow frames of up to MAX_FRAME_BYTES from now on, and pass them to `received`.
+
+        This method is called when the peer has proved that it knows the worker's key. Before, only short frames are
+        allowed.
+        """
         self._on_frame, self._limit = received, MAX_FRAME_BYTES
 
     @property

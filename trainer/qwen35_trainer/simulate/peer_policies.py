@@ -39,9 +39,10 @@ class PeerBuffer(Buffer, ABC):
         return len(self._order) + trained * self.window.groups_per_batch
 
     def deadline(self, group: int) -> int:
-        """Return the group's number in place of a deadline, which the rules of other projects do not have.
+        """Return the number of the group as a substitute for a deadline.
 
-        The coordinator uses the number to order the sequences that may move to the straggler lane.
+        The rules of other projects have no deadlines. The coordinator uses the number to order the sequences that may
+        move to the straggler lane.
         """
         return group
 

@@ -129,9 +129,10 @@ def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
 
 @dataclass(frozen=True)
 class NeighbourSteps:
-    """The steps from a plan to its neighbours, the plans that differ in one choice.
+    """The steps from a plan to its neighbours. A neighbour is a plan that differs in one choice.
 
-    Where the steps are an ascending list of values, a neighbour has the next lower or the next higher value of the list.
+    A field with ascending values lists the possible values of a choice. A neighbour has the next lower or the next
+    higher of these values.
     """
 
     splits: Sequence[int]
@@ -232,7 +233,7 @@ class PlanGrid:
 
     @property
     def steps(self) -> NeighbourSteps:
-        """The steps from a plan of the grid to its neighbours, the plans that differ in one choice."""
+        """The steps from a plan of the grid to its neighbours. A neighbour is a plan that differs in one choice."""
         after = self.after_tokens[len(self.after_tokens) // 2]
         lanes = [LaneChoice(nodes, self.lane_sizes[0], after) for nodes in self.lane_nodes[1:3]]
         threshold = self.thresholds[1] if len(self.thresholds) > 1 else 0.25

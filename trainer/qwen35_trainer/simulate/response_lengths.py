@@ -121,7 +121,8 @@ type LengthDistribution = Lognormal | BoundedPareto | Replayed
 class GroupSampler:
     """Draws the response lengths of the groups of a simulated run, and whether the rewards of a group differ (signal).
 
-    Without drift, a prompt gets the same lengths under every policy. It gets new lengths each time that it is dispatched again.
+    Without drift, the lengths of a prompt do not depend on the simulated policy. A prompt that is dispatched again gets
+    new lengths.
     """
 
     def __init__(

@@ -241,7 +241,8 @@ class SimulatedReplica:
     def next_stop_time(self) -> float:
         """Return the time of the next stop at the present rate of decoding; infinity if there is no stop.
 
-        The result may be too early, because the heap may still contain stops of sequences that no longer decode.
+        At a stop, the simulation handles a sequence, for example because the sequence has ended. The result may be too
+        early, because the heap may still contain stops of sequences that no longer decode.
         """
         if not self._marks or not self.active:
             return inf

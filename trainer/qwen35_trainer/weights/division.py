@@ -115,7 +115,7 @@ class Division:
         return None if replica.divides_experts and self.experts else BlockOrder(section.outer, replica.ranks)
 
     def cuts(self, replica: ReplicaShape) -> tuple[int, ...]:
-        """Return the indices, ascending, of the tensor's values at which the part of a rank begins or ends.
+        """Return the ascending indices of the tensor's values at which a rank's part begins or ends.
 
         The result is empty for a tensor that is staged in blocks, because each block is the part of one rank.
         """
@@ -130,9 +130,10 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class HeldSection:
-    """The part of a `TensorSection`, viewed as (outer, units, unit), that one rank holds.
+    """The part of a `TensorSection` that one rank holds.
 
-    It consists of a range of `outer` and a range of `units`, with the whole last dimension.
+    The section is seen as an array of the shape (outer, units, unit). The part is a range of the first dimension and a
+    range of the second one, with the whole last dimension.
     """
 
     section: TensorSection

@@ -20,7 +20,7 @@ class TensorKind(NamedTuple):
 def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
     """Return the shape and type of each tensor, by name.
 
-    For HostWeights, the result comes from the manifest, and no tensor is read.
+    For HostWeights, the result comes from their `WeightManifest`, and no tensor is read.
     """
     from_manifest: dict[str, TensorKind] | None = getattr(weights, "kinds", None)
     if from_manifest is not None:
@@ -34,7 +34,7 @@ def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
 def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor, by name.
 
-    For HostWeights, the result comes from the manifest, and no tensor is read.
+    For HostWeights, the result comes from their `WeightManifest`, and no tensor is read.
     """
     return {name: kind.shape for name, kind in kinds(weights).items()}
 

@@ -111,8 +111,8 @@ class HostWeights(Mapping[str, Tensor]):
     def shared(self) -> SharedVersion:
         """A reference with which another process of the host opens the same memory.
 
-        It does not contain the checksums, which are most of the manifest of a large model. Raises TypeError if the
-        memory belongs to this process alone.
+        The reference leaves out the checksums, because they are most of the `WeightManifest` of a large model. Raises
+        TypeError if the memory belongs to this process alone.
         """
         return SharedVersion(replace(self.manifest, parts=()), self.handle)
 

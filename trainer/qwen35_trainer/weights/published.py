@@ -47,7 +47,10 @@ class EncodedPart:
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """The encodings of consecutive parts of a manifest. Each encoding starts at a multiple of ALIGNMENT bytes."""
+    """The encodings of consecutive parts of a version's `WeightManifest`.
+
+    Each encoding starts at a multiple of ALIGNMENT bytes.
+    """
 
     place: ray.ObjectRef[Any] | FilePlace
     """The object in Ray's object store, or the place in a file, that contains the bytes."""

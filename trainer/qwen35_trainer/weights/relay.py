@@ -144,11 +144,11 @@ class Relay:
 
 
 def waves(replicas: int, from_trainer: int = MIN_TRAINER_READERS) -> list[list[int]]:
-    """Return the source of each transfer of a publication to `replicas` replicas, as one list for each wave of transfers.
+    """Plan the transfers of a publication to `replicas` replicas. Returns one list for each wave of transfers.
 
-    A source is the number of a replica, or TRAINER. The transfers of a wave run together. All transfers are assumed to
-    take equally long, so a wave begins when the wave before it has ended. from_trainer: maximum number of replicas that
-    read from the train ranks at the same time.
+    The list contains the source of each transfer: the number of a replica, or TRAINER. The transfers of a wave run
+    together. All transfers are assumed to take equally long, so a wave begins when the wave before it has ended.
+    from_trainer: maximum number of replicas that read from the train ranks at the same time.
     """
     relay = Relay(from_trainer)
     for replica in range(replicas):

@@ -23,7 +23,7 @@ from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, Weigh
 
 @dataclass(frozen=True)
 class PlannedVersion:
-    """The parts that train ranks would stage for a version. All checksums are 0."""
+    """The parts of a version as train ranks would stage them, computed without tensors. All checksums are 0."""
 
     manifest: WeightManifest
     writers: tuple[int, ...]

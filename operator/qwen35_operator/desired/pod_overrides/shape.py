@@ -30,7 +30,8 @@ STRING_MAPPINGS: Final = frozenset({("metadata", "labels"), ("metadata", "annota
 def problems(change: object, place: str) -> Iterator[Problem]:
     """Yield a problem for each part of a user's change that cannot be merged into a pod template.
 
-    An example is a text where pod templates have a list. place: the field of the manifest that contains the change.
+    For example, the change may have a text in a field that is a list in pod templates. place: the field of the manifest
+    that contains the change.
     """
     yield from _any(change, (), place)
 
