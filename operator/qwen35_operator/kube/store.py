@@ -35,8 +35,9 @@ class Store:
     def put(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
         """Store a record, unless the same or a newer version of the object is stored. Returns the affected trainings.
 
-        If the record has no `own_write`, the `own_write` of the replaced record of the same object is kept. training:
-        name of the training to which the object belongs.
+        A record from a watch has no `own_write`, which describes the operator's latest write of the object. It then gets
+        the `own_write` of the record that it replaces, if that is of the same object. training: name of the training to
+        which the object belongs.
         """
         stored = self._stored(record.namespace, record.name)
         if stored is not None and stored.uid == record.uid and int(record.version) <= int(stored.version):

@@ -68,12 +68,14 @@ def report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
 
 
 def present_report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
-    """Return the trainer's latest report if it is from the attempt's present RayCluster, or if the attempt has no RayJob.
+    """Return the trainer's latest report if it is from the attempt's present RayCluster; otherwise None.
 
-    Returns None if the report is absent, unreadable, of another attempt or from an earlier RayCluster. An attempt gets
-    another RayCluster each time its queue admits it again. A trainer of an earlier release does not name its RayCluster
-    in the report. Such a report counts as one from an earlier RayCluster if it was written before the present
-    RayCluster was created, or if KubeRay has not created the present RayCluster yet.
+    An attempt gets another RayCluster each time its queue admits it again. If the attempt has no RayJob, its RayCluster
+    is not checked. The result is also None if the report is absent, unreadable or of another attempt.
+
+    A trainer of an earlier release does not name its RayCluster in the report. Such a report counts as one from an
+    earlier RayCluster if it was written before the present RayCluster was created, or if KubeRay has not created the
+    present RayCluster yet.
     """
     report, job = report_of(observed, attempt), job_of(observed, attempt.number)
     if report is None or job is None:
@@ -133,7 +135,7 @@ def _with_messages(attempt: Attempt, message_bytes: int, fault_bytes: int) -> At
 
 
 def with_clock(observed: Observed, now: datetime) -> Observed:
-    """Return the observation with the open attempt's clock running, or stopped while a queue holds the attempt back.
+    """Start the clock of the open attempt, or stop it if a queue holds the attempt back. Returns the new observation.
 
     The clock measures for how long an attempt has been active. spec.activeDeadlineSeconds limits the sum of these times
     over all attempts. Each time the clock stops, the attempt's number of evictions grows by one.

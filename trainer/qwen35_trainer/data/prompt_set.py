@@ -193,6 +193,9 @@ class PromptOrder:
         return index
 
     def prepare(self, position: int) -> None:
-        """Begin to compute the order of the epoch of `position` on another thread, if there are many prompts."""
+        """Begin to compute the order of an epoch on another thread, if the prompts are shuffled and there are many.
+
+        position: any position of this epoch.
+        """
         if self.shuffle:
             self._permutations.prepare(position // self.length)

@@ -30,9 +30,10 @@ class NotFiniteInSFT(NotFinite):
 
 
 class SkippedUpdates:
-    """Counts consecutive skipped updates. All ranks see the same norms, so all of them end at the same update.
+    """Counts consecutive skipped updates, and raises an exception when there are MAX_SKIPPED_UPDATES.
 
-    sft: whether the run is SFT, which decides the type of the exception.
+    All ranks see the same gradient norms, so all of them raise the exception at the same update. sft: whether the run
+    is SFT. The exception is then NotFiniteInSFT, and otherwise NotFinite.
     """
 
     def __init__(self, *, sft: bool) -> None:

@@ -87,14 +87,17 @@ class PublicationState:
         self._stopped, self._pending = True, None
 
     def replica_joined(self, version: int) -> None:
-        """Wait also for a replica that has joined, if its weights are older than the version in transfer.
+        """Count a replica that has joined among those that must still load the version in transfer.
 
-        version: version of the replica's weights.
+        The replica is not counted if it already has this version or a later one. version: version of its weights.
         """
         self._replicas_behind += self._is_behind(version)
 
     def replica_lost(self, version: int) -> None:
-        """Stop waiting for a lost replica. version: version of the weights that the replica had."""
+        """Stop counting a lost replica among those that must still load the version in transfer.
+
+        version: version of the weights that the replica had.
+        """
         self._replicas_behind -= self._is_behind(version)
 
     def loaded(self, event: on.VersionLoaded) -> None:

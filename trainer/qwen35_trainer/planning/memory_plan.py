@@ -1,6 +1,7 @@
 """Plans the memory of a training, and reports what its devices cannot hold.
 
-The module is pure, and a plan takes less than a millisecond, because the operator computes one for each training.
+The module is pure. The operator computes a plan for each training, so plans must be fast: one takes less than a
+millisecond.
 """
 
 from __future__ import annotations

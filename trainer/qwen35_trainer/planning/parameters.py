@@ -106,7 +106,7 @@ def vision(shape: ModelSizes) -> int:
 
 
 def active(shape: ModelSizes) -> int:
-    """Return the number of parameters that multiply a token.
+    """Return the number of parameters with which the forward pass computes one token.
 
     The token embedding is not counted. Of the experts, only those that a token uses are counted.
     """

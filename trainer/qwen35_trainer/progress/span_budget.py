@@ -36,9 +36,10 @@ MAX_DOUBLINGS: Final = 16
 
 
 def window_seconds(lines: int) -> float:
-    """Return the length, in seconds, of the window of time in which spans are joined. 0: spans are not joined.
+    """Return the length, in seconds, of the time windows in which spans are joined to keep the metrics file small.
 
-    lines: number of lines of spans that the metrics file has already.
+    lines: number of lines of spans that the metrics file has already. The result is 0 while there are few lines, and
+    spans are then not joined.
     """
     if lines < LINES_PER_RESOLUTION:
         return 0.0

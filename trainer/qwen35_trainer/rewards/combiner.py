@@ -59,10 +59,11 @@ class Combiner:
 
         prompt: id of the prompt.
         scores: one score per reward, in the order of `terms`.
-        in_trial: whether the response counts towards the trial, the first responses of the run.
+        in_trial: whether the response counts towards the trial. The first responses of the run are the trial, which
+          detects rewards that always fail.
 
-        Raises RewardFailed if a reward with `onError: Fail` failed, or if the last response of the trial was scored and
-        every reward failed for every response of the trial.
+        Raises RewardFailed if a reward with `onError: Fail` failed. Also raises it after the last response of the trial
+        if every reward failed for every response of the trial.
         """
         for term, score in zip(self.terms, scores, strict=True):
             if score.error is not None:

@@ -65,7 +65,7 @@ class IsolatedFunction:
     timeout_seconds: limit of a call, from the moment a process gets the call.
     processes: maximum number of worker processes of a plain function. A coroutine function has one.
     cores: maximum number of worker processes while no call has run for GROW_SECONDS.
-    output: descriptor for what the processes print; None: they print where this process prints.
+    output: file descriptor to which the worker processes print; None: they print to the output of this process.
 
     Only one event loop may use the object.
     """

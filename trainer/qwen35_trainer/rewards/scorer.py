@@ -109,8 +109,8 @@ async def _function_errors(rewards: Mapping[int, RewardSpec], base: Path) -> dic
 async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: int | None = None) -> Scorer:
     """Load the functions of all rewards in worker processes, and return the scorer.
 
-    output: descriptor for what functions print; None: they print where this process prints. A Gym reward loads the
-    tasks of all sources before its first call. Raises RewardSetupError with every problem.
+    output: file descriptor to which the functions print; None: they print to the output of this process. A Gym reward
+    loads the tasks of all sources before its first call. Raises RewardSetupError with every problem.
     """
     functions = [_isolated(reward, setup.gyms, limits, output) for reward in setup.rewards]
     # All functions load at the same time.

@@ -27,10 +27,11 @@ class CandidateLog:
         self._ids: list[list[NDArray[np.int32]] | None] = [None] * slots  # an array for each token
 
     def begin(self, slot: int, kept: GeneratedTokens, *, truncates: bool) -> None:
-        """Start the record of the sequence in a slot, if its kept or its further tokens have candidates.
+        """Start the record of the candidates of a sequence's tokens. slot: the slot of the sequence.
 
-        kept: the tokens that the sequence already has. truncates: whether further tokens are sampled with truncation.
-        Without candidates, the slot has no record.
+        kept: the tokens that the sequence already has. truncates: whether its further tokens come from truncated
+        sampling, and so have candidates. If neither the kept nor the further tokens have candidates, the slot gets no
+        record.
         """
         candidates = kept.candidates
         if candidates is None:

@@ -212,9 +212,10 @@ class EngineLimits:
 
 
 def failed(request: SequenceRequest, error: str) -> Completed:
-    """Return the completed sequence of a request that cannot be generated.
+    """Return the result for a sequence that cannot be generated.
 
-    Its reason is ERROR, and its tokens are the kept tokens of the request.
+    The end reason of the sequence is ERROR. Its tokens are those that `request` already contains (`kept`). error: why
+    the sequence cannot be generated.
     """
     return Completed(request.sequence, request.kept, EndReason.ERROR, error)
 

@@ -24,7 +24,7 @@ MODELS = (qwen3_5.Qwen3_5ForConditionalGeneration, qwen3_5.Qwen3_5MoeForConditio
 
 
 class PictureSizes(qwen3_vl.Qwen3VLProcessingInfo):  # type: ignore[misc]  # vLLM's, untyped
-    """Knows the size of the largest picture."""
+    """Gives vLLM the size of the largest picture, which decides the size of vLLM's cache of picture features."""
 
     def get_hf_config(self) -> HFConfig:
         """Return the configuration of the model, dense or with experts."""
@@ -73,9 +73,10 @@ class NoPixels(qwen3_vl.Qwen3VLDummyInputsBuilder):  # type: ignore[misc]
 
 
 class PictureWorker:
-    """An empty class that vLLM adds to the bases of its worker.
+    """An empty class that makes each worker process of vLLM import this module, and so call `register`.
 
-    To find this class, vLLM imports this module, and the import calls `register`.
+    The arguments of vLLM contain the name of this class as a base class for its workers. vLLM imports the module to
+    find the class.
     """
 
 

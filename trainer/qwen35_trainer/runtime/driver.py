@@ -103,9 +103,10 @@ class Broadcast:
         self.changed.set()
 
     def after(self, seen: int) -> tuple[RunRecord, ...]:
-        """Drop the first `seen` records of the run, which the follower has received, and return all later records.
+        """Return the records of the run that come after its first `seen` records, and drop the first `seen` records.
 
-        Raises ValueError if later records were dropped already, because another process also follows the run.
+        seen: number of records that the caller, the process that follows the run, has already received. Raises
+        ValueError if later records were dropped already, because another process also follows the run.
         """
         if seen < self._dropped:
             raise ValueError(f"record {seen} was dropped: one process follows a run")

@@ -138,9 +138,9 @@ class Generation:
     def start(self, command: commands.StartSequences) -> None:
         """Submit the sequences of a command to a replica.
 
-        The command states for each sequence how many tokens to keep; all later tokens are dropped. If a sequence has
-        fewer tokens, all are kept. A sequence can have fewer tokens after the coordinator has started it over: an event
-        from before the restart still counts the dropped tokens, so the coordinator expects too many.
+        The command states for each sequence how many of its tokens to keep; later tokens are dropped. The stated number
+        may be too high: when the coordinator starts a sequence over, its tokens are dropped, but an earlier event may
+        still count them. In this case all tokens that the sequence has are kept.
         """
         for name, keep in command.sequences:
             buffer = self._buffers.setdefault(name, TokenBuffer())

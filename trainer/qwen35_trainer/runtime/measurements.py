@@ -46,7 +46,10 @@ class TrainingClock:
         return wall - self.started + self.earlier
 
     def wall(self, at: float) -> float:
-        """Convert training time, in seconds, to wall-clock time, in Unix seconds."""
+        """Convert training time to wall-clock time, in Unix seconds. The inverse of `at`.
+
+        at: the training time, in seconds since the run first started, without pauses between attempts.
+        """
         return at + self.started - self.earlier
 
 

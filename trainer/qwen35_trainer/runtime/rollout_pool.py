@@ -342,10 +342,11 @@ class RolloutPool:
                 replica.channel.send(ProbeWeights(version, probe))
 
     async def sleep(self) -> MemoryChange:
-        """Let all replicas give the memory of their devices back.
+        """Let all replicas release the memory of their devices, and wait until they have released it.
 
         Returns the device memory that all replicas together used before and after they fell asleep. Replicas that are
-        starting join first, because they use the devices. Lost replicas are replaced after the next `wake`.
+        still starting use the devices too. This method therefore waits first until each of them has joined or is lost.
+        Lost replicas are replaced after the next `wake`.
         """
         self._may_start.clear()
         await self._until(lambda: not self._starting)

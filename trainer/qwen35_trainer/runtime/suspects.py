@@ -53,5 +53,5 @@ class LossCounts:
         )
 
     def forget(self, group: int) -> None:
-        """Drop the count of a group that has left the pipeline."""
+        """Drop the number of losses that were counted for a group, because the group has left the pipeline."""
         self._losses.pop(group, None)

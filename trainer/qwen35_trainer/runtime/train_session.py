@@ -176,7 +176,7 @@ class TrainSession:
     def saved(self) -> bool:
         """Whether a checkpoint contains all updates so far. Always true if the run saves no checkpoints.
 
-        A checkpoint that is still being written counts, because the run ends if it cannot be written.
+        A checkpoint that is still being written counts too. If writing it fails, the run ends.
         """
         return self.checkpoints is None or (self._saved and self._saved_at == self.update)
 

@@ -92,7 +92,10 @@ class WeightDistribution:
         self._send_waiting()
 
     def lost(self, replica: WeightReader) -> None:
-        """Forget a replica that has ended, and send the newest version to replicas that wait for a source."""
+        """Forget a replica that has ended. Then send the newest version to waiting replicas that now have a source.
+
+        Replicas wait until the train ranks, or a replica that has the version, can serve one more reader.
+        """
         if self._readers.pop(replica.number, None) is not None:
             self._relay.lost(replica.number)
             self._send_waiting()

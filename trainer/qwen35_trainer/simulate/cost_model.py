@@ -118,8 +118,8 @@ class LaneSpeed:
 class TrainSpeed:
     """The speed of the train pool, which consists of `units` equal units.
 
-    A unit is a device, or as many devices as a rollout replica has. A batch takes
-    `tokens · seconds_per_token / units + overhead` seconds.
+    A unit is a single device, or a set of devices that is as large as a rollout replica. The workload decides which of
+    the two. A batch takes `tokens · seconds_per_token / units + overhead` seconds.
     """
 
     units: int = 8

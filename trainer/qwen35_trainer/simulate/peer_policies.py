@@ -90,8 +90,8 @@ class CompletionOrder(PeerBuffer):
 class WindowedFifo(PeerBuffer):
     """A buffer with the rule that a batch takes finished groups in order of dispatch, and may skip unfinished ones.
 
-    A batch takes no group that was dispatched `reach` or more groups after the first unfinished group. A reach of 1 is
-    strict FIFO, because nothing after an unfinished group is taken.
+    After the first unfinished group, a batch considers only the next `reach` - 1 groups in order of dispatch. With a
+    reach of 1, it takes nothing after an unfinished group (strict FIFO).
     """
 
     def __init__(self, window: Window, reach: int) -> None:

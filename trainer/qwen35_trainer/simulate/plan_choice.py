@@ -253,8 +253,8 @@ class PlanGrid:
     def allows(self, choice: PlanChoice) -> bool:
         """Return whether the planner may recommend a plan.
 
-        The maximum lag of the plan must not be above the maximum lag of `start`. The policy for missed deadlines must be
-        the policy of `start`.
+        The plan is compared with `start`, the plan from which the search begins. Its maximum lag must not be higher than
+        that of `start`, and it must have the same policy for missed deadlines.
         """
         bound, policy = self.start.max_version_lag, self.start.on_missed_deadline
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy

@@ -176,17 +176,21 @@ class SimulatedReplica:
         self.ready = max(self.ready, self._now) + seconds
 
     def begin_decoding(self, sequence: SimulatedSequence, until: float, extra_steps: float = 0.0) -> None:
-        """Begin to decode a sequence.
+        """Begin to decode a sequence, up to a stop at which the simulation handles the sequence, for example ends it.
 
-        until: number of tokens that the sequence has at its next stop. extra_steps: number of
-        decode steps before its first token.
+        until: number of tokens that the sequence has at this stop. extra_steps: number of decode steps before its first
+        token.
         """
         self.active += 1
         sequence.joined = self.service + extra_steps
         self.set_stop(sequence, until)
 
     def set_stop(self, sequence: SimulatedSequence, until: float) -> None:
-        """Set the next stop of a decoding sequence, in place of an earlier one. until: number of its tokens at this stop."""
+        """Set the next stop of a sequence that is decoding. The stop that was set before is dropped.
+
+        At a stop, the simulation handles the sequence, for example ends it. until: number of tokens that the sequence
+        has at the stop.
+        """
         self._stamps += 1
         sequence.stamp, sequence.stop = self._stamps, until
         heapq.heappush(self._marks, (sequence.joined + until - sequence.tokens, self._stamps, sequence))
@@ -267,7 +271,7 @@ class Capacity:
         self.slot_seconds = self.replica_seconds = self._since = 0.0
 
     def advance(self, now: float) -> None:
-        """Add the slot-seconds and replica-seconds from the time of the previous call up to `now`."""
+        """Update `slot_seconds` and `replica_seconds`, which then include the time up to `now`."""
         self.slot_seconds += self.slots * (now - self._since)
         self.replica_seconds += self.replicas * (now - self._since)
         self._since = now

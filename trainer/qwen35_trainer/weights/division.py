@@ -228,8 +228,8 @@ class StagingPlan:
         """Yield the pieces in which a train rank stages its shard of the tensor `name`.
 
         size: number of values of the whole tensor. held: indices of the shard's values in the flattened tensor. most:
-        maximum number of values of a piece, except that a longer row of a block is not divided. Raises ValueError if
-        the tensor is staged in blocks and the shard does not consist of whole rows.
+        maximum number of values of a piece. A row of a block is never divided, even if it has more values. Raises
+        ValueError if the tensor is staged in blocks and the shard does not consist of whole rows.
         """
         order = self.orders.get(name)
         if order is None:

@@ -26,9 +26,10 @@ class HostBlocks:
 
     @classmethod
     def of(cls, device: torch.device) -> HostBlocks:
-        """Return an instance without blocks, for the values of tensors on `device`.
+        """Return an instance, which has no blocks yet, for tensors that are offloaded from `device`.
 
-        For a CPU, blocks that are given back are freed. Keeping them would take memory from the tensors.
+        If `device` is a CPU, blocks that are given back are freed. Kept blocks would take memory that the tensors need,
+        because the tensors are then in host memory too.
         """
         accelerator = device.type != "cpu"
         return cls(pinned=accelerator, kept=accelerator)

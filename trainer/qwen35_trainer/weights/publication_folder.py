@@ -289,10 +289,10 @@ def remove_mark(mark: Path) -> None:
 def delete_old(folder: Path, needed: frozenset[int]) -> None:
     """Delete the publications that nobody needs and that are older than all needed ones.
 
-    A publication is needed if it is among the newest MIN_PUBLICATIONS, if its version is in `needed`, or if it has the
-    mark of a reader that is younger than MAX_READ_SECONDS. A needed publication of changes needs the last whole
-    publication before it, and all publications in between. needed: versions that replicas have or may still load.
-    Folders that cannot be deleted are logged and cause no error, because they only take room on the volume.
+    A publication is needed if it is among the newest MIN_PUBLICATIONS, if its version is in `needed`, or if a reader has
+    marked it within the last MAX_READ_SECONDS. A needed publication of changes needs the last whole publication before
+    it, and all publications in between. needed: versions that replicas have or may still load. Folders that cannot be
+    deleted are logged and cause no error, because they only take room on the volume.
     """
     try:
         numbers = complete_numbers(folder)

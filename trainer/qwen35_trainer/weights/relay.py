@@ -66,9 +66,10 @@ class Relay:
         return dict(self._reading)
 
     def add(self, reader: int) -> None:
-        """Let a replica wait for a source.
+        """Add a replica to the queue of replicas that wait for a source from which to read the version.
 
-        A replica that is reading stops counting as a reader. A replica that already waits keeps its place in the queue.
+        If the replica is reading, it does not count as a reader of its present source any more. If it already waits, it
+        keeps its place in the queue.
         """
         self._reading.pop(reader, None)
         self._waiting[reader] = None

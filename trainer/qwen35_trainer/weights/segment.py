@@ -145,9 +145,10 @@ class MemorySegment:
 
 
 class MappedSegments:
-    """The segments of other processes that this process keeps mapped (a cache).
+    """A cache of the segments of other processes that this process has mapped.
 
-    A later version in the same memory is therefore not mapped again, which would take as long as copying it.
+    If a later version is written to the same segment, the existing mapping is used again. A new mapping would take as
+    long as copying the version.
     """
 
     def __init__(self) -> None:

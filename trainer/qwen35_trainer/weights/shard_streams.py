@@ -57,7 +57,10 @@ BUCKET_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class StagedStream:
-    """One rank's encoded shards of a version: the parts, and the buckets of all versions from the last whole one to this one."""
+    """One rank's encoded shards of a version: the parts, and the buckets from which replicas decode them.
+
+    A version that is published as changes also needs the buckets of the last whole version and of all versions since.
+    """
 
     layout: WeightLayout
     parts: tuple[TensorPart, ...]

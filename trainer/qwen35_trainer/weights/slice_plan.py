@@ -28,10 +28,10 @@ class RankSlices:
 
 
 def slices_of(manifest: WeightManifest, divisions: Mapping[str, Division], who: ReplicaRank) -> RankSlices:
-    """Return the slices of a version's tensors that one rank of a replica holds, and the parts that contain them.
+    """Return the slices of a version's tensors that one rank of a replica holds, and the parts of the version to read.
 
-    divisions: how the ranks of the replica divide tensors, by name of the tensor. Each rank holds the whole of a tensor
-    without an entry. who: the rank.
+    divisions: name of a tensor → how the ranks of the replica divide the tensor. If a tensor is missing here, each rank
+    holds the whole tensor. who: the rank.
     """
     held = held_sections(manifest.layout, divisions, who)
     needed = {  # in bytes

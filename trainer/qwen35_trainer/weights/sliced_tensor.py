@@ -116,7 +116,10 @@ def _place(view: Tensor, held: HeldSection) -> tuple[int, int, list[tuple[int, i
 
 
 class SlicedTensor(Tensor):
-    """A tensor, or a view of it, of which this process has some slices. It has a shape and a type, but no memory."""
+    """Stands for a whole tensor, or a view of one, in a process that has only some slices of its values.
+
+    It has a shape and a type, but no memory. An operation that needs values takes them from the slices.
+    """
 
     _view: Tensor
     _slices: TensorSlices

@@ -51,7 +51,7 @@ class WeightShard:
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """A piece of a shard, which becomes one part of the manifest."""
+    """A piece of a rank's shard of a tensor. It is staged as one part of the version, with its own checksum."""
 
     tensor: int
     dtype: torch.dtype

@@ -168,7 +168,7 @@ class LinearInputs(BySections):
 
 
 class LinearFilters(BySections):
-    """Sections of a Gated DeltaNet's convolution filters: queries, keys and values, with one row per channel."""
+    """Arrangement of a Gated DeltaNet's convolution filters, one row per channel. Sections: queries, keys and values."""
 
     def sections(self, rows: int, shape: ModelShape) -> list[int]:
         return _in_proportion(rows, _convolved(shape))

@@ -100,9 +100,9 @@ def replicate(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> tuple[Tensor, Tensor]:
-    """Select, of R scored positions, those whose tokens this process holds.
+    """Select the scored positions whose tokens this process holds.
 
-    rows: (R,) int64 indices into the flattened (n, whole) tokens of n rows.
+    rows: (R,) int64, all R scored positions, as indices into the flattened (n, whole) tokens of n rows.
     whole: number of tokens of a row, with padding to a multiple of the group's size.
     share: number of those tokens that one process holds.
 

@@ -77,7 +77,7 @@ def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path
 
 
 def copy_the_rest(source: Path, output: Path) -> None:
-    """Copy all files of `source` except weights to `output`: configuration, tokenizer, processor, templates, licence.
+    """Copy from `source` to `output` the files that contain no weights, such as the configuration and the tokenizer.
 
     Hidden files, checksums and subfolders are not copied, except the subfolder additional_chat_templates.
     """

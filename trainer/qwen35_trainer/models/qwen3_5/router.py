@@ -46,7 +46,7 @@ class Membership:
 
     @classmethod
     def of(cls, inputs: ModelInput, lengths: Tensor, context_group: ProcessGroup | None) -> Membership:
-        """Return the membership of the tokens of `inputs` that this process holds.
+        """Return the membership of this process's tokens: the sequence of `inputs` to which each of them belongs.
 
         inputs: already padded for `context_group`. lengths: number of real tokens of each sequence.
         """

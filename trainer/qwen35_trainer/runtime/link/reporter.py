@@ -149,7 +149,7 @@ class Reporter:
                 self._courier.notify_history()
 
     def close(self) -> None:
-        """Do nothing, because `conclude` sends the last report."""
+        """Do nothing, because `conclude` sends the last report. Every metrics sink must have this method."""
 
     def conclude(self, error: BaseException | None = None) -> None:
         """Send the last report, with the outcome of the attempt. Without a link to an operator, do nothing.

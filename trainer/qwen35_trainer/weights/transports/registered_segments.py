@@ -26,9 +26,9 @@ class RegisteredSegment:
 
 
 class RegisteredSegments:
-    """A pool of segments that are registered with an agent.
+    """A pool of memory segments, registered with a transfer agent so that other processes can read the versions in them.
 
-    When this object is deleted, all of them are unregistered.
+    When this object is deleted, all its segments are unregistered.
     """
 
     def __init__(self, agent: TransferAgent) -> None:
@@ -39,8 +39,9 @@ class RegisteredSegments:
     def claim(self, version: int, size: int, needed: frozenset[int] = frozenset()) -> RegisteredSegment:
         """Return a registered segment of `size` bytes for `version`, locked for writing.
 
-        needed: versions whose segments must not be overwritten. Segments that the pool does not keep are unregistered.
-        Raises TooLittleMemory if a new segment must be created and does not fit into the memory.
+        A free segment of this size is used again. Free segments that the pool drops, because it has enough of them or
+        they have another size, are unregistered. needed: versions whose segments must not be overwritten. Raises
+        TooLittleMemory if a new segment must be created and does not fit into the memory.
         """
         claimed = self._pool.claim(version, size, needed)
         alive = {segment.handle.name for segment in self._pool.segments}
