@@ -4,8 +4,8 @@
                                                                └─► problems of new trainings
 
 The operator knows neither the model's files nor the nodes. It takes the model's sizes from the catalog by model.name,
-and compares the plan with the devices that node selectors name, or else with the largest device of the profile. Sizes
-are not in `spec_hash`, so a release that plans differently disturbs no running attempt.
+and compares the plan with the devices that node selectors name, or else with the largest device of the profile. The
+sizes are not part of `spec_hash`, so a release of the operator that computes other sizes does not end a running attempt.
 """
 
 from __future__ import annotations

@@ -107,9 +107,10 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield a problem for each path that leads out of its volume or becomes too long by mounting, and for missing storage.
+    """Yield a problem for each path in the spec that pods cannot use, and for missing storage.
 
-    Storage is missing if checkpoint.export needs checkpoint.storage, and the spec has none.
+    Pods cannot use a path that leads out of its volume, or that is too long in a pod, where it begins with the folder of
+    the mount. Storage is missing if checkpoint.export needs checkpoint.storage, and the spec has none.
     """
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),

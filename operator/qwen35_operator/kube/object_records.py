@@ -13,7 +13,7 @@ FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
 class OwnWrite:
     """The operator's latest write of an object, or its latest check that the object did not need a write.
 
-    After this request, the object was as desired.
+    The object was as desired after this write, or at this check.
     """
 
     version: str

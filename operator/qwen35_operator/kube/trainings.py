@@ -67,7 +67,7 @@ class Trainings:
         return True
 
     def put_own(self, raw: KubeObject) -> None:
-        """Store the answer to a write of the operator, unless the training was deleted meanwhile."""
+        """Store the object that the API server returned for a write of the operator, unless it was deleted meanwhile."""
         metadata = raw["metadata"]
         stored = self._bodies.get((metadata["namespace"], metadata["name"]))
         if stored is not None and stored.uid == metadata["uid"]:

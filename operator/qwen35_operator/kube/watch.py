@@ -222,9 +222,9 @@ def not_listed(kind: ObjectKind) -> Problem:
 
 
 def not_allowed(kind: ObjectKind, namespace: str | None, error: Forbidden) -> Problem:
-    """Return the problem to report when the operator may not watch a kind; it names the permission to grant.
+    """Return the problem to report when the operator has no permission to watch a kind of object.
 
-    namespace: None for all namespaces.
+    The problem says which permission to grant. namespace: None for all namespaces.
     """
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
     fix = f"Grant get, list and watch on {kind.resource} in {where} to the operator."

@@ -84,7 +84,7 @@ def control_message(
     """Return the `-control` message to an attempt that is not ordered to stop.
 
     rollout_nodes: the number of nodes that the rollout pool should have. leaving: names of the pods that are removed
-    next. leaving_since: Unix time since which all of these pods have been named to the trainer.
+    next. leaving_since: Unix time; all messages since then have named all of these pods.
     """
     spec = training.spec
     live = LiveSettings(

@@ -10,9 +10,9 @@ RayJob ended without a final report ────┤
 head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
 RayJob deleted, or training stalled ────┘
 
-A trainer that its queue evicts reports that it was stopped, or that it lost its workers. Such a report is not a
-failure. It does not count after the queue has admitted the attempt again, because it names the RayCluster that the
-eviction ended.
+When its queue evicts an attempt, the trainer reports that it was stopped, or that it lost its workers. Such a report is
+not a failure. After the queue has admitted the attempt again, the report is ignored, because it names the RayCluster that
+the eviction ended.
 
 A lost rollout pod does not end the attempt: KubeRay replaces the pod, and the trainer replaces the replica that ran in
 the pod (`qwen35_trainer/runtime/rollout_pool.py`). A lost train pod ends the attempt: the trainer reports the failure

@@ -18,8 +18,8 @@ from qwen35_operator.reconcile.situation import AttemptSituation, situation_of
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Verdict | None:
     """Return the verdict that stops the open attempt of a training that is being deleted; None if nothing is left to save.
 
-    Nothing is saved if the operator refuses the training, for example because the edited spec cannot be read. While a
-    kind cannot be watched, the deletion waits.
+    Nothing is saved if the operator refuses the training, for example because the edited spec cannot be read. While the
+    operator cannot watch one of the kinds of objects that it needs, the deletion waits.
     """
     accepted = acceptance.accept(observed, settings)
     if isinstance(accepted, Verdict):

@@ -40,10 +40,10 @@ class Pace:
 def pace(situation: AttemptSituation) -> Pace | None:
     """Return the seconds since the attempt's latest weight version, and the limit above which the attempt is stalled.
 
-    Returns None while fewer than three versions exist (the report then has no median of the seconds between versions), while the attempt has no
-    RayCluster, while the current head pod has not reported, and while a queue holds the job back. After an
-    eviction by its queue, the attempt continues in a new RayCluster. Reports from the old RayCluster then no longer
-    count, even while its pods exist.
+    Returns None while fewer than three versions exist, because the report then has no median of the seconds between
+    versions. Also returns None while the attempt has no RayCluster, while the current head pod has not reported, and
+    while a queue holds the job back. After an eviction by its queue, the attempt continues in a new RayCluster. Reports
+    from the old RayCluster then no longer count, even while its pods exist.
     """
     report, job, cluster = situation.report, situation.job, situation.cluster
     if report is None or report.versionTime is None or report.versionSeconds is None:

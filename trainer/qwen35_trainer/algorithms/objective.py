@@ -119,8 +119,9 @@ class Objective:
     def adapted(self, coefficient: float | None) -> Self:
         """Return the objective with `coefficient` as the factor of the KL penalty in the loss.
 
-        Returns the objective unchanged if `coefficient` is None, because the factor is then constant, and if
-        `kl_placement` is not "Loss". With LossAndReward, only the factor of the penalty in the reward adapts.
+        coefficient: None if the factor is constant; the objective is then returned unchanged. If `kl_placement` is not
+        "Loss", the objective is also returned unchanged. With "LossAndReward", only the factor of the penalty in the
+        reward adapts.
         """
         if coefficient is None or self.kl_placement != "Loss":
             return self

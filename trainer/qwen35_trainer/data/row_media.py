@@ -72,10 +72,11 @@ class RowMedia:
         return parts
 
     def take(self, part: Mapping[str, object]) -> str | None:
-        """Assign an image or video to `part` of a message. Returns "image" or "video", or None for any other part.
+        """Assign an image or video to a part of a message, and return "image" or "video".
 
-        If the part does not contain its image or video, the next image or video in the row's column is assigned. Raises
-        RowError if the image or video is invalid, and if the column has none left.
+        If the part itself contains an image or video, that one is assigned. If the part is only a placeholder, the next
+        image or video in the row's column is assigned. For any other part, such as text, nothing is assigned, and the
+        result is None. Raises RowError if the image or video is invalid, and if the column has none left.
         """
         if "image" in part or "image_url" in part:
             self.images.append(image_of(part.get("image", part.get("image_url")), self.folder, "image"))

@@ -136,8 +136,8 @@ def _scores(batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
 def objective(spec: TrainingSpec) -> Objective | None:
     """Return the settings of the policy objective, or None for SFT.
 
-    Functions of the user are imported. Raises ValueError, ImportError or AttributeError if a function of the
-    spec does not exist.
+    Also imports the user's functions that the spec names. Raises ValueError, ImportError or AttributeError if a function
+    in the spec does not exist.
     """
     if spec.mode == "SFT":
         return None

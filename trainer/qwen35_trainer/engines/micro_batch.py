@@ -33,7 +33,8 @@ class Offsets:
     prompts: (N,) position of the sample's first prompt token in `TrainBatch.prompts`.
     responses: (N,) position of the sample's first response token in `TrainBatch.responses`.
 
-    A sample whose tokens the batch does not hold has the length of the array as its position.
+    A share of a batch contains the tokens of only some of the N samples. The position of every other sample is the
+    length of the array.
     """
 
     prompts: NDArray[np.int64]

@@ -117,5 +117,5 @@ class TrainEngine(Protocol):
         ...
 
     def wake(self) -> None:
-        """Move everything that `sleep` moved back to the device. If the engine is not asleep, do nothing."""
+        """Undo `sleep`: move the tensors from host memory back to the device. If the engine is not asleep, do nothing."""
         ...

@@ -80,9 +80,10 @@ class Foreign:
 
 
 def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
-    """Return what to write in place of an unknown field; None if no field name of another trainer matches.
+    """Return a text that says which field of this project corresponds to another trainer's field in a manifest.
 
-    path: the names from the spec down to the unknown field. model: the class of the spec.
+    Returns None if no field name of another trainer matches. path: the names from the spec down to the other trainer's
+    field. model: the class of the spec.
 
     A field name of another trainer matches if its last part is the last name of `path`. If this part is in VAGUE (too
     common to identify a field), the part before it must match, too. Of several matches, those that share the longest

@@ -35,7 +35,7 @@ def parse_spec(document: object, *, new: bool = True) -> tuple[TrainingSpec | No
 def parse_manifest(document: object, file: Path | None = None, *, new: bool = True) -> Manifest:
     """Parse and check a manifest. Raises ManifestError with every problem found.
 
-    file: path that the error names. new: whether the manifest is of a new training. False skips
+    file: path of the manifest, for the error. new: whether the manifest is of a new training. False skips
     `checks.NEW_TRAINING_CHECKS`, because an earlier release may have accepted the manifest.
     """
     if wrong := _wrong_kind(document):

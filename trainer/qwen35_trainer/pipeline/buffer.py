@@ -128,12 +128,12 @@ class Buffer:
 
     @property
     def held(self) -> int:
-        """The number of groups that were dispatched and have not left."""
+        """The number of groups in the buffer. A group enters the buffer at its dispatch."""
         return len(self._held)
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The numbers of the groups that were dispatched and have not left, in order of dispatch."""
+        """The numbers of the groups in the buffer, in order of dispatch."""
         return tuple(self._held)
 
     @property

@@ -8,9 +8,9 @@ filtered.
     005fd3d2 {"l":22,"p":20,"r":"filtered"}                        GroupLeft: group 22, untrained
     7f68b0e1 {"t":8,"v":4,"g":[21,23]}                             TrainGroups: batch 8, written before it trains
 
-Each line begins with the CRC-32 of its JSON text. Lines are in the order of the coordinator's actions. A run whose
-weights were trained with exactly the batches before b continues from the scheduling state before batch b was taken.
-Later records are ignored, because the weights that they led to are lost.
+Each line begins with the CRC-32 of its JSON text. Lines are in the order of the coordinator's actions. If the
+weights of a run were trained with exactly the batches before b, the run continues from the scheduling state just before
+batch b was taken. Later records are ignored, because the weights that they led to are lost.
 
 A crash while a line is written leaves an incomplete last line, which is cut off. The action of that line was not yet
 carried out. An unreadable line before a readable one is damage, and so is a record that cannot follow earlier records.

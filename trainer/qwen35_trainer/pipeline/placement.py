@@ -149,10 +149,10 @@ class Placement:
         return self.catch_up(event.replica, event.version)
 
     def catch_up(self, number: int, version: int) -> bool:
-        """Record that replica `number`, which is in `behind`, has loaded `version`.
+        """Record that replica `number`, which is still catching up (in `behind`), has loaded `version`.
 
-        Returns whether the replica may get sequences now. If `version` is older than the published version, the replica
-        stays in `behind`, and the result is False.
+        Returns whether the replica may get sequences now. If `version` is older than the published version, the result
+        is False, and the replica stays in `behind`.
         """
         if version < self._buffer.published:
             return False

@@ -56,9 +56,10 @@ class PublicationState:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no sequence may start, because a version is being copied, waits as a copy, or is in transfer.
+        """Whether no sequence may start, because a version is on its way to the replicas.
 
-        A copy does not count while an evaluation runs, because the sequences of the evaluation must start. With partial
+        The version is being copied, has been copied and waits for its transfer, or is in transfer. While an evaluation
+        runs, only a version in transfer counts, because the sequences of the evaluation must start. With partial
         rollout the value is always False, because sequences continue with the new weights.
         """
         if self._partial_rollout:
@@ -110,7 +111,7 @@ class PublicationState:
         replica.version = max(replica.version, event.version)
 
     def advance(self, actions: list[Action]) -> None:
-        """Copy, send, evaluate or complete versions as far as possible now, and append the actions to `actions`."""
+        """Take every step of a publication or evaluation that is possible now, and append the actions to `actions`."""
         while True:
             if self._in_transfer is not None and self._replicas_behind == 0:
                 self._arrive(self._in_transfer, actions)

@@ -86,7 +86,7 @@ class WaitingSequences:
     def add(self, name: SequenceId, priority: int, home: int | None = None) -> None:
         """Enqueue a sequence for the replica `home`, or for any replica if `home` is None.
 
-        priority: `first` and `first_bound` return the sequence with the lowest priority.
+        priority: `first` and `first_bound` return the sequence with the lowest number.
         """
         self._waiting[name] = (priority, home)
         if home is None:
@@ -117,10 +117,10 @@ class WaitingSequences:
         return home in self._by_home
 
     def first(self, before: int) -> SequenceId | None:
-        """Return the sequence with the lowest priority among those that any replica may take.
+        """Return the sequence with the lowest priority number among those that any replica may take.
 
-        before: a sequence that waits for its home replica is included if its priority is below this number. Returns
-        None if no such sequence waits.
+        Any replica may take a sequence without a home, and also a sequence with a home if its priority number is below
+        `before`. Returns None if there is no such sequence.
         """
         anywhere, bound = self._top(self._anywhere, bound=False), self._top(self._bound, bound=True)
         if bound is not None and bound[0] < before and (anywhere is None or bound < anywhere):
@@ -128,7 +128,7 @@ class WaitingSequences:
         return None if anywhere is None else anywhere[1:]
 
     def first_bound(self) -> SequenceId | None:
-        """Return the sequence with the lowest priority among those that wait for their home replica.
+        """Return the sequence with the lowest priority number among those that wait for their home replica.
 
         Returns None if no sequence waits for its home replica.
         """

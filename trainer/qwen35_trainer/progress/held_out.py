@@ -58,15 +58,16 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 
 
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Return whether to show accuracy: if it is above 0 in some evaluation, or equals the mean reward in all of them.
+    """Return whether to show accuracy.
 
-    Otherwise rewards have other values than 0 and 1, and an accuracy that is always 0 gives no information.
+    Accuracy is shown if it is above 0 in some evaluation, or equals the mean reward in all evaluations. Otherwise rewards
+    have other values than 0 and 1, and an accuracy that is always 0 gives no information.
     """
     return _equal(evaluations) or any(accuracy is not None and accuracy > 0 for accuracy, _ in evaluations)
 
 
 def reward_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Return whether to show the mean reward: if the mean reward differs from the accuracy in some evaluation."""
+    """Return whether to show the mean reward. It is shown if it differs from the accuracy in some evaluation."""
     return not _equal(evaluations)
 
 

@@ -118,9 +118,10 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the spans that end after the start of the `limit`-th last span, cut so that none begins before that start.
+    """Return the latest spans: those that end after the time at which the `limit`-th span from the end begins.
 
-    spans: in order of their start. If there are at most `limit` spans, all are returned unchanged.
+    A span that begins before this time is shortened, so that it begins at this time. spans: in order of their start. If
+    there are at most `limit` spans, all are returned unchanged.
     """
     if len(spans) <= limit:
         return list(spans)

@@ -134,8 +134,8 @@ class ProcessLimits:
     def of(cls, cores: int) -> ProcessLimits:
         """Return the limits for a machine or pod with `cores` cores.
 
-        While no call is slow, a reward has at most one worker process per two cores, over all scoring processes
-        together. Each scoring process may start at least one.
+        While no call is slow, the worker processes of a reward are limited to one per two cores. The scoring processes
+        divide this number among themselves, but each of them may start at least one.
         """
         scoring = min(_MAX_SCORING_PROCESSES, max(1, cores // _CORES_PER_SCORING_PROCESS))
         wanted = max(_MIN_FUNCTION_PROCESSES, _FUNCTION_PROCESSES_PER_CORE * cores)

@@ -25,9 +25,9 @@ def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: flo
     """Return how many bytes vLLM gets for keys, values and states of `slots` sequences of `max_length` tokens.
 
     The result is at most `fraction` of the memory that is available now. If the sequences need more, vLLM lets some
-    of them wait. All blocks of a hybrid model have the size of the state of a linear-attention layer, rounded
-    up to whole blocks of attention. Raises CacheTooSmall, with the bytes that one sequence needs, if one sequence
-    does not fit.
+    of them wait. In a hybrid model, all blocks of the cache have the same size: that of the state of a linear-attention
+    layer, rounded up so that the keys and values of a multiple of ATTENTION_BLOCK tokens fill a block. Raises
+    CacheTooSmall, with the bytes that one sequence needs, if one sequence does not fit.
     """
     available = free_memory()
     least, needed = _needed(config, 1, max_length), _needed(config, slots, max_length)

@@ -1,11 +1,12 @@
 """Replaces vLLM's processor of pictures, in each process of a replica that reads pictures.
 
 Requests have patches and expanded placeholders (`vllm_pictures.py`), so nothing is left to process. vLLM's own processor would read
-a tokenizer and further files from the checkpoint's folder, which a replica does not have. vLLM still needs a processor for two
-things: the number of tokens of the largest picture, which decides the size of its cache of features, and a picture of that size,
-with which it measures the memory of the tower on a device.
+a tokenizer and further files from the checkpoint's folder, which a replica does not have. vLLM still gets two things from its
+processor. The first is the number of tokens of the largest picture, from which vLLM computes the size of its cache of features.
+The second is a picture of that size, with which vLLM measures how much device memory the vision tower needs.
 
-This module imports vLLM. vLLM imports it by the name of `PictureWorker`, before it builds a worker.
+This module imports vLLM. vLLM in turn imports this module before it builds a worker, because vLLM's argument
+`worker_extension_cls` contains the name of `PictureWorker`.
 """
 
 from __future__ import annotations

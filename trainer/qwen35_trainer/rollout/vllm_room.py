@@ -10,7 +10,7 @@ class CacheRoom:
 
     All layers take blocks from one pool. A layer with attention takes one block for every `block_size` tokens, and a
     layer with a state takes a fixed number of blocks for each sequence. The measure is therefore exact for sequences of
-    `max_length` tokens. Of shorter sequences, fewer tokens fit into the free memory than the measure says.
+    `max_length` tokens. For shorter sequences, the free memory holds fewer tokens than the measure says.
 
     core: vLLM's LLMEngine, whose scheduler runs in this process.
     """

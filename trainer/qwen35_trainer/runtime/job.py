@@ -155,7 +155,7 @@ def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
 
 
 def coordinator_settings(spec: TrainingSpec, updates_total: int) -> CoordinatorSettings:
-    """Return the coordinator's settings for a spec with rollouts, which is every mode except SFT.
+    """Return the coordinator's settings for a spec in any mode except SFT, which has no coordinator.
 
     updates_total: number of updates of the run.
     """

@@ -42,7 +42,7 @@ class TrainingClock:
         return self.at(time.time())
 
     def at(self, wall: float) -> float:
-        """Convert wall-clock time, in Unix seconds, to training time, in seconds."""
+        """Convert wall-clock time, in Unix seconds, to training time: seconds of the run without pauses between attempts."""
         return wall - self.started + self.earlier
 
     def wall(self, at: float) -> float:

@@ -87,9 +87,9 @@ def return_freed_tensors() -> None:
 
 
 def trim() -> None:
-    """Give memory that glibc still holds for freed objects back to the system.
+    """Return the memory of freed objects, which glibc still keeps, to the operating system.
 
-    For example, a tokenizer of 248 thousand tokens takes 0.29 GB while it is read, and only 0.1 GB afterwards.
+    For example, reading a tokenizer of 248 thousand tokens takes 0.29 GB, of which only 0.1 GB is needed afterwards.
     """
     _glibc("malloc_trim", 0)
 

@@ -198,7 +198,7 @@ def unpacked_commands(packed: CommandBatch | bytes) -> CommandBatch:
 
 
 class ReplicaFailed(RuntimeError):
-    """A replica counts as lost: a call to it failed, its engine hangs, or it did not load weights, sleep or wake in time.
+    """A replica counts as lost: a call to it failed, its engine hangs, or it took too long to load weights, sleep or wake.
 
     If a call failed, the cause of the exception is the error of the call.
     """

@@ -194,9 +194,10 @@ class _CheckpointFolder:
         return checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
 
     def continued_by(self, checkpoint: Path | None) -> bool:
-        """Return whether `checkpoint` is the newest in the folder. Only then may a run take over another run's folder.
+        """Return whether `checkpoint` is the newest in the folder.
 
-        A run that continues from an older one would delete the later checkpoints at its next save.
+        A run may take over another run's folder only if it continues from the newest checkpoint. Otherwise its next
+        save would delete the later checkpoints.
         """
         return self.newest is not None and checkpoint is not None and checkpoint.resolve() == self.newest.resolve()
 

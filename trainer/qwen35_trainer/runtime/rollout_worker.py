@@ -265,7 +265,7 @@ class EngineThread:
     def passed(self, result: ProbeResult) -> None:
         """Record that the replica has passed a probe: its log-probs agree with the trainer's.
 
-        The next report will contain `result`. This method does not make a report due.
+        The next report will contain `result`. This method does not cause a report.
         """
         with self._lock:
             self._outbox.probed = result

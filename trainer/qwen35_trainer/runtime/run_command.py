@@ -350,7 +350,7 @@ class _Follower:
 
     @property
     def signals_end_run(self) -> bool:
-        """Whether so far there were enough signals to end the run within seconds, without saving."""
+        """Whether enough signals have arrived to end the run within seconds, without saving."""
         return limit(self.signals.count, begun=True) is not None
 
     def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped

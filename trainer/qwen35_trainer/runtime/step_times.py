@@ -46,7 +46,7 @@ class DecodeSum:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSum:
-    """Sums over steps that computed prompt tokens or other earlier tokens (prefill), and usually decoded too."""
+    """Sums over steps with a prefill. They computed prompts or earlier response tokens, and usually decoded too."""
 
     steps: int = 0
     tokens: int = 0

@@ -70,9 +70,9 @@ class WeightDistribution:
     def reported(self, replica: WeightReader, report: EngineReport) -> None:
         """Record whether a replica has loaded the newest version, and send that version to waiting replicas.
 
-        A replica that could not read the version from its source waits again. A replica that was still starting when
-        the newest version was published was not among the receivers of that version. If it can no longer read the
-        previous version, it gets the newest one.
+        A replica that could not read the version from its source waits for another source. A replica that was still
+        starting when the newest version was published loads an older version first. If it reports that it could not
+        read that version, it gets the newest one.
         """
         if self.newest is None:
             return

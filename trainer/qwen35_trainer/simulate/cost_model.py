@@ -27,7 +27,7 @@ def below_minimum(minimum: float, **values: float) -> list[str]:
 
 
 def not_above(limit: float, **values: float) -> list[str]:
-    """Return the message `name value <= limit` for each value that is at most the limit or not finite."""
+    """Return a message for each value that is not above the limit or not finite. The message is `name value <= limit`."""
     return [f"{name} {value} <= {limit}" for name, value in values.items() if not limit < value < math.inf]
 
 

@@ -125,7 +125,7 @@ class _Draft:
     def put(self, path: Sequence[Segment], value: object, parent: str = "the workload") -> None:
         """Set the field at `path` to `value`.
 
-        Raises ValueError for a wrong path or value. parent: name of this draft in messages.
+        Raises ValueError for a wrong path or value. parent: name of the object that contains the field, for the error.
         """
         name, *remainder = path
         if not isinstance(name, str) or name not in self._parts:
@@ -144,10 +144,9 @@ class _Draft:
             draft.put(remainder, value, name)
 
     def drop_deadline_fields(self, changed: set[str]) -> None:
-        """Reset the fields that only the policy deadline-first uses to their defaults,
-        if the workload has another policy.
+        """If the workload's policy is not deadline-first, reset the fields that only this policy uses.
 
-        changed: names of the fields that a change sets; these fields keep their values.
+        A reset field has its default. changed: names of the fields that a change sets; these fields keep their values.
         """
         if self._parts["policy"] is not BatchPolicy.DEADLINE_FIRST:
             self._parts |= {name: value for name, value in _DEADLINE_FIRST_ONLY.items() if name not in changed}

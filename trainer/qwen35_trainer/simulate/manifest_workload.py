@@ -69,9 +69,9 @@ class AssumedConstant:
 
 @dataclass(frozen=True)
 class HardwareSpeeds:
-    """Speeds of the hardware, given as times. All times have the same unit, which can be any.
+    """Speeds of the hardware, given as times. Any unit of time can be used, but all times must have the same unit.
 
-    The unit of the defaults is the decode step of a replica that holds one sequence.
+    The unit of the defaults is the time of a decode step of a replica that holds one sequence.
     """
 
     base: float = 1.0

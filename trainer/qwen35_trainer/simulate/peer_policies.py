@@ -50,7 +50,7 @@ class PeerBuffer(Buffer, ABC):
         self._order[group] = False
 
     def born(self, group: int, version: int) -> None:
-        """Do nothing: the rules of other projects do not use the version of a group's first token."""
+        """Ignore the version of a group's first token, because the rules of other projects do not use it."""
 
     def finish(self, group: int) -> None:
         self._order[group] = True

@@ -30,9 +30,9 @@ class LaneChoice:
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """The values that a plan chooses.
+    """A plan: values for those fields of a manifest that `qwen35 plan` may change.
 
-    Plans with equal values are equal as keys of a dictionary, so that no plan is simulated twice.
+    Plans with equal values are the same key of a dictionary, so that no plan is simulated twice.
     """
 
     rollout_nodes: int
@@ -45,7 +45,7 @@ class PlanChoice:
 
     @classmethod
     def of(cls, spec: TrainingSpec) -> PlanChoice:
-        """Return the plan of an unchanged manifest. Its mode must have a rollout pool."""
+        """Return the plan that has the values of the manifest itself. The manifest's mode must have a rollout pool."""
         assert spec.rollout is not None
         knobs, lane = spec.effective_async, spec.rollout.stragglerLane
         return cls(
@@ -78,11 +78,11 @@ class PlanChoice:
         )
 
     def is_legal(self, spec: TrainingSpec) -> bool:
-        """Return whether the manifest with this plan is valid, this release can run it, and a lane of the plan is
-        faster than the pool.
+        """Return whether this plan can be used for a manifest. spec: the manifest's spec.
 
-        A lane is faster if its replicas have more devices than the replicas of the pool. If the release cannot run the
-        manifest even without the plan, the plan is legal as long as it adds no further problem.
+        The manifest with the values of the plan must be valid, and this release must be able to run it. If the release
+        cannot run the manifest even without the plan, the plan must add no further problem. If the plan has a straggler
+        lane, the replicas of the lane must have more devices than those of the pool, so that the lane is faster.
         """
         assert spec.rollout is not None
         if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:

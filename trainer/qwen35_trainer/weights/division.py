@@ -215,7 +215,7 @@ class StagingPlan:
 
     @classmethod
     def of(cls, divisions: Mapping[str, Division], replica: ReplicaShape) -> StagingPlan:
-        """Return the plan for replicas of one shape. For replicas with one rank, it has no cuts and no block orders.
+        """Return the plan for replicas of one shape. It is empty if each of these replicas has a single rank.
 
         divisions: name of each tensor that the ranks divide → its division.
         """

@@ -2,9 +2,10 @@
 
     manifest, divisions, rank ─► what the rank holds of each tensor ─► the parts that contain it ─► bytes from each train rank
 
-A part is read whole, because it has one checksum. Train ranks cut their shards where the slices of a rank of a replica begin and end
-(`StagingPlan`), so that no part contains values that a rank does not need. A replica with another number of ranks also reads parts of
-which a rank needs only some values.
+A part is read whole, because it has one checksum. Train ranks cut their shards into parts for replicas with a certain
+number of ranks (`StagingPlan`): a part ends where the slice of a rank begins or ends. A rank of such a replica needs
+either all values of a part or none. A rank of a replica with another number of ranks also reads parts of which it needs
+only some values.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorEntry, Tens
 
 @dataclass(frozen=True)
 class RankSlices:
-    """The part of a version that one rank of a replica holds, and the parts of the manifest that contain it."""
+    """The slices of a version's tensors that one rank of a replica holds, and the manifest's parts that contain them."""
 
     held: Mapping[str, tuple[HeldSection, ...]]
     """Name of a tensor → the rank's part of each section of the tensor. Tensors without an entry are held whole."""

@@ -30,7 +30,8 @@ class Optimizers:
         """Create the optimizers of all trained parameters.
 
         With `settings.type` Muon, the matrices of linear layers and experts get Muon, and all other parameters get
-        AdamW (arXiv:1711.05101). Otherwise all parameters get AdamW. Raises ValueError if no parameter trains.
+        AdamW (arXiv:1711.05101). Otherwise all parameters get AdamW. parking_device: the device that holds the optimizer
+        state between two steps; None: the devices of the parameters. Raises ValueError if no parameter trains.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not trained:

@@ -58,9 +58,9 @@ class _Idle:
 
 
 def install() -> None:
-    """Replace the functions of torch that megatron-core calls for CUDA, and turn off torch.compile.
+    """Replace functions of torch so that megatron-core, whose code names the device "cuda", runs on a CPU.
 
-    Compilation would take longer than a small run. A second call changes nothing.
+    Also turns off torch.compile, because compilation would take longer than a small run. A second call changes nothing.
     """
     if getattr(torch.cuda.current_device, "of_cpu", False):
         return

@@ -14,11 +14,10 @@ COMPUTED = {"hidden_act": "silu", "rope_parameters.rope_type": "default"}
 
 
 def problems(model: HFConfig) -> Iterator[str]:
-    """Yield a text for each setting of a model whose value the engine cannot compute. A text names the field,
-    the value and the fix.
+    """Yield a message for each setting of a model that the Megatron engine does not support.
 
-    model: the configuration of a model in transformers. If the model is not a text model, this is the only
-    problem that is reported.
+    A message names the field, the value and the fix. If the model is not a text model, only this problem is reported.
+    model: the configuration of the model in transformers.
     """
     if model.model_type not in TEXT_MODELS:
         yield (

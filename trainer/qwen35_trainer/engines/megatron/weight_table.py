@@ -129,8 +129,9 @@ class BySections(Arrangement):
 
     @abstractmethod
     def sections(self, rows: int, shape: ModelShape) -> list[int]:
-        """Return the number of rows of each section. rows: total number of rows, of a whole parameter or
-        of one rank's part.
+        """Return the number of rows of each section of a parameter, such as its gate and its up projection.
+
+        rows: total number of rows of the parameter, or of one rank's part of it.
         """
 
     def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:

@@ -36,8 +36,8 @@ def family_problem(config: Mapping[str, Any]) -> str | None:
 def read_config(folder: Path) -> HFConfig:
     """Read a folder's config.json into a configuration object of transformers.
 
-    If the `architectures` of a vision-language folder name the class of the text model alone, return the
-    configuration of the text model.
+    In the folder of a vision-language model, the first entry of `architectures` may be the class of the text model. The
+    result is then the configuration of the text model alone.
     """
     from transformers import AutoConfig
 

@@ -34,9 +34,10 @@ class KeptLogits:
         return KeptLogits(self.candidates.take(rows.cpu().numpy()), self.device)
 
     def remove_others(self, logits: Tensor, part: slice) -> None:
-        """Set all logits that do not count to REMOVED_LOGIT, in place.
+        """Replace the logits of tokens that are not candidates by REMOVED_LOGIT, in place.
 
-        part: a range of the R rows. logits: (rows of `part`, vocabulary), in any precision that can hold 1e30.
+        A row without candidates stays unchanged. part: a range of the R rows. logits: (rows of `part`, vocabulary), in any
+        precision that can hold 1e30.
         """
         of_part = self.candidates[part]
         counts = torch.from_numpy(of_part.counts.copy()).to(self.device)

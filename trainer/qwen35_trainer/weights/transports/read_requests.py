@@ -36,8 +36,9 @@ def read_requests(
 ) -> list[ReadRequest]:
     """Return the reads that together copy a version into memory, to the offsets of the version's layout.
 
-    first: number of the train rank to begin with, modulo the number of shards. Raises WeightsDamaged if the shards have
-    more or fewer parts than the manifest, or if a part does not fit into its source.
+    first: number of the train rank from which to read first. Replicas pass different numbers, to spread the load. A
+    number that is too high is taken modulo the number of ranks. Raises WeightsDamaged if the shards have more or fewer
+    parts than the manifest, or if a part does not fit into its source.
     """
     if isinstance(source, RegisteredCopy):
         return list(_requests(manifest, source.memory, manifest.parts, [_place(manifest, p) for p in manifest.parts]))

@@ -8,8 +8,8 @@ waits on                   unblocked by                                deadline
 the handle, the barrier    rank 0; all ranks have written              that of the process group
 a segment                  no wait: if none is free, one is created    none
 
-Whole tensors lie in the segment without a rank having gathered them. Two segments take turns (`SegmentPool`). A segment is
-written again only when the driver does not need its version any more and no process holds a tensor of it.
+The segment contains whole tensors, although no rank has gathered them. Two segments take turns (`SegmentPool`). A segment
+is written again only when the driver does not need its version any more and no process holds a tensor of it.
 """
 
 from __future__ import annotations
