@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.runtime import checkpoint_store
-from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore, load
+from qwen35_trainer.runtime.checkpoint_store import (
+    CheckpointError,
+    CheckpointMeta,
+    CheckpointStore,
+    StorageFailed,
+    load,
+)
 
 FILES = {"state/part-0": b"weights" * 9, "state/part-1": b"moments" * 5, "random-0.pt": b"seed"}
 
@@ -99,6 +105,17 @@ async def test_the_message_of_a_first_checkpoint_that_fails_speaks_of_no_earlier
         "; it would have been the first one. Free space, or point spec.checkpoint.storage elsewhere, then begin again with "
         "--resume auto"
     )
+
+
+async def test_the_storage_has_failed_if_old_checkpoints_cannot_be_deleted_and_the_new_one_stays(tmp_path):
+    store = CheckpointStore(tmp_path, 1)
+    await store.save(progress(20), write_all)
+    (tmp_path / ".update-000020.deleted").touch()  # a folder cannot be renamed to a file
+    with pytest.raises(
+        StorageFailed, match=r"update-000040 was saved, but old checkpoints were not deleted: Not a directory"
+    ):
+        await store.save(progress(40), write_all)
+    assert store.latest().progress == progress(40)
 
 
 @pytest.mark.parametrize("crash_at", ["_seal", "FolderWriter.delete", "FolderWriter.publish", "sync"])
