@@ -95,6 +95,19 @@ async def test_a_full_disk_leaves_the_earlier_one_whole_and_no_half_one(tmp_path
     assert store.latest().progress == progress(20)
 
 
+async def test_a_disk_that_does_not_even_tell_its_free_space_is_a_failure_of_the_storage(tmp_path, monkeypatch):
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    async def write(folder: Path) -> None:
+        fail(folder / "state")
+
+    monkeypatch.setattr(shutil, "disk_usage", fail)
+    with pytest.raises(StorageFailed, match=r"was not saved: Input/output error \(.*/state\)"):
+        await CheckpointStore(tmp_path, 2).save(progress(20), write)
+    assert names(tmp_path) == []
+
+
 async def test_the_message_of_a_first_checkpoint_that_fails_speaks_of_no_earlier_ones(tmp_path):
     async def run_out(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(folder / "state" / "part-1"))

@@ -298,7 +298,9 @@ def _full(folder: Path, error: Exception) -> str:
     The result is "" if the disk has space, or if the text of `error` mentions already that it is full. The note is
     needed because errors of PyTorch's writer may not mention that the disk is full.
     """
-    full = folder.is_dir() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
+    full = False
+    with contextlib.suppress(OSError):  # a broken disk may fail again; `error` is reported then
+        full = shutil.disk_usage(folder).free < MIN_FREE_BYTES
     return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""
 
 
