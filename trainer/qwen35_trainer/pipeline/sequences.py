@@ -95,6 +95,10 @@ class WaitingSequences:
             self._push(self._bound, (priority, *name))
             self._by_home.setdefault(home, deque()).append(name)
 
+    def priority(self, name: SequenceId) -> int | None:
+        """Return the priority with which a sequence was enqueued, or None if it does not wait."""
+        return self._waiting.get(name, (None, None))[0]
+
     def remove(self, name: SequenceId) -> None:
         """Remove a sequence that has got a replica or no longer needs one. Does nothing if it does not wait."""
         self._waiting.pop(name, None)
