@@ -139,7 +139,14 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "backward pass of the head": held.with_parts(
             gathered=width * sizes.outermost,
             activations=kept,
-            head=head_memory.fsdp(shape.vocabulary, shape.hidden, micro.scored / parts, width, kernels),
+            head=head_memory.fsdp(
+                shape.vocabulary,
+                shape.hidden,
+                micro.scored / parts,
+                width,
+                kernels,
+                float32_logits=train.headPrecision == "FP32",
+            ),
         ),
         "backward pass of a layer": held.with_parts(
             gathered=width * (sizes.outermost + unit + largest_unit) + table + (4 + width) * trained_unit,
