@@ -20,6 +20,7 @@ from qwen35_operator.kopf_session import ShallowSession
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.kubeconfig import uses_pod
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed
@@ -56,7 +57,7 @@ async def follow(
         await wait_until_watchable(client, options.namespaces, trainings)
         stop = threading.Event()
         ended: asyncio.Future[None] = loop.create_future()
-        handlers = registry(hand_over, trainings.answered, explicit=kubeconfig is not None)
+        handlers = registry(hand_over, trainings.answered, pod_first=uses_pod(kubeconfig))
         arguments = (handlers, options, stop, loop, ended)
         threading.Thread(target=_run_kopf, args=arguments, name="kopf", daemon=True).start()
         try:
@@ -165,18 +166,18 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
 
 
 def registry(
-    apply: Callable[[Any], object], answered: Callable[[], object], *, explicit: bool
+    apply: Callable[[Any], object], answered: Callable[[], object], *, pod_first: bool
 ) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
     apply: called with each event of a training. answered: called, without arguments, after each answer of the API
-    server to kopf that is not an error. explicit: whether the user named a kubeconfig. If so, the kubeconfig's
-    credentials are tried before the pod's credentials; otherwise the pod's credentials are tried first.
+    server to kopf that is not an error. pod_first: whether the pod's credentials are tried before those of a
+    kubeconfig.
     """
     handlers = kopf.OperatorRegistry()
     # Neither way needs the synchronous client library.
     ways = (kopf.login_with_kubeconfig, kopf.login_with_service_account)
-    kopf.on.login(registry=handlers)(_login(answered, *(ways if explicit else reversed(ways))))
+    kopf.on.login(registry=handlers)(_login(answered, *(reversed(ways) if pod_first else ways)))
 
     @kopf.on.event(v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL, registry=handlers)
     async def _event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401  # kopf's calling convention

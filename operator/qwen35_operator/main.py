@@ -35,9 +35,9 @@ def run(
 ) -> None:
     """Run the operator until SIGTERM or SIGINT.
 
-    kubeconfig: path of the file; None for the pod's credentials, or outside of a pod for the files that kubectl would
-    read. verbose: whether to log debug messages too. Raises OSError if a port is taken, and SettingsRefused if there
-    are no valid credentials.
+    kubeconfig: path of the file; None for that of KUBECONFIG, else the pod's credentials, else ~/.kube/config. verbose:
+    whether to log debug messages too. Raises OSError if a port is taken, and SettingsRefused if there are no valid
+    credentials.
     """
     logs.begin(log_format, verbose=verbose)
     if kubeconfig is not None:

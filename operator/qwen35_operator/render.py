@@ -10,6 +10,7 @@ from qwen35_operator.desired import all_objects, config, message_config_maps, po
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.pools import rollout_nodes
 from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.acceptance import problems_in_pods
 from qwen35_operator.reconcile.child_writes import control_message
 from qwen35_trainer.manifest import Manifest, ManifestError, Problem
 from qwen35_trainer.manifest.document import SCALARS, TAG
@@ -30,7 +31,8 @@ def objects(
 
     namespace: replaces the namespace in the manifest. If it is None and the manifest names none, the namespace is
     "default". settings: None for the default settings. file: the path that errors name. Raises ManifestError if the
-    namespace is invalid, if no objects can be built from the manifest, or if the model does not fit the devices.
+    namespace is invalid, if a setting cannot work in pods, if no objects can be built from the manifest, or if the
+    model does not fit the devices.
     """
     if namespace is not None and not NAMESPACE_PATTERN.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."
@@ -46,7 +48,12 @@ def objects(
         annotations=metadata.annotations,
     )
     settings = settings or OperatorSettings()
-    if problems := [*all_objects.problems(training, settings), *pod_size.problems(training)]:
+    problems = [
+        *problems_in_pods(training.spec.publication),
+        *all_objects.problems(training, settings),
+        *pod_size.problems(training),
+    ]
+    if problems:
         raise ManifestError(file, problems)
     nodes = rollout_nodes(training.spec)
     return (

@@ -17,6 +17,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "one rank, micro-batch 2": ("small", 1, {"micro": 2, "activationCheckpointing": True}),
     "copies": ("larger", 2, {"parallelism": {"copies": 2}}),
     "offload of the optimizer": ("small", 2, {"offload": {"optimizer": True}}),
+    "tables with Muon's matrices": ("small", 2, {"optimizer": {"type": "Muon"}}),
     "context parallel": ("larger", 2, {"parallelism": {"context": 2}}),
 }
 

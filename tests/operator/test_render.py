@@ -97,6 +97,17 @@ def test_what_the_fence_refuses_is_refused_here_with_all_of_it(invoke, changed):
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("publication", "field"),
+    [("{transport: SharedMemory}", "transport"), ("{transport: Folder, folder: weights}", "folder")],
+)
+def test_what_cannot_work_in_pods_is_refused(publication, field, invoke, changed):
+    result = invoke(changed("  rollout:", f"  publication: {publication}\n  rollout:"))
+    assert result.exit_code == 2
+    assert f"spec.publication.{field}" in result.stderr
+    assert result.stdout == ""
+
+
 @pytest.mark.processes
 def test_neither_a_cluster_nor_its_libraries_are_needed():
     code = (

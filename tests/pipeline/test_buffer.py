@@ -254,6 +254,20 @@ def test_what_is_missing_is_reported_without_taking_a_batch():
     assert buffer.batch == 2
 
 
+def test_a_masked_group_counts_once_however_long_its_deadline_has_passed():
+    buffer = buffer_of(groups=2, lag=1, policy="MaskTokens", threshold=1.0)
+    dispatch(buffer, 0, 1, 2)
+    finish(buffer, 1, 2)
+    for version in range(1, 6):
+        buffer.take()
+        buffer.publish(version)
+        dispatch(buffer, 2 * version + 1, 2 * version + 2, version=version)
+        finish(buffer, 2 * version + 1, 2 * version + 2)
+    assert buffer.pending[0] == 0
+    assert buffer.batch - 1 > buffer.deadline(0)
+    assert buffer.excess() == 1
+
+
 class Plain:
     """The rule as docs/design/staleness.md states it, over all held groups at every question."""
 

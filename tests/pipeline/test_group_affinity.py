@@ -115,6 +115,23 @@ def test_a_sequence_that_waits_for_its_replica_goes_first_to_any_when_a_version_
     played.play()
 
 
+def test_after_a_publication_it_does_not_begin_to_wait_for_the_second_replica_of_its_group():
+    """Sample 8 of group 0 waits for replica 0, and later samples run on replica 1, for which others may still wait."""
+    played = world(8, 8, 8, groups=1, lag=3, group_size=13)
+    assert homes(played)[0] == [0, 1]
+    assert (0, 8) not in played.running
+    while names := [name for name in played.running if name[0] == 1]:
+        played.finish(names[0])
+    played.score(1)
+    played.train()
+    for number in played.replicas:
+        played.load(number)
+    assert played.coordinator.version == 1
+    assert (0, 8) not in played.running
+    played.finish(next(iter(played.replicas[2].running)))
+    assert (0, 8) in played.replicas[2].running
+
+
 def test_a_group_that_starts_over_is_together_again():
     played = world(16, 16, 16, groups=4, group_size=4, lag=1)
     lost = {group for group, _ in played.replicas[0].running}

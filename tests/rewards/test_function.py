@@ -1,4 +1,5 @@
 import asyncio
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 
 from qwen35_trainer.data import Prompt
 from qwen35_trainer.rewards import isolated
+from qwen35_trainer.rewards.function import load_function
 from qwen35_trainer.rewards.reward import PromptFields, Response, RewardError, RewardSetupError, as_score
 from tests.patience import PATIENCE
 
@@ -138,6 +140,18 @@ async def test_a_coroutine_that_fails_is_an_error_and_no_timeout(build, complete
     scorer = await build(function(name))
     scored = await scorer.score(complete("x"))
     assert (scored.errors, scored.timeouts) == ({name: error}, frozenset())
+
+
+def test_the_manifests_folder_is_searched_first_though_the_path_contains_it_later(tmp_path: Path, monkeypatch) -> None:
+    folders = [str(tmp_path / name) for name in ("other", "manifest")]
+    for folder in folders:
+        Path(folder).mkdir()
+        code = "def score(prompt, response, answer, metadata):\n    return 0"
+        (Path(folder) / "in_two_folders.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*folders, *sys.path])
+    function = load_function("in_two_folders:score", folders[1])
+    del sys.modules["in_two_folders"]
+    assert function.__code__.co_filename == f"{folders[1]}/in_two_folders.py"
 
 
 async def test_all_functions_that_cannot_be_loaded_are_reported_together(build, tmp_path: Path) -> None:

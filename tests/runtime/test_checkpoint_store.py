@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.runtime import checkpoint_store
-from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore, load
+from qwen35_trainer.runtime.checkpoint_store import (
+    CheckpointError,
+    CheckpointMeta,
+    CheckpointStore,
+    StorageFailed,
+    load,
+)
 
 FILES = {"state/part-0": b"weights" * 9, "state/part-1": b"moments" * 5, "random-0.pt": b"seed"}
 
@@ -89,6 +95,19 @@ async def test_a_full_disk_leaves_the_earlier_one_whole_and_no_half_one(tmp_path
     assert store.latest().progress == progress(20)
 
 
+async def test_a_disk_that_does_not_even_tell_its_free_space_is_a_failure_of_the_storage(tmp_path, monkeypatch):
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    async def write(folder: Path) -> None:
+        fail(folder / "state")
+
+    monkeypatch.setattr(shutil, "disk_usage", fail)
+    with pytest.raises(StorageFailed, match=r"was not saved: Input/output error \(.*/state\)"):
+        await CheckpointStore(tmp_path, 2).save(progress(20), write)
+    assert names(tmp_path) == []
+
+
 async def test_the_message_of_a_first_checkpoint_that_fails_speaks_of_no_earlier_ones(tmp_path):
     async def run_out(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(folder / "state" / "part-1"))
@@ -99,6 +118,17 @@ async def test_the_message_of_a_first_checkpoint_that_fails_speaks_of_no_earlier
         "; it would have been the first one. Free space, or point spec.checkpoint.storage elsewhere, then begin again with "
         "--resume auto"
     )
+
+
+async def test_the_storage_has_failed_if_old_checkpoints_cannot_be_deleted_and_the_new_one_stays(tmp_path):
+    store = CheckpointStore(tmp_path, 1)
+    await store.save(progress(20), write_all)
+    (tmp_path / ".update-000020.deleted").touch()  # a folder cannot be renamed to a file
+    with pytest.raises(
+        StorageFailed, match=r"update-000040 was saved, but old checkpoints were not deleted: Not a directory"
+    ):
+        await store.save(progress(40), write_all)
+    assert store.latest().progress == progress(40)
 
 
 @pytest.mark.parametrize("crash_at", ["_seal", "FolderWriter.delete", "FolderWriter.publish", "sync"])

@@ -241,6 +241,28 @@ def test_an_earlier_attempt_that_is_late_does_not_take_the_folder_from_a_later_o
     assert begin(tmp_path, "again", training="another uid", number=1).owner.epoch == 2, "a training of the same name"
 
 
+async def test_what_an_attempt_saves_while_the_next_one_starts_is_what_the_one_after_that_begins_from(tmp_path):
+    old = begin(tmp_path, "old", training="uid", number=1)
+
+    async def save(update: int) -> None:
+        meta = CheckpointMeta(update, 0, update, (), 1.0, journal="old")
+        await CheckpointStore(tmp_path, 3, epoch=old).save(meta, _write_nothing)
+
+    await save(20)
+    seen = Claim.on(tmp_path)
+    await save(40)
+    new = replace(OWNER, attempt="new", training="uid", number=2, start="update-000020")
+    with pytest.raises(Superseded, match=r"has the checkpoints update-000020, update-000040 now"):
+        seen.take(new)
+    with pytest.raises(Superseded):
+        await save(60)
+    assert newest_of_lineage(tmp_path, read_owner(tmp_path)) == tmp_path / "update-000040"
+
+
+async def _write_nothing(folder: Path) -> None:
+    """Write no files of train ranks."""
+
+
 def test_a_folder_of_an_earlier_release_is_taken(tmp_path):
     """It wrote neither an epoch nor the number of the attempt, and prepared checkpoints next to the others."""
     (tmp_path / "owner.json").write_text(json.dumps({"run": "r", "attempt": "a", "host": "h", "output": "o"}))

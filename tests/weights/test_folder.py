@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 
 from qwen35_trainer.weights import publication_folder
 from qwen35_trainer.weights.publication_folder import (
@@ -228,6 +229,19 @@ def test_a_publication_with_a_changed_header_is_skipped(open_way, field: str) ->
     path = way.folder / "publication-000002" / "manifest.json"
     header, body = path.read_text().split("\n", 1)
     path.write_text(json.dumps(json.loads(header) | {field: 0}) + "\n" + body)
+    assert latest(way.folder).manifest.version == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": [{}]}, {"parts": [[1]]}, {"tensors": None}], ids=lambda each: next(iter(each))
+)
+def test_a_publication_in_the_format_of_another_release_is_skipped(way: Way, change: dict[str, object]) -> None:
+    for version in (1, 2):
+        way.publish(numbered(version), version)
+    path = way.folder / "publication-000002" / "manifest.json"
+    body = json.dumps(json.loads(path.read_text().split("\n")[1]) | change)
+    header = publication_folder.PublicationHeader(2, 2, xxhash.xxh3_64_hexdigest(body.encode()))
+    path.write_text(f"{header.encoded()}\n{body}\n")
     assert latest(way.folder).manifest.version == 1
 
 

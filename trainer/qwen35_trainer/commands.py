@@ -216,7 +216,8 @@ def operator(
         typer.Option(metavar="NS", help="Serve only this namespace. May be repeated. [default: all]"),
     ] = None,
     kubeconfig: Annotated[
-        str | None, typer.Option(metavar="FILE", help="[default: that of the pod, else KUBECONFIG]", show_default=False)
+        str | None,
+        typer.Option(metavar="FILE", help="[default: KUBECONFIG, the pod's, or ~/.kube/config]", show_default=False),
     ] = None,
     kuberay_namespace: Annotated[
         list[str] | None,
@@ -267,7 +268,8 @@ NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NS", help="[default: the context's]", show_default=False)
 ]
 KubeconfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="[default: KUBECONFIG, or that of the pod]", show_default=False)
+    str | None,
+    typer.Option(metavar="FILE", help="[default: KUBECONFIG, the pod's, or ~/.kube/config]", show_default=False),
 ]
 ContextOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="Context of the kubeconfig. [default: its current one]")

@@ -270,6 +270,13 @@ class Epoch(FolderWriter):
                 self.delete(self.folder / OWNER_FILE)
         shutil.rmtree(self.workspace, ignore_errors=True)
 
+    def record_start(self, start: str) -> Epoch:
+        """Write owner.json again with `start` in its field of this name, and return the epoch of that record."""
+        self.check()
+        epoch = replace(self, owner=replace(self.owner, start=start))
+        epoch._write_record()
+        return epoch
+
     @property
     def _order(self) -> tuple[int, str]:
         return self.owner.epoch, self.owner.attempt

@@ -53,8 +53,8 @@ class ClusterAccess:
     """The cluster and the namespace that a command reads.
 
     kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
-    both are None and this process runs in a pod, the command uses the pod's credentials. namespace: None for the
-    namespace of the context, or of the pod.
+    both are None, KUBECONFIG is not set, and this process runs in a pod, the command uses the pod's credentials.
+    namespace: None for the namespace of the context, or of the pod.
     """
 
     kubeconfig: str | None = None

@@ -3,7 +3,6 @@
 import base64
 import binascii
 import difflib
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +11,9 @@ from kubernetes.aio import config as kube_config
 from qwen35_operator.api.v1alpha1 import KIND
 from qwen35_operator.console.training_view import WarningEvent, latest_warnings
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
-from qwen35_operator.kube.client import IN_POD_VARIABLE, JsonObject, RestClient
+from qwen35_operator.kube.client import JsonObject, RestClient
 from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, TRAINING, ObjectKind
-from qwen35_operator.kube.kubeconfig import files, problem
+from qwen35_operator.kube.kubeconfig import files, problem, uses_pod
 from qwen35_trainer.contract.shared_names import HISTORY_KEY, history_name
 
 SHOWN_WARNINGS: Final = 3
@@ -30,9 +29,9 @@ def check_credentials(kubeconfig: str | None, context: str | None) -> None:
     """Check that there are credentials for a cluster, without contacting it. Raises NotShown otherwise.
 
     kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
-    both are None, a process that runs in a pod has the pod's credentials and needs no kubeconfig.
+    both are None and KUBECONFIG is not set, a process that runs in a pod has the pod's credentials and needs no kubeconfig.
     """
-    if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
+    if uses_pod(kubeconfig, context):
         return
     paths = files(kubeconfig)
     if not any(path.is_file() for path in paths):
@@ -46,10 +45,10 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
     """Return the namespace of the kubeconfig's context, or of the pod in which this process runs; otherwise "default".
 
     kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
-    both are None and this process runs in a pod, returns the pod's namespace without reading a kubeconfig. Otherwise
-    raises NotShown if there is no valid kubeconfig, or if the kubeconfig has no current context.
+    both are None, KUBECONFIG is not set, and this process runs in a pod, returns the pod's namespace without reading a
+    kubeconfig. Otherwise raises NotShown if there is no valid kubeconfig, or if the kubeconfig has no current context.
     """
-    if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
+    if uses_pod(kubeconfig, context):
         return POD_NAMESPACE_FILE.read_text().strip() if POD_NAMESPACE_FILE.is_file() else "default"
     check_credentials(kubeconfig, context)
     try:

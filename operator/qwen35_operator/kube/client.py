@@ -8,7 +8,6 @@ The Date header of the answers keeps `now()` at the API server's time, so no dec
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.api_errors import ApiError, Unavailable, api_error
-from qwen35_operator.kube.kubeconfig import problem
+from qwen35_operator.kube.kubeconfig import problem, uses_pod
 from qwen35_operator.kube.text_lines import lines
 from qwen35_operator.operator_settings import SettingsRefused
 
@@ -38,8 +37,6 @@ READ_IDLE_SECONDS = 75.0
 GET_RETRY_WAITS_SECONDS = (0.1, 0.5, 2.0)
 MAX_RETRY_AFTER_SECONDS = 60.0
 """Maximum time for which the operator waits when the API server requests it. API priority and fairness requests seconds."""
-IN_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
-"""Environment variable that Kubernetes sets in every container: its presence shows that this process runs in a pod."""
 NO_CONNECTION_LIMIT = 0
 """aiohttp's value for an unlimited number of connections. The operator needs no limit, because it has few watches and
 workers."""
@@ -211,12 +208,12 @@ async def connect(kubeconfig: str | None, observer: RequestObserver, context: st
     """Return a client with the credentials of the kubeconfig's context, or of the pod in which this process runs.
 
     kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
-    both are None and this process runs in a pod, the client has the pod's credentials. observer: called after every
-    answer. Raises SettingsRefused if there are no valid credentials.
+    both are None, KUBECONFIG is not set, and this process runs in a pod, the client has the pod's credentials. observer:
+    called after every answer. Raises SettingsRefused if there are no valid credentials.
     """
     configuration = Configuration()
     try:
-        if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
+        if uses_pod(kubeconfig, context):
             settings.load_incluster_config(client_configuration=configuration)
         elif (fault := problem(kubeconfig)) is not None:
             raise SettingsRefused(f"no credentials for the API server: {fault}")

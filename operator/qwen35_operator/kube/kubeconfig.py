@@ -1,4 +1,8 @@
-"""Checks kubeconfig files before the client library reads them, because the library's errors do not say what is invalid."""
+"""Finds the kubeconfig, and checks it first, because the errors of the client library do not say what is invalid in a file.
+
+The credentials come from the first of these: --kubeconfig and --context, KUBECONFIG, the pod in which this process runs,
+~/.kube/config. This is the order of controller-runtime (pkg/client/config).
+"""
 
 import os
 from pathlib import Path
@@ -6,6 +10,17 @@ from pathlib import Path
 import yaml
 
 LISTS = ("clusters", "contexts", "users")
+IN_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
+"""Environment variable that Kubernetes sets in every container: its presence shows that this process runs in a pod."""
+
+
+def uses_pod(kubeconfig: str | None, context: str | None = None) -> bool:
+    """Return whether the credentials are those of the pod in which this process runs.
+
+    kubeconfig, context: the values of --kubeconfig and --context; None: the option is not given.
+    """
+    chosen = kubeconfig or context or os.environ.get("KUBECONFIG")
+    return not chosen and IN_POD_VARIABLE in os.environ
 
 
 def files(kubeconfig: str | None) -> list[Path]:

@@ -18,10 +18,14 @@ def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Pro
     The problems are features that this release cannot run, settings that cannot work in pods, and settings from which
     no objects can be built.
     """
-    return [*cannot_run(training.spec), *_in_pods(training.spec.publication), *all_objects.problems(training, settings)]
+    return [
+        *cannot_run(training.spec),
+        *problems_in_pods(training.spec.publication),
+        *all_objects.problems(training, settings),
+    ]
 
 
-def _in_pods(publication: PublicationSpec) -> list[Problem]:
+def problems_in_pods(publication: PublicationSpec) -> list[Problem]:
     """Return the problem for which weights cannot reach replicas in pods, or an empty list if they can."""
     if publication.transport == "SharedMemory":
         return [NO_SHARED_MEMORY]

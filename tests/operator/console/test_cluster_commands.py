@@ -20,6 +20,7 @@ from qwen35_operator.console import cluster_commands, follow
 from qwen35_operator.console.cluster_commands import ClusterAccess, NotShown
 from qwen35_operator.kube import client as client_module
 from qwen35_operator.kube.client import connect
+from qwen35_operator.kube.kubeconfig import IN_POD_VARIABLE
 from qwen35_operator.operator_settings import SettingsRefused
 from qwen35_trainer.commands import app
 from qwen35_trainer.exits import FAILED, INTERRUPTED, REFUSED
@@ -74,7 +75,7 @@ class Terminal:
 
 @pytest.fixture
 async def console_user(tmp_path, monkeypatch) -> AsyncIterator[Terminal]:
-    monkeypatch.delenv(client_module.IN_POD_VARIABLE, raising=False)
+    monkeypatch.delenv(IN_POD_VARIABLE, raising=False)
     async with serving(Server()) as server:
         yield Terminal(server, ClusterAccess(written(tmp_path / "kubeconfig", server.url)))
 
@@ -201,7 +202,10 @@ async def test_a_server_that_is_not_there_is_named(console_user, tmp_path, monke
         await console_user.status()
 
 
-async def test_without_a_kubeconfig_it_says_where_it_looked(console_user, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("in_pod", [False, True])
+async def test_without_a_kubeconfig_it_says_where_it_looked(console_user, tmp_path, monkeypatch, in_pod) -> None:
+    if in_pod:
+        monkeypatch.setenv(IN_POD_VARIABLE, "10.0.0.1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     console_user.cluster = ClusterAccess()
     with pytest.raises(

@@ -262,14 +262,13 @@ class Buffer:
         """Return how many groups must miss their deadline even if all groups finish immediately; 0 if none must.
 
         The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. D(d) is the set
-        of groups in the buffer with deadline ≤ d, b is the next batch, and P is the number of groups per batch. With
-        policy Wait the result is always 0, which docs/design/staleness.md proves. With policy MaskTokens the result can be
-        too large, because groups stay in the buffer after their deadline.
+        of groups in the buffer with deadline ≤ d, b is the next batch, and P is the number of groups per batch. Deadlines
+        before b - 1 count as b - 1. With policy Wait the result is always 0, which docs/design/staleness.md proves.
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:
             nested += len(self._cohorts[deadline])
-            excess = max(excess, nested - (deadline - self._batch + 1) * self.window.groups_per_batch)
+            excess = max(excess, nested - max(0, deadline - self._batch + 1) * self.window.groups_per_batch)
         return excess
 
     def _required(self) -> tuple[int, int | None]:

@@ -376,12 +376,13 @@ class Placement:
     def _bind(self, name: SequenceId) -> bool:
         """Let a sequence wait for its group's replica, if that replica is full and not too many already wait for it.
 
-        Returns whether the sequence waits there. A sequence that has tokens, that belongs to an evaluation, or whose
-        birth is older than the published version never does.
+        Returns whether the sequence waits there. A sequence that has tokens, that belongs to an evaluation, or that has
+        waited since before the last publication never does.
         """
         group = self.groups[name[0]]
         sequence, home = group.sequences[name[1]], self.pool.get(group.home)
-        priority = self._priority(name)
+        queued = self._waiting.priority(name)
+        priority = self._priority(name) if queued is None else queued
         if sequence.tokens or priority < self._buffer.published or home is None or home.is_open or group.home_room < 1:
             return False
         group.home_room -= 1

@@ -95,6 +95,10 @@ class WaitingSequences:
             self._push(self._bound, (priority, *name))
             self._by_home.setdefault(home, deque()).append(name)
 
+    def priority(self, name: SequenceId) -> int | None:
+        """Return the priority with which a sequence was enqueued, or None if it does not wait."""
+        return self._waiting.get(name, (None, None))[0]
+
     def remove(self, name: SequenceId) -> None:
         """Remove a sequence, because a replica has taken it or it does not need a replica any more.
 

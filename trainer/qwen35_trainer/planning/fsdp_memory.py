@@ -5,7 +5,8 @@ Parameters, optimizer state and gradients are sharded over the ranks of a copy o
 
     parameters        float32 master weights of what trains; frozen parameters in the model's precision
     optimizer state   float32: AdamW keeps two moments (running means) of the gradient for each trained parameter, and Muon keeps
-                      one. With Muon, parameters that are not matrices train with AdamW; their second moments are not counted
+                      one. With Muon, the tables and parameters that are not matrices train with AdamW. Of these, only the second
+                      moments of the tables and of the last norm are counted
     gradients         float32; they exist from the end of the first backward pass of an update to its optimizer step
     gathered          all-gathered parameters: the tables (token embedding and output layer) from the forward pass to the end of
                       the backward pass, and two layers at a time: the one that computes and the next one. A layer is
@@ -111,9 +112,10 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     train, width = spec.train, 2 if spec.model.precision == "BF16" else 4
     sizes, ranks = _Sizes.of(shape, spec, pictures=pictures), spec.world_size // spec.train.parallelism.copies
     micro = MicroBatchSize.of(spec)
-    moments = 2 if train.optimizer.type == "AdamW" else 1  # Muon keeps one for each matrix
+    # Muon keeps one for each matrix.
+    moments = 2 * sizes.trained if train.optimizer.type == "AdamW" else sizes.trained + sizes.outermost_trained
     weights = (4 * sizes.trained + width * sizes.frozen) / ranks
-    gradients, optimizer = 4 * sizes.trained / ranks, 4 * moments * sizes.trained / ranks
+    gradients, optimizer = 4 * sizes.trained / ranks, 4 * moments / ranks
     uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None" and train.lora is None
     reference = width * sizes.all / ranks if uses_kl else 0.0
     on_host = train.offload.parameters
@@ -137,7 +139,14 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "backward pass of the head": held.with_parts(
             gathered=width * sizes.outermost,
             activations=kept,
-            head=head_memory.fsdp(shape.vocabulary, shape.hidden, micro.scored / parts, width, kernels),
+            head=head_memory.fsdp(
+                shape.vocabulary,
+                shape.hidden,
+                micro.scored / parts,
+                width,
+                kernels,
+                float32_logits=train.headPrecision == "FP32",
+            ),
         ),
         "backward pass of a layer": held.with_parts(
             gathered=width * (sizes.outermost + unit + largest_unit) + table + (4 + width) * trained_unit,

@@ -13,27 +13,37 @@ CHUNK_LOGITS: Final = 2**27
 """Maximum number of logits in a chunk, as in `models/qwen3_5/head.py`."""
 
 
-def fsdp(vocabulary: int, hidden: int, scored: float, width: int, kernels: Kernels) -> float:
+def fsdp(
+    vocabulary: int, hidden: int, scored: float, width: int, kernels: Kernels, *, float32_logits: bool = False
+) -> float:
     """Return the bytes that exist during the backward pass of the FSDP engine's head, in addition to the hidden states.
 
-        kernels   bytes for each logit of a chunk
-        Torch     4 + 4 + width: log-probabilities and probabilities in float32 (`head_passes.py`), and the gradient of the logits
-        Fused     width + width: the last chunk, which the forward pass keeps and autograd frees only after the backward pass, and a
-                  chunk that is computed again; the kernels overwrite a chunk by its gradient (`head_kernels.py`)
+        tensors of a chunk    bytes for each logit
+        computed              Torch: 4 + 4, log-probabilities and probabilities in float32 (`head_passes.py`), and a copy of the gradient
+                              with `width` bytes. Fused: `logit`, which the kernels overwrite by the gradient (`head_kernels.py`), and such
+                              a copy. There is no copy if the gradient has `width` bytes already
+        kept                  Torch: 4, Fused: `logit`. The last chunk, which the forward pass keeps and autograd frees only after
+                              the backward pass; the only chunk is kept and computed at the same time
+        previous gradient     `width`, until the next gradient replaces it
 
-    The gradient of the weight (vocabulary × hidden) has `width` bytes per number, and 4 more for a
-    float32 sum if there are several chunks.
+    The gradient of the weight (vocabulary × hidden) has `width` bytes per number. If there are several chunks, it is a
+    float32 sum, which is rounded to a copy at the end if `width` is 2.
 
-    With one chunk, Fused computes no chunk again and needs only half of the bytes above for logits, so the result is too
-    high. With several chunks, the result is too low, because two tensors are not counted: the kept chunk of Torch, and
-    the gradient of the previous chunk, which exists until the next gradient replaces it.
+    With two chunks and Fused the result is too high, because the kept chunk is the previous gradient.
 
-    scored: number of rows of the micro-batch. width: bytes of a number in the model's precision.
+    scored: number of rows of the micro-batch. width: bytes of a number in the model's precision. float32_logits: whether
+    a logit has 4 bytes (train.headPrecision); otherwise it has `width` bytes.
     """
-    rows = min(scored, CHUNK_LOGITS // vocabulary)
-    one_chunk = scored <= CHUNK_LOGITS // vocabulary
-    logits = rows * vocabulary * (8 + width if kernels == "Torch" else 2 * width)
-    return logits + vocabulary * hidden * (width if one_chunk else 4 + width)
+    logit = 4 if float32_logits else width
+    kept, of_gradient = (4, 4) if kernels == "Torch" else (logit, logit)
+    computed = (8 if kernels == "Torch" else logit) + (0 if of_gradient == width else width)
+    rows, weight = CHUNK_LOGITS // vocabulary, vocabulary * hidden
+    if scored <= rows:
+        return scored * vocabulary * computed + weight * width
+    logits = rows * vocabulary
+    in_a_chunk = logits * (kept + width + computed) + weight * 4
+    at_the_end = logits * (kept + width) + weight * (4 if width == 4 else 4 + width)
+    return max(in_a_chunk, at_the_end)
 
 
 def megatron(vocabulary: int, tensor: int, scored: float) -> float:

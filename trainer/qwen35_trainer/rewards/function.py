@@ -62,11 +62,11 @@ def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
 def load_function(target: str, base: str) -> Callable[..., Any]:
     """Import and return the function `module:function`.
 
-    target: `module:function`. base: the manifest's folder, which is inserted at the start of sys.path unless
-    sys.path contains it. Raises RewardError if the module or the function does not exist, the import fails, or the
+    target: `module:function`. base: the manifest's folder, in which modules are searched first; it is inserted at the
+    start of sys.path. Raises RewardError if the module or the function does not exist, the import fails, or the
     parameters do not fit.
     """
-    if base not in sys.path:
+    if sys.path[:1] != [base]:
         sys.path.insert(0, base)
     module_name, _, name = target.partition(":")
     try:

@@ -97,8 +97,8 @@ class CheckpointStore:
         If saving fails, earlier checkpoints stay complete.
 
         progress: the state of the run, for progress.json. write: called with an empty folder, into which it writes all
-        files of the train ranks. Raises StorageFailed if the files cannot be written, Superseded if another attempt
-        owns the folder, and FolderRefused if owner.json is damaged.
+        files of the train ranks. Raises StorageFailed if the files cannot be written or old checkpoints cannot be
+        deleted, Superseded if another attempt owns the folder, and FolderRefused if owner.json is damaged.
         """
         final = self.folder / f"update-{progress.update:06d}"
         earlier, partial = True, None
@@ -119,6 +119,12 @@ class CheckpointStore:
             await asyncio.to_thread(self._delete_old, final)
         except (Superseded, FolderRefused) as error:
             raise _ended(f"checkpoint {final} was saved, but this run ends", error) from error
+        except OSError as error:
+            reason = _reason(error) + _full(self.folder, error)
+            raise StorageFailed(
+                f"checkpoint {final} was saved, but old checkpoints were not deleted: {reason}. Free space, or make the "
+                "folder writable, then continue with --resume auto"
+            ) from error
         return final
 
     def latest(self) -> SavedCheckpoint | None:
@@ -292,7 +298,9 @@ def _full(folder: Path, error: Exception) -> str:
     The result is "" if the disk has space, or if the text of `error` mentions already that it is full. The note is
     needed because errors of PyTorch's writer may not mention that the disk is full.
     """
-    full = folder.is_dir() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
+    full = False
+    with contextlib.suppress(OSError):  # a broken disk may fail again; `error` is reported then
+        full = shutil.disk_usage(folder).free < MIN_FREE_BYTES
     return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""
 
 

@@ -18,6 +18,7 @@ from socket import gethostname
 from qwen35_trainer.contract.shared_names import ATTEMPT_VARIABLE, CLUSTER_VARIABLE, UID_VARIABLE
 from qwen35_trainer.epoch import Epoch, FolderRefused, Owner, Superseded, read_owner, take
 from qwen35_trainer.manifest import Manifest
+from qwen35_trainer.runtime.checkpoint_store import update_of
 from qwen35_trainer.runtime.folder import RunFolder
 
 
@@ -120,6 +121,9 @@ class Claim:
             # An earlier attempt may have saved until this moment. This attempt would delete what it did not begin from.
             if (saved := _checkpoints(self.folder)) != self.checkpoints:
                 epoch.check()  # unless it was a later one, which has taken over
+                if new := set(saved) - set(self.checkpoints):
+                    # So that the next attempt continues from there, and does not take it for an abandoned checkpoint.
+                    epoch = epoch.record_start(max(new, key=lambda name: update_of(Path(name))))
                 epoch.end()
                 problem = f"{self.folder} has the checkpoints {', '.join(saved) or 'none'} now, because an attempt has saved meanwhile"
                 raise Superseded(problem) if in_cluster else FolderRefused(f"{problem}. Start again")

@@ -91,7 +91,7 @@ class PlanChoice:
         if self.rollout_nodes < 1 or self.train_nodes < 1 or check(planned):
             return False
         # The release may be unable to run the manifest for another reason. Then a plan is still of use.
-        return len(cannot_run(planned)) <= len(cannot_run(spec))
+        return set(cannot_run(planned)) <= set(cannot_run(spec))
 
     def with_split(self, rollout_nodes: int) -> PlanChoice:
         """Return this plan with `rollout_nodes` rollout nodes. All other nodes of the two pools become train nodes."""

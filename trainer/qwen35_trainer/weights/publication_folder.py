@@ -248,7 +248,10 @@ def _read(folder: Path, number: int) -> PublishedWeights | None:
     header = _header(lines)
     if header is None or len(lines) < 2 or _checksum(body := lines[1].removesuffix(b"\n")) != header.checksum:
         return None
-    return _from_json(folder, number, json.loads(body))
+    try:
+        return _from_json(folder, number, json.loads(body))
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _header(lines: list[bytes]) -> PublicationHeader | None:
