@@ -1,5 +1,7 @@
 """Hashes the fields of a spec that a running attempt cannot change. A changed hash ends the attempt and starts another.
 
+The API server admits a change of most of these fields only while `spec.suspend` is true (api/rules.py).
+
     stored spec ─► fields that are written ─► without live fields ─► without first defaults ─► hash
 
 An upgrade of the operator must not change the hash of a stored training. The API server writes the defaults of the

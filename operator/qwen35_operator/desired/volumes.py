@@ -109,8 +109,8 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
     """Yield a problem for each path in the spec that pods cannot use, and for missing storage.
 
-    Pods cannot use a path that leads out of its volume, or that is too long in a pod, where it begins with the folder of
-    the mount. Storage is missing if checkpoint.export needs checkpoint.storage, and the spec has none.
+    Pods cannot use a path that leads out of its volume. They cannot use a path either that becomes too long when the
+    folder of the mount is put before it. Storage is missing if checkpoint.export needs checkpoint.storage, and the spec has none.
     """
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),

@@ -32,7 +32,10 @@ All messages of MAX_ATTEMPTS attempts then have at most 80 KB, so the status fit
 
 
 def with_adopted(observed: Observed) -> Observed:
-    """Return the observation with an open attempt added for each RayJob that is newer than all recorded attempts."""
+    """Return the observation with an open attempt added for each RayJob that is newer than all recorded attempts.
+
+    Such a RayJob exists if the operator was killed after it created the RayJob and before it wrote the status.
+    """
     newest = max((attempt.number for attempt in observed.status.attempts), default=0)
     missing = [job for job in observed.jobs if job.attempt > newest]
     if not missing:

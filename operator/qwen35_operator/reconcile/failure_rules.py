@@ -157,7 +157,8 @@ def failing_pods(situation: AttemptSituation) -> list[Pod]:
 def backoff(seconds: float, failures: int) -> float:
     """Return the seconds to wait before the next attempt: `seconds`, doubled with each failure in a row after the first.
 
-    The result is at most an hour, or `seconds` if that is longer. failures: result of `attempts.failures_in_a_row`.
+    The result is at most an hour, or `seconds` if that is longer. failures: number of the latest attempts that failed in a
+    row (`attempts.failures_in_a_row` returns them).
     """
     return backoff_seconds(failures, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
 
