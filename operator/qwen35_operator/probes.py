@@ -17,6 +17,9 @@ from qwen35_operator.metrics_access import METRICS_PATH, MetricsAccess
 from qwen35_operator.metrics_certificate import keep_current, tls_context
 from qwen35_trainer.manifest import Problem
 
+SHUTDOWN_SECONDS = 1.0
+"""Time for answers in progress when the operator ends. The review of a token may take longer, and is then given up."""
+
 
 @asynccontextmanager
 async def serving(
@@ -60,7 +63,7 @@ async def serving(
         try:
             for application, port, context in ((metrics_application, metrics_port, tls), (health, health_port, None)):
                 if port:
-                    runner = web.AppRunner(application, access_log=None)
+                    runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
                     runners.append(runner)
                     await runner.setup()
                     await web.TCPSite(runner, port=port, ssl_context=context).start()
