@@ -107,14 +107,14 @@ def test_a_control_refuses_from_its_level_on_what_kubernetes_refuses_in_pods(
 
 
 def test_most_refusals_are_those_of_kubernetes_itself(control_plane: ControlPlane, namespaces: dict[str, str]):
-    """Kubernetes refuses the others earlier, because such a pod is invalid: of a Windows container, for example."""
+    """Kubernetes refuses two earlier, because such a pod is invalid: of Windows on Linux, or unmasked in the node's user namespace."""
     verdicts = {
         control.id: {
             violates(control_plane, namespaces[control.level.lower()], change) for change in control.refused[:1]
         }
         for control in CONTROLS
     }
-    assert {name for name, verdict in verdicts.items() if verdict != {True}} == {"windowsHostProcess"}
+    assert {name for name, verdict in verdicts.items() if verdict != {True}} == {"windowsHostProcess", "procMount"}
 
 
 def test_without_a_label_the_level_is_that_of_the_chart_and_an_unknown_one_counts_as_restricted(
