@@ -23,6 +23,7 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.logs import LogFormat
 from qwen35_operator.metrics import Metrics
+from qwen35_operator.metrics_access import MetricsAccess
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.probes import serving
 from qwen35_operator.reconcile.reconciler import Reconciler
@@ -37,7 +38,7 @@ def run(
 
     kubeconfig: path of the file; None for that of KUBECONFIG, else the pod's credentials, else ~/.kube/config. verbose:
     whether to log debug messages too. Raises OSError if a port is taken, and SettingsRefused if there are no valid
-    credentials.
+    credentials, or if the certificate of the metrics cannot be used.
     """
     logs.begin(log_format, verbose=verbose)
     if kubeconfig is not None:
@@ -85,9 +86,15 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)
-    ports = {"metrics_port": settings.metrics_port, "health_port": settings.health_port}
     try:
-        async with serving(metrics, obstacles, **ports):
+        async with serving(
+            metrics,
+            obstacles,
+            metrics_port=settings.metrics_port,
+            health_port=settings.health_port,
+            access=MetricsAccess(client) if settings.metrics_authentication else None,
+            certificate=settings.metrics_certificate,
+        ):
             await _run_together(
                 election.run(),
                 cache.run(client),

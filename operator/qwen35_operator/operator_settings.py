@@ -4,6 +4,7 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from qwen35_trainer import __version__
 from qwen35_trainer.manifest.accelerator import ProfileName
@@ -60,6 +61,10 @@ class OperatorSettings:
     """Name of this process in the Lease."""
     metrics_port: int = 8080
     """Port of the metrics for Prometheus; 0 disables this server."""
+    metrics_authentication: bool = False
+    """Whether the metrics are served only to tokens that may get /metrics, as the API server decides."""
+    metrics_certificate: Path | None = None
+    """Folder with tls.crt and tls.key, with which the metrics are served over HTTPS; None for HTTP."""
     health_port: int = 8081
     """Port of the liveness and readiness probes; 0 disables this server."""
     workers: int = 8

@@ -38,6 +38,8 @@ class OperatorProcess:
     command: tuple[str, ...]
     metrics_port: int
     health_port: int
+    metrics_token: str | None = None
+    """Token with which to read the metrics; None if they are open."""
 
     def start(self) -> None:
         """Returns once its probe answers."""
@@ -66,17 +68,20 @@ class OperatorProcess:
 
     def readiness(self) -> tuple[int, str]:
         """What the kubelet is answered: status and text."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/readyz", timeout=PATIENCE) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        return _answer(urllib.request.Request(f"http://127.0.0.1:{self.health_port}/readyz"))
 
     def metrics(self) -> dict[str, float]:
         """Every sample by its name with labels, as Prometheus reads them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE) as answer:
-            lines = answer.read().decode().splitlines()
+        status, text = self.scrape(self.metrics_token)
+        assert status == 200, text
+        lines = text.splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+    def scrape(self, token: str | None) -> tuple[int, str]:
+        """What Prometheus is answered, with this bearer token or without one: status and text."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.metrics_port}/metrics", headers=headers)
+        return _answer(request)
 
     def refused_requests(self) -> dict[str, float]:
         """Requests that the API server did not permit, by verb and resource. Refusals by a quota have the same code."""
@@ -93,6 +98,15 @@ class OperatorProcess:
     def looks(self) -> int:
         """How often it has looked at something."""
         return _looks(self.metrics())
+
+
+def _answer(request: urllib.request.Request) -> tuple[int, str]:
+    """Status and text of an answer. Raises OSError when nobody answers."""
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def refused(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -1,78 +1,94 @@
-"""The chart on a real API server: Helm installs it, admission lets its pod pass, and its account can do the work."""
+"""The chart on a real API server: Helm installs it, admission lets its pod pass, and its account can do the work and nothing else."""
 
-import secrets
-import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.controlplane import operator_process
-from tests.controlplane.live_training import LiveTraining
-from tests.controlplane.operator_process import OperatorProcess
+from qwen35_operator.desired.object_names import LAST_CHECKPOINT
+from tests.controlplane import chart_release, operator_process
+from tests.controlplane.chart_release import Release
+from tests.controlplane.live_training import MERGE, LiveTraining
+from tests.controlplane.operator_process import RBAC, OperatorProcess
 from tests.helm.conftest import CHART
 from tests.patience import PATIENCE
+from tests.testbed.api import Api, Refused
 from tests.testbed.certificates import write_kubeconfig
 from tests.testbed.control_plane import ControlPlane
 
-
-@dataclass(frozen=True)
-class Release:
-    plane: ControlPlane
-    namespace: str
-    name: str = "chart"
-
-    @property
-    def operator(self) -> str:
-        return f"{self.name}-qwen35-operator"
-
-    def helm(self, *arguments: str) -> str:
-        command = [
-            self.plane.binaries["helm"],
-            *arguments,
-            f"--kubeconfig={self.plane.kubeconfig}",
-            "-n",
-            self.namespace,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+SCRAPER = "prometheus"
 
 
 @pytest.fixture(scope="module")
 def release(control_plane: ControlPlane) -> Iterator[Release]:
-    """Installed into a namespace that enforces the restricted standard. The definition is there already."""
-    installed = Release(control_plane, f"chart-{secrets.token_hex(4)}")
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": installed.namespace, "labels": labels}})
-    installed.helm("install", installed.name, str(CHART), "--set", "crds.enabled=false,replicas=2")
-    yield installed
-    installed.helm("uninstall", installed.name)
-    control_plane.api.request("DELETE", f"/api/v1/namespaces/{installed.namespace}")
+    with chart_release.installed(control_plane, "replicas=2") as installed:
+        yield installed
 
 
 @pytest.fixture(scope="module")
-def operator(release: Release) -> Iterator[OperatorProcess]:
+def account(release: Release) -> Api:
+    """The API server as the operator's account sees it, once the chart's policy confines the account."""
+    api = release.api_of(release.operator)
+    until(
+        lambda: "with the operator's labels" in (refusal(api, "POST", config_maps(release), STRAY) or ""),
+        "the policy acts",
+    )
+    return api
+
+
+@pytest.fixture(scope="module")
+def operator(release: Release, account: Api) -> Iterator[OperatorProcess]:
     """An operator with the token of the chart's account: what the chart does not grant, it has not."""
     plane = release.plane
-    account = f"/api/v1/namespaces/{release.namespace}/serviceaccounts/{release.operator}"
-    token_request = {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"expirationSeconds": 3600},
-    }
-    token = plane.api.post(f"{account}/token", token_request)["status"]["token"]
     cluster = {"server": plane.server, "certificate-authority": str(plane.ca)}
-    kubeconfig = write_kubeconfig(plane.folder / "chart.kubeconfig", cluster, {"token": token})
+    kubeconfig = write_kubeconfig(plane.folder / "chart.kubeconfig", cluster, {"token": account.token})
+    allow_to_scrape(release)
     with operator_process.running(
         plane,
         kubeconfig,
         f"--lease-namespace={release.namespace}",
         f"--lease-name={release.operator}",
+        "--metrics-authentication",
         name="chart-operator",
     ) as running:
-        yield running
+        yield replace(running, metrics_token=release.token(SCRAPER))
+
+
+def allow_to_scrape(release: Release) -> None:
+    """Bind an account to the ClusterRole for readers of the metrics, as the documentation says."""
+    accounts = f"/api/v1/namespaces/{release.namespace}/serviceaccounts"
+    release.plane.api.post(accounts, {"metadata": {"name": SCRAPER}})
+    subject = {"kind": "ServiceAccount", "name": SCRAPER, "namespace": release.namespace}
+    role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": f"{release.operator}-metrics-reader"}
+    binding = {"metadata": {"name": release.namespace}, "roleRef": role, "subjects": [subject]}
+    release.plane.api.post(f"/apis/{RBAC}/v1/clusterrolebindings", binding)
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.1)
+
+
+def refusal(api: Api, method: str, path: str, body: Any, *, content: str = "application/json") -> str | None:
+    """Why the API server refuses a request, which it does not carry out; None if it would."""
+    try:
+        api.request(method, f"{path}?dryRun=All", body, content=content)
+    except Refused as refused:
+        if refused.status != 403:
+            raise
+        return refused.message
+    return None
+
+
+STRAY = {"metadata": {"name": "stray"}}
+
+
+def config_maps(release: Release) -> str:
+    return f"/api/v1/namespaces/{release.namespace}/configmaps"
 
 
 def test_its_pods_are_admitted_where_the_restricted_standard_is_enforced(release: Release):
@@ -98,11 +114,70 @@ def test_an_upgrade_with_the_same_values_changes_nothing(release: Release):
 def test_the_account_of_the_chart_can_do_all_that_a_training_needs(
     release: Release, operator: OperatorProcess, namespace: str
 ):
+    """Create, scale, repair, suspend, resume and delete, while the chart's policy confines the account."""
     before = operator.refused_requests()
-    live_training = LiveTraining(release.plane, namespace).apply()
+    live_training = LiveTraining(release.plane, namespace).apply(checkpoint={"graceSeconds": 2})
+    live_training.patch(live_training.path("qwen35trainings"), {"metadata": {"finalizers": [LAST_CHECKPOINT]}})
     live_training.until_condition("Accepted", "True", "Accepted")
-    live_training.until_job()
+    live_training.until_pods("rollout", 2)
     live_training.report()
     live_training.until_condition("Ready", "True", "Running")
+    live_training.scale(3)
+    live_training.until_pods("rollout", 3)
+    strip = {"metadata": {"labels": {"rl.qwen35.io/training": None}}, "spec": {"ingress": [{}]}}
+    live_training.patch(live_training.path("networkpolicies"), strip)
+    live_training.until(lambda: live_training.mine("networkpolicies"), "the policy has its label again")
+    live_training.edit(suspend=True)
+    live_training.until_state("Suspended")
+    live_training.edit(suspend=False)
+    live_training.until_job(2)
+    live_training.delete()
+    live_training.until(lambda: live_training.find("qwen35trainings", "demo") is None, "it is gone")
     assert operator.readiness() == (200, "ok")
     assert operator.refused_requests() == before
+    assert "denied request" not in operator.log
+
+
+def test_the_account_of_the_chart_can_write_nothing_else(
+    release: Release, account: Api, operator: OperatorProcess, namespace: str
+):
+    """What RBAC cannot tell apart: objects of others, other fields of RayClusters, and specs."""
+    live_training = LiveTraining(release.plane, namespace).apply()
+    live_training.until_pods("train", 1)
+    cluster = live_training.cluster()
+    assert cluster is not None
+    path = live_training.path("rayclusters", cluster["metadata"]["name"])
+    groups = cluster["spec"]["workerGroupSpecs"]
+    (index,) = (place for place, group in enumerate(groups) if group["groupName"] == "rollout")
+    resize, image = (
+        [{"op": "replace", "path": f"/spec/workerGroupSpecs/{index}/{field}", "value": value}]
+        for field, value in (("replicas", 3), ("template/spec/containers/0/image", "mine"))
+    )
+    steps = "application/json-patch+json"
+    assert refusal(account, "PATCH", path, resize, content=steps) is None
+    assert "only the sizes of worker groups" in (refusal(account, "PATCH", path, image, content=steps) or "")
+    release.plane.api.post(live_training.path("configmaps", None), STRAY)
+    stray = live_training.path("configmaps", "stray")
+    change, only = {"data": {"key": "value"}}, "whose owner is a Qwen35Training"
+    assert refusal(account, "PATCH", live_training.path("configmaps", "demo-config"), change, content=MERGE) is None
+    assert only in (refusal(account, "PATCH", stray, change, content=MERGE) or "")
+    assert only in (refusal(account, "DELETE", stray, None) or "")
+    cluster_wide = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
+    assert only in (refusal(account, "PATCH", cluster_wide, change, content=MERGE) or "")
+    default = live_training.path("serviceaccounts", "default")
+    role = {"metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/mine"}}}
+    assert only in (refusal(account, "PATCH", default, role, content=MERGE) or "")
+    own = live_training.path("qwen35trainings")
+    assert "only finalizers" in (refusal(account, "PATCH", own, {"spec": {"suspend": True}}, content=MERGE) or "")
+    assert refusal(release.plane.api, "PATCH", stray, change, content=MERGE) is None
+
+
+def test_metrics_need_a_token_whose_account_may_read_them(release: Release, operator: OperatorProcess):
+    assert operator.scrape(None)[0] == operator.scrape("invented")[0] == 401
+    status, message = operator.scrape(release.token("default"))
+    assert status == 403
+    assert f"system:serviceaccount:{release.namespace}:default may not get /metrics" in message
+    status, text = operator.scrape(release.token(SCRAPER))
+    assert status == 200
+    assert 'qwen35_api_requests_total{code="201",resource="tokenreviews",verb="POST"}' in text
+    assert operator.readiness()[0] in (200, 503)

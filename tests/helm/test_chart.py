@@ -49,10 +49,10 @@ def test_without_namespaces_there_is_one_cluster_role_and_with_them_a_role_in_ea
     rules, cluster_rules = (
         yaml.safe_load((CHART / "files" / name).read_text()) for name in ("rules.yaml", "cluster-rules.yaml")
     )
-    everywhere = render("rbac.aggregate=false")
+    everywhere = render("rbac.aggregate=false", "metrics.authentication=false")
     assert [role["rules"] for role in of(everywhere, "ClusterRole")] == [[*rules, *cluster_rules]]
     assert len(of(everywhere, "ClusterRoleBinding")) == 1
-    named = render('watchNamespaces=["a","b"]', "rbac.aggregate=false")
+    named = render('watchNamespaces=["a","b"]', "rbac.aggregate=false", "metrics.authentication=false")
     assert of(named, "ClusterRole") == of(named, "ClusterRoleBinding") == []
     elsewhere = [role for role in of(named, "Role") if role["metadata"]["namespace"] != NAMESPACE]
     assert {role["metadata"]["namespace"]: role["rules"] for role in elsewhere} == {"a": rules, "b": rules}
@@ -141,7 +141,53 @@ def test_several_replicas_are_spread_and_disrupted_one_at_a_time(render: Render)
 def test_a_service_monitor_comes_only_when_it_is_asked_for(render: Render):
     assert of(render(), "ServiceMonitor") == []
     (monitor,) = of(render("metrics.serviceMonitor.enabled=true"), "ServiceMonitor")
-    assert monitor["spec"]["endpoints"] == [{"port": "metrics", "interval": "30s"}]
+    token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    assert monitor["spec"]["endpoints"] == [{"port": "metrics", "interval": "30s", "bearerTokenFile": token}]
+    (open_monitor,) = of(
+        render("metrics.serviceMonitor.enabled=true", "metrics.authentication=false"), "ServiceMonitor"
+    )
+    assert open_monitor["spec"]["endpoints"] == [{"port": "metrics", "interval": "30s"}]
+
+
+def test_metrics_need_a_token_unless_values_say_otherwise_and_only_then_may_the_operator_review_tokens(render: Render):
+    def described(*changes: str) -> tuple[bool, dict[str, object]]:
+        objects = render(*changes)
+        names = {item["metadata"]["name"]: item.get("rules") for item in of(objects, "ClusterRole")}
+        bound = {item["roleRef"]["name"] for item in of(objects, "ClusterRoleBinding")}
+        roles = {name: rules for name, rules in names.items() if "metrics" in name}
+        assert {name for name in bound if "metrics" in name} == {name for name in roles if name.endswith("-auth")}
+        return "--metrics-authentication" in arguments(objects), roles
+
+    reviews = yaml.safe_load((CHART / "files" / "metrics-rules.yaml").read_text())
+    roles = {
+        "demo-qwen35-operator-metrics-auth": reviews,
+        "demo-qwen35-operator-metrics-reader": [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}],
+    }
+    assert described() == (True, roles)
+    assert described('watchNamespaces=["a"]') == (True, roles)
+    assert described("metrics.authentication=false") == (False, {})
+    assert described("rbac.create=false") == (True, {})
+    other_rules = [role["rules"] for role in of(render(), "ClusterRole") if "metrics" not in role["metadata"]["name"]]
+    assert not any(rule["apiGroups"] == ["authentication.k8s.io"] for rules in other_rules for rule in rules)
+
+
+def test_metrics_are_served_over_https_with_the_certificate_of_a_secret(render: Render):
+    changes = ('metrics={"tls":{"secretName":"operator-tls"}}', "metrics.serviceMonitor.enabled=true")
+    objects = render(*changes)
+    (deployment,) = of(objects, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (mount,), (volume,) = pod["containers"][0]["volumeMounts"], pod["volumes"]
+    assert f"--metrics-certificate={mount['mountPath']}" in arguments(objects)
+    assert (mount["name"], mount["readOnly"]) == (volume["name"], True)
+    assert volume["secret"] == {"secretName": "operator-tls"}
+    (endpoint,) = of(objects, "ServiceMonitor")[0]["spec"]["endpoints"]
+    (service,) = of(objects, "Service")
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {
+        "serverName": f"{service['metadata']['name']}.{NAMESPACE}.svc",
+        "ca": {"secret": {"name": "operator-tls", "key": "ca.crt"}},
+    }
+    assert not any("certificate" in argument for argument in arguments(render()))
 
 
 def test_view_and_edit_cover_trainings(render: Render):
@@ -159,6 +205,7 @@ def test_view_and_edit_cover_trainings(render: Render):
         ('kuberay={"namespaces":[]}', "kuberay/namespaces"),
         ('logFormat="xml"', "logFormat"),
         ("metrics.port=80", "metrics/port"),
+        ('metrics.authentication="yes"', "metrics/authentication"),
         ('image={"repo":"x"}', "image"),
     ],
 )

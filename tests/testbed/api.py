@@ -34,6 +34,8 @@ class Api:
 
     server: str
     context: ssl.SSLContext
+    token: str = ""
+    """Bearer token, in the place of a client certificate."""
     kept: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     @classmethod
@@ -42,13 +44,19 @@ class Api:
         context.load_cert_chain(user.certificate, user.key)
         return cls(server, context)
 
+    @classmethod
+    def of_token(cls, server: str, ca: Path, token: str) -> "Api":
+        return cls(server, ssl.create_default_context(cafile=str(ca)), token)
+
     def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any:
         """The answer's JSON. `body` is bytes, or what becomes JSON. Raises Refused, and OSError when nobody answers."""
         sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection = self._connection()
         with ExitStack() as unless_answered:
             unless_answered.callback(connection.close)
-            connection.request(method, path, sent, {"Content-Type": content, "Accept": "application/json"})
+            headers = {"Content-Type": content, "Accept": "application/json"}
+            headers |= {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            connection.request(method, path, sent, headers)
             answer = connection.getresponse()
             text = answer.read().decode()
             unless_answered.pop_all()

@@ -131,7 +131,14 @@ class Operators:
 
     @asynccontextmanager
     async def serving(
-        self, metrics: Metrics, obstacles: Callable[[], list[Problem]], *, metrics_port: int, health_port: int
+        self,
+        metrics: Metrics,
+        obstacles: Callable[[], list[Problem]],
+        *,
+        metrics_port: int,
+        health_port: int,
+        access: None,
+        certificate: None,
     ) -> AsyncIterator[None]:
         """In the place of `probes.serving`: nothing listens. metrics_port: the operator's number."""
         operator = self.made[f"operator-{metrics_port}"]

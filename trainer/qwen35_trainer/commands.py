@@ -211,6 +211,7 @@ def render(
 
 @app.command()
 def operator(
+    *,
     namespace: Annotated[
         list[str] | None,
         typer.Option(metavar="NS", help="Serve only this namespace. May be repeated. [default: all]"),
@@ -226,6 +227,14 @@ def operator(
     lease_namespace: Annotated[str, typer.Option(metavar="NS", help="Namespace of the leader's Lease.")] = "default",
     lease_name: Annotated[str, typer.Option(metavar="NAME", help="Name of the leader's Lease.")] = "qwen35-operator",
     metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics; 0 for none.")] = 8080,
+    metrics_authentication: Annotated[
+        bool,
+        typer.Option("--metrics-authentication", help="Serve metrics only to tokens that may get /metrics."),
+    ] = False,
+    metrics_certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Serve metrics over HTTPS, with FOLDER/tls.crt and FOLDER/tls.key."),
+    ] = None,
     health_port: Annotated[int, typer.Option(help="Port of the probes /healthz and /readyz; 0 for none.")] = 8081,
     workers: Annotated[int, typer.Option(min=1, help="Number of trainings that are reconciled at the same time.")] = 8,
     image: Annotated[
@@ -256,6 +265,8 @@ def operator(
             lease_name=lease_name,
             identity=own_identity(),
             metrics_port=metrics_port,
+            metrics_authentication=metrics_authentication,
+            metrics_certificate=metrics_certificate,
             health_port=health_port,
             workers=workers,
         )

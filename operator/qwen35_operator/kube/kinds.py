@@ -63,6 +63,9 @@ NETWORK_POLICY: Final = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "
 EVENT: Final = ObjectKind("Event", "", "v1", "events")
 NODE: Final = ObjectKind("Node", "", "v1", "nodes")
 """Nodes are read one at a time, when a pod on one may hold up the next attempt."""
+TOKEN_REVIEW: Final = ObjectKind("TokenReview", "authentication.k8s.io", "v1", "tokenreviews")
+SUBJECT_ACCESS_REVIEW: Final = ObjectKind("SubjectAccessReview", "authorization.k8s.io", "v1", "subjectaccessreviews")
+"""Reviews are posted, and the answer has the result. The API server does not store them."""
 LEASE: Final = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 
 WRITTEN: Final = {
