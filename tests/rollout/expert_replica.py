@@ -1,6 +1,8 @@
-"""A program that generates with a replica of two devices that divide the experts of a model, and then loses one of its processes.
+"""A program that generates with a replica of two devices that divide a model with experts, and then loses one of its processes.
 
-python -m tests.rollout.expert_replica ─► one line of JSON: the experts of each process in each layer; for each seed how far vLLM and
+python -m tests.rollout.expert_replica whole ─► each process has some whole experts (expert parallelism)
+                                       parts ─► each process has a part of every expert (tensor parallelism)
+                                                one line of JSON: the experts of each process in each layer; for each seed how far vLLM and
                                            the library in bfloat16 are from the library in float32; the error of the step in which
                                            a process was missing, and the ids of the processes
 """
@@ -8,6 +10,7 @@ python -m tests.rollout.expert_replica ─► one line of JSON: the experts of e
 import json
 import os
 import signal
+import sys
 from dataclasses import asdict
 from typing import Any
 from unittest.mock import Mock, patch
@@ -79,7 +82,7 @@ def main() -> None:
         memory_fraction=0.1,
         on_cpu=True,
         devices=DEVICES,
-        options=VLLMSpec(extraArguments={EXPERT_PARALLEL: True}),
+        options=VLLMSpec(extraArguments={EXPERT_PARALLEL: sys.argv[1] == "whole"}),
     )
     core = build_core(config, settings)
     engine = VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)

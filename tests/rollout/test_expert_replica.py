@@ -83,17 +83,18 @@ def test_experts_of_other_processes_add_nothing() -> None:
 
 
 @pytest.mark.soak
-def test_a_replica_that_divides_experts_is_as_close_to_float32_as_the_library_in_bfloat16() -> None:
+@pytest.mark.parametrize("experts", ["whole", "parts"])
+def test_a_replica_that_divides_experts_is_as_close_to_float32_as_the_library_in_bfloat16(experts: str) -> None:
     """With weights that are sent to its processes, and with weights that they read from shared memory, staged for replicas of
     this shape and of others."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    command = [sys.executable, "-m", "tests.rollout.expert_replica"]
+    command = [sys.executable, "-m", "tests.rollout.expert_replica", experts]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     program = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
     result = json.loads(next(line for line in program.stdout.splitlines() if line.startswith("{")))
     for rank, tables in enumerate(result["tables"]):
         own = experts_read(EXPERTS, rank, DEVICES)
-        assert tables, "the model has layers of experts"
+        assert bool(tables) == (experts == "whole")
         assert all([expert for expert, number in enumerate(table) if number >= 0] == own for table in tables.values())
     assert [int(seed) for seed in result["measured"]] == list(STAGED_FOR)
     for seed, measured in result["measured"].items():
