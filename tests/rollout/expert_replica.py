@@ -1,10 +1,10 @@
 """A program that generates with a replica of two devices that divide a model with experts, and then loses one of its processes.
 
-python -m tests.rollout.expert_replica whole ─► each process has some whole experts (expert parallelism)
-                                       parts ─► each process has a part of every expert (tensor parallelism)
-                                                one line of JSON: the experts of each process in each layer; for each seed how far vLLM and
-                                           the library in bfloat16 are from the library in float32; the error of the step in which
-                                           a process was missing, and the ids of the processes
+python -m tests.rollout.expert_replica whole     each process has some whole experts (expert parallelism)
+python -m tests.rollout.expert_replica parts     each process has a part of every expert (tensor parallelism)
+
+It prints one line of JSON: the experts of each process in each layer; for each seed how far vLLM and the library in bfloat16 are from the
+library in float32; the error of a step in which a process was missing; the ids of the processes.
 """
 
 import json
