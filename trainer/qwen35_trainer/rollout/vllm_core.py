@@ -16,7 +16,7 @@ A replica of several devices has a process for each of them, which vLLM starts (
 and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
 elsewhere are copied to them.
 
-This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py` and `vllm.py` use internals of vLLM. `vllm_versions.py`
+This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py`, `vllm_cpu_experts.py` and `vllm.py` use internals of vLLM. `vllm_versions.py`
 describes the differences between the versions of vLLM for which they are written.
 """
 
@@ -66,6 +66,8 @@ PORTION_BYTES = 256 * 2**20
 
 A tensor that is larger is a message of its own.
 """
+EXPERT_WORKER = "qwen35_trainer.rollout.vllm_cpu_experts.ExpertWorker"
+"""The class of vLLM's workers whose CPU kernels can divide experts. vLLM imports it by this name."""
 REPLACEMENT_SECONDS = 600.0
 """Maximum time in which worker processes load all weights from shared memory, or one message with weights."""
 
@@ -168,6 +170,7 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         **_pictures(config, settings),
+        **_divided_experts(settings),
         "dtype": "bfloat16",
         # As the trainer computes the states of Gated DeltaNet. By default, vLLM 0.23 rounds them unless config.json has a type.
         # extraArguments may set another type, as before this line was here.
@@ -286,6 +289,11 @@ def _pictures(config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
     if not settings.picture_tokens:
         return {"limit_mm_per_prompt": {"image": 0, "video": 0}}
     return picture_arguments(config, settings.picture_tokens, on_cpu=settings.on_cpu)
+
+
+def _divided_experts(settings: CoreSettings) -> dict[str, Any]:
+    divides = settings.on_cpu and settings.devices > 1 and settings.options.expert_parallel
+    return {"worker_cls": EXPERT_WORKER} if divides else {}
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:
