@@ -91,6 +91,8 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
     assert len(metrics) == UPDATES
     assert all(math.isfinite(each.loss) and 0 < each.gradient_norm < math.inf for each in metrics)
     assert all(each["metrics"] == metrics for each in results)
+    if recipe.train.router.zLoss:
+        assert all(each.means["router_z"] > 0 and each.means["router_load_balancing"] > 0 for each in metrics)
     before, after = results[0]["first"], results[0]["published"]
     assert before.keys() == after.keys()
     assert any(not before[name].equal(values) for name, values in after.items())
