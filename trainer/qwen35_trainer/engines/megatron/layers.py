@@ -94,7 +94,7 @@ def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | N
 
 
 def _experts(backend: LocalSpecProvider, experts: int, router_losses: RouterLosses | None) -> partial[Any]:
-    mlp = get_moe_module_spec_for_backend(backend, experts, moe_grouped_gemm=False)
+    mlp: partial[Any] = get_moe_module_spec_for_backend(backend, experts, moe_grouped_gemm=False)
     if router_losses is None:
         return mlp
     parts = mlp.keywords["submodules"]

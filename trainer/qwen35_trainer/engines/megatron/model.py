@@ -47,7 +47,7 @@ class StageModel(GPTModel):
         tokens = micro.inputs.tokens
         tokens = torch.nn.functional.pad(tokens, (0, -tokens.shape[1] % self.config.tensor_model_parallel_size))
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
+        inputs: dict[str, Tensor | None] = {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
         if self.masks_padding:
             inputs["padding_mask"] = self._of_rank(positions >= micro.lengths.unsqueeze(1))
         return inputs
