@@ -1,6 +1,6 @@
 """Each recipe of `examples/` that trains with Megatron makes two updates with its own settings, on a small folder of published shape.
 
-shrunk       the model's sizes and layers; devices: four processes; prompts of an update: one; lengths of sequences
+shrunk       the model's sizes and layers; devices: four processes; prompts of an update: two; lengths of sequences
 not shrunk   degrees of parallelism above 1 stay above 1 where four processes have room for them, and everything else in `spec.train`
              and `spec.algorithm`
 """
@@ -22,7 +22,7 @@ from tests.engines.megatron.test_folders import folder_of
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 RECIPES = [file for file in EXAMPLES if load_manifest(file).spec.train.engine == "Megatron"]
-RANKS, PROMPTS, UPDATES = 4, 1, 2
+RANKS, PROMPTS, UPDATES = 4, 2, 2
 SHAPES = {True: "35B-A3B", False: "27B, untied"}
 """Published shapes with and without experts."""
 
