@@ -28,6 +28,8 @@ VERL_NOTES: Final[Mapping[str, str]] = {
     "actor_rollout_ref.actor.fsdp_config.fsdp_size": "verl gives the devices of one copy, this field the number of copies.",
     "actor_rollout_ref.actor.kl_loss_type": "`low_var_kl` is `K3`, `kl` is `K1`, `mse` is `K2`.",
     "actor_rollout_ref.actor.loss_agg_mode": "`token-mean` is `TokenMean`, `seq-mean-token-sum` is `SequenceMeanTokenSum`, and so on.",
+    "actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_load_balancing_type": "`none` is 0, even if `moe_aux_loss_coeff` is set. "
+    "A loss here is computed for each sequence, as in `seq_aux_loss`; there is no `aux_loss` or `global_aux_loss`.",
     "actor_rollout_ref.actor.megatron.tensor_model_parallel_size": "For Megatron.",
     "actor_rollout_ref.actor.optim.betas": "The default of beta2 here is 0.95, in verl 0.999.",
     "actor_rollout_ref.actor.optim.weight_decay": "The default here is 0.1, in verl 0.01. `decayAll: true` decays vectors too, as verl does.",

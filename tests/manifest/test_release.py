@@ -73,10 +73,6 @@ BEYOND = {
     ),
     "Megatron with packed rows": (BEYOND_MEGATRON, ["spec.train.batch.removePadding"]),
     "Megatron with Muon": (MEGATRON | {"train.optimizer.type": "Muon"}, ["spec.train.optimizer.type"]),
-    "Megatron with losses of routers": (
-        MEGATRON | {"train.router": {"loadBalancingLoss": 0.01, "zLoss": 0.001}},
-        ["spec.train.router.loadBalancingLoss", "spec.train.router.zLoss"],
-    ),
     "Megatron with one expert per token": (
         MEGATRON | {"model.source": {"random": {"experts": 4, "expertsPerToken": 1}}},
         ["spec.model.source.random.expertsPerToken"],

@@ -54,6 +54,14 @@ def manifest(tmp_path):
     return write
 
 
+@pytest.mark.parametrize(("model", "device"), [("35b-a3b", "H100"), ("122b-a10b", "H20")])
+def test_recipes_with_megatron_fit_the_devices_of_their_scripts(model, device):
+    file = next(file for file in EXAMPLES if file.stem == f"qwen3.5-{model}-grpo-megatron")
+    result = run(file, "--resources", "--device", device)
+    assert result.exit_code == 0
+    assert "Everything fits." in result.output
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_every_example_gets_a_plan(file):
     result = run(file, "--resources", "--json")

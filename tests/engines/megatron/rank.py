@@ -3,10 +3,12 @@
 Not the processes of `tests.distributed.rank`: on a CPU the engine changes torch for the whole process.
 """
 
+import copy
 import gc
 import sys
 import warnings
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +24,19 @@ cpu.install()
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
+from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
+from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
 from qwen35_trainer.engines.megatron import grouped_step, layers  # noqa: E402
 from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
+from qwen35_trainer.engines.megatron.config import transformer_config  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
 from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
 from qwen35_trainer.engines.megatron.optimizer import copies_of  # noqa: E402
+from qwen35_trainer.engines.megatron.ranks import MegatronRanks  # noqa: E402
+from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses  # noqa: E402
 from qwen35_trainer.engines.micro_batch import Offsets  # noqa: E402
 from qwen35_trainer.engines.origin import Origin, origin  # noqa: E402
 from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
@@ -37,6 +45,7 @@ from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build  # noqa: E402
 from qwen35_trainer.weights.parked_tensors import bytes_on  # noqa: E402
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
+from tests.distributed.samples import spec_of  # noqa: E402
 from tests.engines.megatron.fused_adam import installed  # noqa: E402
 from tests.live_bytes import LiveBytes  # noqa: E402
 from tests.publications import published_by  # noqa: E402
@@ -180,6 +189,39 @@ def classes_of_linear_layers() -> list[str]:
             if experts is None:
                 names.append(parts.mlp.keywords["submodules"].linear_fc1.__name__)
     return names
+
+
+def gradients_of_routers(weights: tuple[float, float]) -> list[list[torch.Tensor]]:
+    """Gradients of weight and input of our router, and of megatron-core's: those of the losses per token of three
+    sequences of five tokens, and of the first column of the experts' weights.
+    """
+    parsed, _ = parse_spec(spec_of(1, random={"experts": 4}))
+    assert parsed is not None
+    positions, sequences, (balance, z) = 5, 3, weights
+    tokens = positions * sequences
+    MegatronRanks.of(Layout(), timedelta(seconds=600), seed=0)
+    try:
+        config = transformer_config(remembering(parsed, 0).config, Layout(), torch.float32)
+        own = copy.copy(config)
+        own.moe_router_load_balancing_type, own.moe_aux_loss_coeff, own.moe_z_loss_coeff = "seq_aux_loss", balance, z
+        losses, groups = RouterLosses(CPU), ProcessGroupCollection.use_mpu_process_groups()
+        losses.begin(lambda sums: balance * sums[0] + z * sums[1])
+        MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
+        random, gradients = torch.Generator().manual_seed(0), []
+        weight, values = (torch.randn(size, generator=random) for size in ((4, 32), (positions, sequences, 32)))
+        for router in (
+            RouterWithLosses(config=config, pg_collection=groups, losses=losses),
+            TopKRouter(config=own, pg_collection=groups),
+        ):
+            router.set_layer_number(1)
+            router.weight.data.copy_(weight)
+            hidden = values.clone().requires_grad_()
+            chosen, _ = router(hidden, torch.zeros(positions, sequences, dtype=torch.bool))
+            chosen[:, 0].sum().backward()
+            gradients.append([router.weight.grad / tokens, hidden.grad / tokens])
+        return gradients
+    finally:
+        parallel_state.destroy_model_parallel()
 
 
 def _parsed(spec: dict[str, Any], folder: Path | None) -> tuple[TrainingSpec, Origin]:

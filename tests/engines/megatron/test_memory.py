@@ -14,7 +14,11 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "tensor 2": ("larger", 2, {"parallelism": {"tensor": 2}, "activationCheckpointing": True}),
     "pipeline 2": ("larger", 2, {"parallelism": {"pipeline": 2}, "activationCheckpointing": True}),
     "pipeline 2, virtual 2": ("larger", 2, {"parallelism": {"pipeline": 2, "virtualPipeline": 2}}),
-    "expert 2": ("experts", 2, {"parallelism": {"expert": 2}, "activationCheckpointing": True}),
+    "expert 2": (
+        "experts",
+        2,
+        {"parallelism": {"expert": 2}, "activationCheckpointing": True, "router": {"zLoss": 0.001}},
+    ),
     "offload": (
         "small",
         2,

@@ -1,6 +1,7 @@
 """Each recipe of `examples/` that trains with Megatron makes two updates with its own settings, on a small folder of published shape.
 
-shrunk       the model's sizes and layers; devices: four processes; prompts of an update: one; lengths of sequences
+shrunk       the model's sizes and layers; devices: four processes; prompts of an update: as few as data-parallel ranks
+             can divide; lengths of sequences
 not shrunk   degrees of parallelism above 1 stay above 1 where four processes have room for them, and everything else in `spec.train`
              and `spec.algorithm`
 """
@@ -22,7 +23,7 @@ from tests.engines.megatron.test_folders import folder_of
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 RECIPES = [file for file in EXAMPLES if load_manifest(file).spec.train.engine == "Megatron"]
-RANKS, PROMPTS, UPDATES = 4, 1, 2
+RANKS, UPDATES = 4, 2
 SHAPES = {True: "35B-A3B", False: "27B, untied"}
 """Published shapes with and without experts."""
 
@@ -37,8 +38,11 @@ def shrunken(spec: TrainingSpec) -> dict[str, Any]:
     document["rewards"] = [{"type": "ExactMatch"}] if document.get("rewards") else []
     if spec.rollout is not None:
         document["rollout"] = {"engine": "Torch", "temperature": spec.rollout.temperature}
-    document["train"] |= {"nodes": 1, "parallelism": degrees(spec.train.parallelism.model_dump())}
-    document["train"]["batch"] = document["train"].get("batch", {}) | {"promptsPerUpdate": PROMPTS}
+    small = degrees(spec.train.parallelism.model_dump())
+    shares = RANKS // (small["tensor"] * small["pipeline"] * small["context"])
+    prompts = shares if spec.mode == "SFT" else shares // math.gcd(shares, spec.algorithm.groupSize)
+    document["train"] |= {"nodes": 1, "parallelism": small}
+    document["train"]["batch"] = document["train"].get("batch", {}) | {"promptsPerUpdate": prompts}
     document.pop("checkpoint", None)
     return document
 
@@ -91,6 +95,8 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
     assert len(metrics) == UPDATES
     assert all(math.isfinite(each.loss) and 0 < each.gradient_norm < math.inf for each in metrics)
     assert all(each["metrics"] == metrics for each in results)
+    if recipe.train.router.zLoss:
+        assert all(each.means["router_z"] > 0 and each.means["router_load_balancing"] > 0 for each in metrics)
     before, after = results[0]["first"], results[0]["published"]
     assert before.keys() == after.keys()
     assert any(not before[name].equal(values) for name, values in after.items())

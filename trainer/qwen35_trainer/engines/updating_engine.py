@@ -70,6 +70,7 @@ class UpdatingEngine(ABC):
         self._division = BatchDivision.of(spec, ranks.data_shares)
         self._objective = objective(spec)
         self._uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
+        self._has_router_losses = spec.train.router.loadBalancingLoss > 0 or spec.train.router.zLoss > 0
         self._skipped_updates = SkippedUpdates(sft=spec.mode == "SFT")
         self._host_blocks = HostBlocks.of(device)
         self._parked: list[ParkedTensors] = []  # while the engine sleeps
@@ -194,18 +195,29 @@ class UpdatingEngine(ABC):
     def _losses(
         self, update: UpdateStep, samples: NDArray[np.int64], responses: Responses, scores: TokenScores
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return a micro-batch's part of the loss, including the losses of routers, and its part of the metrics.
+        """Return a micro-batch's part of the loss, including the losses of routers that `scores` has, and its part of the metrics.
 
         scores: tables with one row per sample, like those in `responses`. The metrics contain the loss, detached.
         """
         loss, metrics = self._objective_of(update, samples, responses, scores)
         if scores.router_losses is not None:
-            means, router = scores.router_losses / update.inputs, self._spec.train.router
-            loss = loss + router.loadBalancingLoss * means[0] + router.zLoss * means[1]
-            # Per layer; multiplied by the number of tokens, because metrics are divided by it.
-            balance, z = means.detach() * update.counts.tokens / self._layers
-            metrics |= {"router_load_balancing": balance, "router_z": z}
+            loss = loss + self._part_of_routers(update, scores.router_losses)
+            metrics |= self._router_metrics(update, scores.router_losses)
         return loss, metrics | {"loss": loss.detach()}
+
+    def _part_of_routers(self, update: UpdateStep, losses: Tensor) -> Tensor:
+        """Return what the losses of routers add to the loss of the update.
+
+        losses: (2,) load-balancing loss and z loss, summed over tokens and layers (`models/qwen3_5/router.py`).
+        """
+        means, router = losses / update.inputs, self._spec.train.router
+        return router.loadBalancingLoss * means[0] + router.zLoss * means[1]
+
+    def _router_metrics(self, update: UpdateStep, losses: Tensor) -> dict[str, Tensor]:
+        """Return the part that `losses`, as in `_part_of_routers`, have in the update's metrics."""
+        # Per layer; multiplied by the number of tokens, because metrics are divided by it.
+        balance, z = losses.detach() / update.inputs * update.counts.tokens / self._layers
+        return {"router_load_balancing": balance, "router_z": z}
 
     def _objective_of(
         self, update: UpdateStep, samples: NDArray[np.int64], responses: Responses, scores: TokenScores

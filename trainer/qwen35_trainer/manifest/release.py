@@ -136,8 +136,6 @@ def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
     without = {
         "batch.removePadding": (train.batch.removePadding, "pads sequences", "Set it to false"),
         "optimizer.type": (train.optimizer.type != "AdamW", f"has no {train.optimizer.type}", "Set it to AdamW"),
-        "router.loadBalancingLoss": (train.router.loadBalancingLoss > 0, "has no losses of routers", "Set it to 0"),
-        "router.zLoss": (train.router.zLoss > 0, "has no losses of routers", "Set it to 0"),
         "freeze": (bool(train.freeze), "trains all parameters", "Remove it"),
         "lora": (train.lora is not None, "has no adapters", "Remove it"),
     }

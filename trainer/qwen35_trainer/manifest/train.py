@@ -270,8 +270,9 @@ class RouterSpec(Section):
         le=100,
         description="Weight of the load-balancing loss, computed per sequence, averaged over tokens and summed over "
         "layers; the loss is 1 when all experts are used equally. Default 0, as in verl's FSDP recipes; "
-        "its Megatron recipes use 0.01. verl: "
-        "actor_rollout_ref.actor.megatron.override_transformer_config.moe_aux_loss_coeff.",
+        "its Megatron recipes set 0.01. verl: "
+        "actor_rollout_ref.actor.megatron.override_transformer_config.moe_aux_loss_coeff, "
+        "actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_load_balancing_type.",
     )
     zLoss: float = Field(
         0.0,

@@ -63,8 +63,7 @@ class FSDPEngine(UpdatingEngine):
         if self._uses_kl and spec.train.lora is None:
             self._reference = self._load(origin, trained=False)
         self._model = self._load(origin, trained=True)
-        self._trains_router = spec.train.router.loadBalancingLoss > 0 or spec.train.router.zLoss > 0
-        if self._trains_router and not hasattr(text_config(self._model), "num_experts"):
+        if self._has_router_losses and not hasattr(text_config(self._model), "num_experts"):
             raise ValueError(f"spec.train.router: {type(self._model).__name__} has no router; remove its losses")
         if spec.train.batch.removePadding:
             check_packing(self._model, pictures=self._pictures and hasattr(self._model.model, "visual"))
@@ -143,7 +142,7 @@ class FSDPEngine(UpdatingEngine):
                 micro,
                 update.temperature,
                 with_entropy=update.with_entropy,
-                with_router=self._trains_router,
+                with_router=self._has_router_losses,
             )
             loss, metrics = self._losses(update, samples, micro.responses, scores)
             (loss * self._ranks.world).backward()  # FSDP averages over ranks; the loss is a share of a sum

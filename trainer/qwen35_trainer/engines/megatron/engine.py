@@ -2,7 +2,7 @@
 
     micro-batches of this rank's share ─► megatron-core's pipeline schedule
         each stage: forward ─► next stage …          last stage: scores ─► loss ─► backward ─► previous stage …
-                                                     metrics ─► all stages
+    losses of its routers ─► all stages                        metrics ─► all stages
     ─► gradients summed over data-parallel ranks ─► clip ─► distributed optimizer
 
 Sequences are padded. Packed rows would need an attention kernel that respects the boundaries of sequences. megatron-core has
@@ -34,6 +34,7 @@ from qwen35_trainer.engines.megatron.offload import GRADIENTS, REFERENCE, TRAINE
 from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, with_gradient_buffers
 from qwen35_trainer.engines.megatron.published_model import PublishedModel, Read
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks
+from qwen35_trainer.engines.megatron.router_losses import RouterLosses
 from qwen35_trainer.engines.megatron.weight_table import ModelShape
 from qwen35_trainer.engines.micro_batch import MicroBatch, Offsets, TokenTable, micro_batch
 from qwen35_trainer.engines.origin import Origin
@@ -63,16 +64,17 @@ class MegatronEngine(UpdatingEngine):
     ) -> None:
         model = origin.construct()
         self._model_config, self._layout = model.config, layout or Layout.of(spec.train.parallelism)
-        _check(self._model_config, self._layout)
+        _check(self._model_config, self._layout, spec)
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         read = _reader(origin, model)
         self._reference: list[StageModel] | None = None
         if self._uses_kl:
-            self._reference, weights = self._build()
+            self._reference, weights = self._build(None)
             weights.load(read)
-        self._stages, self._weights = self._build()
+        self._router_losses = RouterLosses(device) if self._has_router_losses else None
+        self._stages, self._weights = self._build(self._router_losses)
         self._stages[0].config.finalize_model_grads_func = _sum_gradients
         self._trained = [with_gradient_buffers(stage) for stage in self._stages]
         bfloat16 = spec.model.precision == "BF16"
@@ -85,13 +87,17 @@ class MegatronEngine(UpdatingEngine):
                 lambda group: self._offload.need(TRAINED, GRADIENTS, WEIGHTS, self._moments[group])
             )
 
-    def _build(self) -> tuple[list[StageModel], PublishedModel]:
-        """Build this rank's part of the model, without its values."""
+    def _build(self, router_losses: RouterLosses | None) -> tuple[list[StageModel], PublishedModel]:
+        """Build this rank's part of the model, without its values.
+
+        router_losses: where the routers add their losses; None: they have none.
+        """
         stages = build_stages(
             self._model_config,
             self._layout,
             PRECISIONS[self._spec.model.precision],
             recompute=self._spec.train.activationCheckpointing,
+            router_losses=router_losses,
         )
         shape = ModelShape.of(self._model_config)
         return stages, PublishedModel(stages, shape, self._shapes, self._model_config.num_hidden_layers)
@@ -144,12 +150,23 @@ class MegatronEngine(UpdatingEngine):
             loss, metrics = self._losses(update, samples, micro.responses, scores)
             return loss, torch.ones((), dtype=torch.int), metrics
 
+        if self._router_losses is not None:
+            self._router_losses.begin(partial(self._part_of_routers, update))
         results = self._run(self._stages, update.batch, update.offsets, shares, losses)
         totals: dict[str, Tensor] = {}
         for metrics in results:
             for name, value in metrics.items():
                 totals[name] = totals.get(name, torch.zeros((), device=self._device)) + value
-        return self._from_last_stage(totals)
+        totals = self._from_last_stage(totals)
+        return totals if self._router_losses is None else self._with_router_losses(totals, update, self._router_losses)
+
+    def _with_router_losses(
+        self, totals: dict[str, Tensor], update: UpdateStep, routers: RouterLosses
+    ) -> dict[str, Tensor]:
+        """Add the losses of the routers of all stages. Collective over the ranks that compute a share."""
+        dist.all_reduce(routers.sums, group=parallel_state.get_model_parallel_group())
+        loss = totals["loss"] + self._part_of_routers(update, routers.sums)
+        return totals | self._router_metrics(update, routers.sums) | {"loss": loss}
 
     def _run(
         self,
@@ -175,7 +192,7 @@ class MegatronEngine(UpdatingEngine):
             samples = next(batches)
             stage = cast("StageModel", getattr(called, "module", called))  # without its gradient buffers
             micro = micro_batch(batch, offsets, samples, self._model_config, packed=False, device=self._device)
-            return called(*stage.inputs(micro)), lambda output: results(stage, micro, samples, output)
+            return called(**stage.inputs(micro)), lambda output: results(stage, micro, samples, output)
 
         schedule = get_forward_backward_func()
         models = list(stages) if forward_only else self._trained
@@ -281,9 +298,13 @@ def _reader(origin: Origin, model: HFModule) -> Read:
     return read
 
 
-def _check(model: HFConfig, layout: Layout) -> None:
-    """Raise ValueError naming every setting of the model or the layout that this engine cannot
+def _check(model: HFConfig, layout: Layout, spec: TrainingSpec) -> None:
+    """Raise ValueError naming every setting of the model, the layout or the routers that this engine cannot
     compute, if there is one.
     """
-    if problems := list(model_problems.problems(model)) or list(layouts.problems(layout, model, dist.get_world_size())):
+    problems = list(model_problems.problems(model))
+    if not problems:
+        problems += layouts.problems(layout, model, dist.get_world_size())
+        problems += model_problems.router_problems(model, spec.train.router)
+    if problems:
         raise ValueError("; ".join(problems))

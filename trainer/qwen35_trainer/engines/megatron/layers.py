@@ -10,7 +10,9 @@ Norms are separate modules with and without Transformer Engine, so that paramete
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
@@ -22,6 +24,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import (
@@ -32,31 +35,36 @@ from megatron.core.transformer.transformer_layer import (
 
 from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
 from qwen35_trainer.engines.megatron.norm import ZeroCentredRMSNorm
+from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses
 
 FULL_ATTENTION = "full_attention"
 """Value of `layer_types` in config.json for a layer with full attention. All other layers are Gated DeltaNets."""
 
 
 def stage_layers(
-    config: TransformerConfig, layer_types: list[str], virtual_stage: int | None
+    config: TransformerConfig,
+    layer_types: list[str],
+    virtual_stage: int | None,
+    router_losses: RouterLosses | None = None,
 ) -> TransformerBlockSubmodules:
     """Return the classes of the layers of this rank's pipeline stage, or of one of its virtual stages.
 
     layer_types: the kind of each layer of the whole model. virtual_stage: number of the virtual stage; None: the stage has only one.
+    router_losses: where the routers add their losses; None: they have none.
     """
     first = get_transformer_layer_offset(config, virtual_stage)
     count = get_num_layers_to_build(config, virtual_stage)
-    specs = [_layer(config, kind) for kind in layer_types[first : first + count]]
+    specs = [_layer(config, kind, router_losses) for kind in layer_types[first : first + count]]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ZeroCentredRMSNorm)
 
 
-def _layer(config: TransformerConfig, kind: str) -> ModuleSpec:
+def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | None = None) -> ModuleSpec:
     backend = TESpecProvider() if HAVE_TE else LocalSpecProvider()
     column, row = backend.column_parallel_linear(), backend.row_parallel_linear()
     if config.num_moe_experts is None:
         mlp = partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))
     else:
-        mlp = get_moe_module_spec_for_backend(backend, config.num_moe_experts, moe_grouped_gemm=False)
+        mlp = _experts(backend, config.num_moe_experts, router_losses)
     if kind == FULL_ATTENTION:
         mixer = ModuleSpec(
             module=SelfAttention,
@@ -83,3 +91,11 @@ def _layer(config: TransformerConfig, kind: str) -> ModuleSpec:
             mlp_bda=get_bias_dropout_add,
         ),
     )
+
+
+def _experts(backend: LocalSpecProvider, experts: int, router_losses: RouterLosses | None) -> partial[Any]:
+    mlp: partial[Any] = get_moe_module_spec_for_backend(backend, experts, moe_grouped_gemm=False)
+    if router_losses is None:
+        return mlp
+    parts = mlp.keywords["submodules"]
+    return partial(MoELayer, submodules=replace(parts, router=partial(RouterWithLosses, losses=router_losses)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qwen35_trainer.manifest.train import RouterSpec
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
 TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
@@ -40,3 +41,9 @@ def problems(model: HFConfig) -> Iterator[str]:
             "spec.train.engine: num_experts_per_tok of the model's config.json is 1, and Megatron routes each token to at least 2 experts; "
             "set the engine to FSDP"
         )
+
+
+def router_problems(model: HFConfig, router: RouterSpec) -> Iterator[str]:
+    """Yield a text if a model without experts has losses of routers. `model` as in `problems`."""
+    if (router.loadBalancingLoss or router.zLoss) and not hasattr(model, "num_experts"):
+        yield f"spec.train.router: the model's type is {model.model_type}, which has no router; remove its losses"

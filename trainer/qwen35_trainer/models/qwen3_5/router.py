@@ -86,8 +86,9 @@ def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple
 def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:
     """Compute the routing losses, (2,) float32: load balancing and z, each summed over tokens.
 
-    The load-balancing loss of a sequence counts once for each of its tokens. Under context parallelism, each rank
-    returns the contribution of its own tokens; the sum over the ranks is the loss of the whole sequences.
+    The load-balancing loss of a sequence counts once for each of its tokens. If ranks share the sequences (context
+    parallelism, or Megatron's sequence parallelism), each returns the contribution of its own tokens; the sum over the
+    ranks is the loss of the whole sequences.
     """
     sequences, lengths = membership.sequences, membership.lengths
     experts, top_k = logits.shape[-1], chosen.shape[-1]
