@@ -1,6 +1,5 @@
 """Published recipes: their manifests are valid, and their settings train, on a small model of the same kind."""
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +9,11 @@ import pytest
 from qwen35_trainer.manifest import Manifest, dump_manifest, load_manifest
 from qwen35_trainer.manifest.document import parse_document
 from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, UpdateRecord
+from qwen35_trainer.progress.sample_file import read_samples
 from qwen35_trainer.runtime.preflight import unsupported
 from qwen35_trainer.runtime.train_session import learning_rate
-from tests.recipes.shrink import BATCHES, DIVISOR, SUMS, changes, shrunken
+from tests.models import published
+from tests.recipes.shrink import BATCHES, DIVISOR, changes, sees, shape_of, shrunken, write
 from tests.runtime.conftest import Command, Ended
 from tests.runtime.local import Local
 
@@ -25,11 +26,12 @@ SIZE_AND_PLACE = {
     "spec.accelerator.profile",
     "spec.accelerator.devicesPerNode",
     "spec.model.source",
-    "spec.data.train",
-    "spec.data.validation",
+    "spec.data.train[0].files.paths[0]",
+    "spec.data.train[0].files.volume",
+    "spec.data.validation[0].files.paths[0]",
+    "spec.data.validation[0].files.volume",
     "spec.data.maxPromptTokens",
     "spec.data.maxResponseTokens",
-    "spec.rewards",
     "spec.rollout.engine",
     "spec.rollout.nodes",
     "spec.rollout.tensorParallel",
@@ -39,7 +41,7 @@ SIZE_AND_PLACE = {
     "spec.train.batch.microBatchSequences",
     "spec.checkpoint.storage",
 }
-"""What a published recipe and its run here may differ in; algorithm, optimizer, offload and the rest may not."""
+"""What a published recipe and its run here may differ in; format of the data, reward, algorithm, optimizer, offload and the rest may not."""
 
 
 @pytest.fixture(scope="module", params=RECIPES, ids=lambda file: file.stem)
@@ -58,12 +60,7 @@ def run(tmp_path_factory) -> Iterator[Callable[[Manifest], Ended]]:
     def run(small: Manifest) -> Ended:
         settings = small.spec.model_dump_json()
         if settings not in ended:
-            folder = tmp_path_factory.mktemp("recipe")
-            file = folder / "recipe.yaml"
-            file.write_text(dump_manifest(small))
-            rows = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in SUMS]
-            (folder / "train.jsonl").write_text("".join(rows[8:]))
-            (folder / "validation.jsonl").write_text("".join(rows[:8]))
+            file = write(tmp_path_factory.mktemp("recipe"), small)
             ended[settings] = (command if small.spec.world_size > 1 else local).run(file)
         return ended[settings]
 
@@ -97,15 +94,21 @@ def test_shrinking_changes_size_and_place_and_nothing_else(recipe, ranks):
 
 def test_a_shrunken_batch_is_the_published_one_divided(recipe):
     whole, small = recipe.spec.train.batch, shrunken(recipe).spec.train.batch
-    assert small.promptsPerUpdate * DIVISOR == whole.promptsPerUpdate
+    assert whole.promptsPerUpdate % small.promptsPerUpdate == 0
     assert small.microBatchSequences * DIVISOR == max(DIVISOR, whole.microBatchSequences)
 
 
 def test_a_shrunken_model_is_of_the_same_kind(recipe):
-    shape = shrunken(recipe).spec.model.source.random
-    assert shape is not None
-    assert shape.vision is not None
-    assert (shape.experts > 0) == ("-A" in recipe.spec.model.name)
+    shape = published.SHAPES[shape_of(shrunken(recipe))]
+    assert "vision_config" in shape
+    assert ("num_experts" in shape["text_config"]) == ("-A" in recipe.spec.model.name)
+
+
+def test_recipes_of_geo3k_train_on_pictures_and_its_reward(recipe):
+    """All but those of 9B, whose script trains on GSM8K."""
+    [reward] = shrunken(recipe).spec.rewards
+    assert sees(recipe) == ("-9B" not in recipe.spec.model.name)
+    assert sees(recipe) == (reward.function == "qwen35_trainer.rewards.geo3k:score")
 
 
 def test_nothing_of_a_shrunken_recipe_needs_a_cluster(recipe):
@@ -120,6 +123,10 @@ def test_its_settings_train(recipe, ranks, ended):
     assert all(math.isfinite(record.loss) and math.isfinite(record.gradient_norm) for record in updates)
     assert all(record.tokens > 0 for record in updates)
     assert any(record.gradient_norm > 0 for record in updates)
+    assert any(0 < record.reward_mean < 1 for record in updates)
+    prompts = [sample.prompt for moment in read_samples(ended.folder / "samples.jsonl") for sample in moment.samples]
+    assert prompts
+    assert all(("[image " in prompt) == sees(recipe) for prompt in prompts)
     assert {path.name for path in (ended.folder / "logs").glob("train-*")} == {
         f"train-{rank}.log" for rank in range(ranks)
     }
@@ -159,10 +166,13 @@ def _document(manifest: Manifest) -> object:
 
 
 def _differing(before: object, after: object, place: str = "") -> Iterator[str]:
-    """Places of the leaves, keys or lists in which two documents differ."""
+    """Places of the leaves, keys or lists in which two documents differ. Lists of one length are compared item by item."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             yield from _differing(before.get(key), after.get(key), f"{place}.{key}" if place else key)
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, items in enumerate(zip(before, after, strict=True)):
+            yield from _differing(*items, f"{place}[{index}]")
     elif before != after:
         yield place
 

@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from qwen35_trainer.data.tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 from qwen35_trainer.progress.sample_file import read_samples
 from tests.models import published
-from tests.models.scenes import END, IMAGE, START, VIDEO
 from tests.patience import PATIENCE
 
 from .conftest import Ended, Write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TEMPLATE = EXAMPLES / "tiny" / "chat.jinja"
 CHARACTERS = "rgby?\nuseaitn"
 PUBLISHED: dict[str, object] = {"model.source": {"path": "model"}, "data.chatTemplate": {}}
 """Changes to train a folder of published shape."""
@@ -45,7 +40,7 @@ SETTINGS: dict[str, object] = {
     | {"characters": CHARACTERS, "vision": {}},
     "data.train": [SOURCE],
     "data.validation": [SOURCE | {"name": "held-out", "files": SOURCE["files"] | {"paths": ["validation.jsonl"]}}],
-    "data.chatTemplate": {"file": str(TEMPLATE)},
+    "data.chatTemplate": {"file": str(published.TEMPLATE)},
     "data.maxPromptTokens": 40,
     "data.maxResponseTokens": 1,
     "algorithm.groupSize": 8,
@@ -97,26 +92,7 @@ def write_published(folder: Path, text: dict[str, Any] | None = None) -> None:
     text: other values of fields of the text model.
     """
     published.write(folder, "0.8B, tied", spread=SPREAD, text=text)
-    special = {"<|endoftext|>": 16, "<|im_start|>": 17, "<|im_end|>": 18, VISION_START: START, VISION_END: END}
-    special |= {IMAGE_PAD: IMAGE, VIDEO_PAD: VIDEO}
-    vocabulary = {character: index for index, character in enumerate(CHARACTERS)} | special
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<|endoftext|>",
-        eos_token="<|im_end|>",
-        additional_special_tokens=list(special),
-        chat_template=TEMPLATE.read_text(),
-    )
-    tokenizer.save_pretrained(folder)
-    processor = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
-    processor |= {
-        "size": {"shortest_edge": 64, "longest_edge": 256},
-        "image_processor_type": "Qwen2VLImageProcessorFast",
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    published.write_tokenizer(folder, CHARACTERS)
 
 
 def written(write: Write, folder: Path, changes: dict[str, object] | None = None, **options: Any) -> Path:
