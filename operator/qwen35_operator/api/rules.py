@@ -328,6 +328,13 @@ VALUES = (
         field=".algorithm.loss.maxDivergence",
     ),
     Rule(
+        "self.algorithm.loss.type != 'SAPO' || self.algorithm.correction.type == 'None' || self.async.updatesPerBatch > 1",
+        "With a correction and one update per batch, every ratio is 1, where the gate of loss SAPO does nothing: set "
+        "correction.type to None, or async.updatesPerBatch to at least 2.",
+        field=".algorithm.correction.type",
+        ratchets=True,
+    ),
+    Rule(
         f"{KL}.placement == 'LossAndReward' || !has({KL}.rewardCoefficient)",
         "Only placement LossAndReward has rewardCoefficient. Remove it.",
         field=".algorithm.kl.rewardCoefficient",
