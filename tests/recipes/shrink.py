@@ -3,7 +3,7 @@
 model    a folder of the shape in which the recipe's model is published, with random weights: vision tower and experts included
 devices  one node of as many processes as requested, so that FSDP shards; rollouts by the embedded engine
 data     rows in the format of the recipe's data set, and its reward: a few generated pictures for geo3k, sums for GSM8K
-batch    DIVISOR times fewer sequences per micro-batch, at least one; as many prompts per update; two batches
+batch    DIVISOR times fewer sequences per micro-batch, at least one; as many prompts per update; two versions
 """
 
 import io
@@ -24,7 +24,7 @@ from tests.models import published
 
 DIVISOR = 8
 """Of the sequences of a micro-batch."""
-BATCHES = 2
+VERSIONS = 2
 """The second is generated with the weights that the first has trained."""
 
 SHAPES = {True: "35B-A3B", False: "27B, untied"}
@@ -48,7 +48,7 @@ def changes(manifest: Manifest, ranks: int) -> dict[str, object]:
         "data.maxPromptTokens": 24,
         "data.maxResponseTokens": 6,
         "train.nodes": 1,
-        "train.updates": BATCHES * spec.async_.updatesPerBatch,
+        "train.updates": updates(manifest),
         "train.batch.promptsPerUpdate": max(ranks, micro),
         "train.batch.microBatchSequences": micro,
         "checkpoint.storage": None,
@@ -58,8 +58,14 @@ def changes(manifest: Manifest, ranks: int) -> dict[str, object]:
             files = f"data.{part}[{index}].files"
             changed |= {f"{files}.paths[0]": f"{part}.parquet", f"{files}.volume": None}
     if spec.rollout is not None:
-        changed |= {"rollout.engine": "Torch", "rollout.nodes": 1, "rollout.tensorParallel": 1}
+        changed |= {"rollout.engine": "Torch", "rollout.vllm": None, "rollout.nodes": 1, "rollout.tensorParallel": 1}
     return changed
+
+
+def updates(manifest: Manifest) -> int:
+    """Return the number of updates of the shrunken recipe."""
+    knobs = manifest.spec.async_
+    return VERSIONS * knobs.updatesPerBatch * knobs.batchesPerPublication
 
 
 def shrunken(manifest: Manifest, ranks: int = 1) -> Manifest:

@@ -327,6 +327,13 @@ class TrainSpec(Section):
         description="Recompute activations in the backward pass, which needs less memory and about a third more "
         "compute. Default false, for speed. verl: actor_rollout_ref.model.enable_gradient_checkpointing.",
     )
+    reshardAfterForward: bool = Field(
+        True,
+        description="Free the gathered parameters of a layer after its forward pass and gather them again for its backward pass; "
+        "FSDP only. false gathers them once and keeps them until the backward pass, which takes the memory of the "
+        "whole model in model.precision. Default true, which fits larger models. verl: "
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward.",
+    )
     headPrecision: Precision = Field(
         "BF16",
         description="Number format of the logits, in training and in the Torch rollout engine. BF16 rounds them to "

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from qwen35_trainer.engines.batch_ranks import BatchRanks
 from qwen35_trainer.manifest import ParallelismSpec, TrainSpec
@@ -103,14 +103,36 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
     # vectors, and its matrices with the rest of the layer. A float32 model needs one group only.
     mixed_types = precision != torch.float32
     exact = {parameter for name, parameter in model.named_parameters() if mixed_types and keeps_float32(name)}
+    frees = train.reshardAfterForward
     for module in layers(model):
-        fully_shard(module, mesh=mesh, mp_policy=inner, offload_policy=offload, ignored_params=exact)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=frees,
+            mp_policy=inner,
+            offload_policy=offload,
+            ignored_params=exact,
+        )
     float32 = replace(inner, param_dtype=torch.float32)
     for module in [module for name, module in model.named_modules() if mixed_types and name.endswith(".linear_attn")]:
         rest = set(module.parameters()) - exact
-        fully_shard(module, mesh=mesh, mp_policy=float32, offload_policy=offload, ignored_params=rest)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=frees,
+            mp_policy=float32,
+            offload_policy=offload,
+            ignored_params=rest,
+        )
     fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offload)
     return model
+
+
+def free_gathered(model: HFModule) -> None:
+    """Free the gathered parameters of all units, as a backward pass does, after forward passes without one."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def layers(model: HFModule) -> list[nn.Module]:
