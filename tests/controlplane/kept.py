@@ -103,6 +103,8 @@ WRITTEN: list[Document] = [
             "collectiveTimeoutSeconds": 900.0,
             "headPrecision": "FP32",
             "reshardAfterForward": False,
+            "activationCheckpointing": True,
+            "offload": {"activations": True},
             "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5, "warmupUpdates": 3},
             "router": {"loadBalancingLoss": 0.01, "zLoss": 0.001},
         },

@@ -272,6 +272,7 @@ def _mend_train(train: Document, world: int) -> None:
     if train.get("engine") == "Megatron":
         cut.pop("copies", None)
     _section(train, "offload")["gradients"] = False
+    _section(train, "offload").pop("activations", None)
     for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("copies",)):
         if world % math.prod(int(_number(cut, axis, 1)) for axis in axes):
             cut.clear()

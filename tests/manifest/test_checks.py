@@ -125,6 +125,16 @@ CASES = {
         "spec.train.offload.gradients",
         {"train.offload": {"gradients": True, "parameters": True}},
     ),
+    "activations that are not computed again": (
+        {"train.offload.activations": True},
+        "spec.train.offload.activations",
+        {"train": {"activationCheckpointing": True, "offload": {"activations": True}}},
+    ),
+    "activations of Megatron": (
+        {"train": {"engine": "Megatron", "activationCheckpointing": True, "offload": {"activations": True}}},
+        "spec.train.offload.activations",
+        {"train": {"engine": "Megatron", "activationCheckpointing": True}},
+    ),
     "batch": (
         {"train.batch.promptsPerUpdate": 3, "algorithm.groupSize": 3},
         "spec.train.batch",

@@ -256,6 +256,11 @@ LAYOUT = (
         field=".train.offload.gradients",
     ),
     Rule(
+        "!self.train.offload.activations || (self.train.engine == 'FSDP' && self.train.activationCheckpointing)",
+        "Only FSDP offloads activations, and only with train.activationCheckpointing. Set that to true, or activations to false.",
+        field=".train.offload.activations",
+    ),
+    Rule(
         f"self.train.batch.dynamicMicroBatches || ({WORLD}) % {DENSE} != 0 || "
         f"(self.train.batch.promptsPerUpdate * {GROUP}) % (({WORLD}) / {DENSE} * self.train.batch.microBatchSequences)"
         " == 0",

@@ -173,6 +173,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "train.offload.parameters": False,
     "train.offload.gradients": False,
     "train.offload.optimizer": False,
+    "train.offload.activations": False,
     "train.activationCheckpointing": False,
     "train.reshardAfterForward": True,
     "train.headPrecision": "BF16",

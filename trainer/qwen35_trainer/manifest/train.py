@@ -231,6 +231,12 @@ class OffloadSpec(Section):
         "because the copies take time. verl: actor_rollout_ref.actor.fsdp_config.optimizer_offload, "
         "actor_rollout_ref.actor.megatron.optimizer_offload.",
     )
+    activations: bool = Field(
+        False,
+        description="Offload activations: the input of each layer is in host memory from its forward pass to its backward pass, "
+        "which starts with it. FSDP only, and only with activationCheckpointing. Default false, because the copies take time. verl: "
+        "actor_rollout_ref.model.enable_activation_offload.",
+    )
 
 
 class LoRASpec(Section):

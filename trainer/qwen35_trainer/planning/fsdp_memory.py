@@ -126,6 +126,9 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     stack = activations.stack(
         shape, computation, shape.layers, shape.full_layers, recompute=train.activationCheckpointing
     )
+    # All inputs of layers but that of the layer whose backward pass runs.
+    inputs = (shape.layers - 1) * activations.layer_input(shape, computation) if train.offload.activations else 0.0
+    stack -= inputs
     kept = stack - activations.backward_temporaries(shape, computation)
     if train.activationCheckpointing:
         kept -= activations.largest_layer(shape, computation)
@@ -154,5 +157,5 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "optimizer step": state.with_parts(gradients=last, optimizer=optimizer if parked else 0),
     }
     peak, memory = largest(candidates)
-    host = (weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0)
+    host = inputs + ((weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0))
     return RankMemory(peak, memory, host, state.total, parked=state.total)
