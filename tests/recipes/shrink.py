@@ -22,7 +22,7 @@ from qwen35_trainer.manifest.overrides import apply_overrides
 from qwen35_trainer.manifest.parse import parse_manifest
 from tests.models import published
 
-DIVISOR = 8
+DIVISOR = 16
 """Of the sequences of a micro-batch."""
 VERSIONS = 2
 """The second is generated with the weights that the first has trained."""
