@@ -47,12 +47,13 @@ VERL_NOTES: Final[Mapping[str, str]] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": "`vanilla` is `PPOClip`, `gspo` is `GSPO`, `cispo` is `CISPO`, `gpg` is `GPG`, `sapo` is `SAPO`, "
     "`dppo_tv` is `DPPOBinaryTV`, `dppo_kl` is `DPPOBinaryKL`.",
     "actor_rollout_ref.actor.clip_ratio": "With the losses `dppo_tv` and `dppo_kl`, where verl reads the bound of the divergence from it.",
-    "actor_rollout_ref.actor.clip_ratio_c": "With the losses `dppo_tv` and `dppo_kl`, verl truncates the ratio at it, too, 3 by default. DPPO here "
-    "truncates at 20, which verl's loss uses without it.",
+    "actor_rollout_ref.actor.clip_ratio_c": "With the losses `dppo_tv` and `dppo_kl`, verl truncates the ratio at it, too, 3 by default, and its "
+    "script of DPPO sets 10000. DPPO here truncates at 20.",
     "algorithm.adv_estimator": "`grpo` is `GRPO`, or `DrGRPO` with `norm_adv_by_std_in_grpo=False`; `rloo` is `RLOO`, `opo` is `OPO`, `remax` is `ReMax` with one more in `groupSize`, "
     "`grpo_passk` is `PassAtK`, which does not divide by the standard deviation, `reinforce_plus_plus` is `ReinforcePlusPlus`, "
     "`reinforce_plus_plus_baseline` is `ReinforcePlusPlusBaseline`, `gae` is `GAE`.",
-    "algorithm.rollout_correction.rollout_is": "`token` is `TokenTIS`, `sequence` is `SequenceTIS`. The default here is `TokenTIS`.",
+    "algorithm.rollout_correction.rollout_is": "`token` is `TokenTIS`, `sequence` is `SequenceTIS`; without any, `Recomputed`, or `None` in bypass mode. "
+    "The default here is `TokenTIS`.",
     "async_training.require_batches": "verl: mini-batches to collect before training. Here: updates per batch, the same number.",
     "async_training.staleness_threshold": "In shares of one version's groups. Here it also needs to be at most `maxVersionLag`.",
     "async_training.trigger_parameter_sync_step": "In batches, in both.",

@@ -24,6 +24,7 @@ def corrected(name, ratios=RATIOS, mask=MASK):
     ("name", "weights"),
     [
         ("None", [[1, 1, 1, 1], [1, 1, 0, 0]]),
+        ("Recomputed", [[1, 1, 1, 1], [1, 1, 0, 0]]),
         ("TokenTIS", [[2, 0.25, 1, 1.5], [2, 2, 0, 0]]),
         ("DecoupledPPO", [[2, 0.25, 1, 1.5], [2, 2, 0, 0]]),
         ("SequenceTIS", [[1.125] * 4, [2, 2, 0, 0]]),

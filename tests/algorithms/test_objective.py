@@ -84,6 +84,8 @@ def test_policy_kl_and_entropy_add_up():
         # Behaviour 0.25, proximal 0.4, current 0.5, A = 1: current/behaviour 2, proximal/behaviour 1.6, ratio 1.25.
         ("None", None, -1.28, 0.0),  # the ratio is 2, clipped at 1.28
         ("None", 0.4, -1.28, 0.0),  # proximal is not used
+        ("Recomputed", 0.4, -1.25, -1.25),  # weight 1, ratio 1.25
+        ("Recomputed", 0.2, -1.28, 0.0),  # ratio 2.5 clipped at 1.28
         ("TokenTIS", None, -2.0, -2.0),  # weight 2, ratio 1
         ("TokenTIS", 0.4, -2.0, -2.0),  # weight 1.6, ratio 1.25
         ("SequenceTIS", 0.4, -2.0, -2.0),
@@ -260,8 +262,8 @@ def test_metrics_are_scalars_without_gradient():
     assert metrics["tokens"].item() == 7
 
 
-def test_only_decoupled_ppo_needs_recomputed_log_probs():
-    assert [name for name in CORRECTIONS.names if needs_proximal(name)] == ["DecoupledPPO"]
+def test_two_corrections_need_recomputed_log_probs():
+    assert {name for name in CORRECTIONS.names if needs_proximal(name)} == {"DecoupledPPO", "Recomputed"}
     with pytest.raises(ValueError, match="unknown correction 'TIS'"):
         needs_proximal("TIS")
 

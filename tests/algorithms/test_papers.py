@@ -269,6 +269,7 @@ def test_an_advantage_is_that_of_its_paper(name, ties):
 CAP, FLOOR = 2.0, 0.5
 WEIGHT_REFERENCES: dict[str, Callable[[list[float]], list[float]]] = {
     "None": lambda r: [1.0] * len(r),
+    "Recomputed": lambda r: [1.0] * len(r),
     "TokenTIS": lambda r: [min(each, CAP) for each in r],
     "DecoupledPPO": lambda r: [min(each, CAP) for each in r],
     "SequenceTIS": lambda r: [min(math.prod(r), CAP)] * len(r),

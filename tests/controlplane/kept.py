@@ -75,6 +75,7 @@ WRITTEN: list[Document] = [
             "transport": "Folder",
             "folder": "/publications",
             "wholeEvery": 8,
+            "bucketMebibytes": 1024,
             "maxLogProbDifference": 0.2,
         },
         "checkpoint": {
@@ -101,6 +102,9 @@ WRITTEN: list[Document] = [
             "batch": {"dynamicMicroBatches": True, "promptsPerUpdate": 4},
             "collectiveTimeoutSeconds": 900.0,
             "headPrecision": "FP32",
+            "reshardAfterForward": False,
+            "activationCheckpointing": True,
+            "offload": {"activations": True},
             "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5, "warmupUpdates": 3},
             "router": {"loadBalancingLoss": 0.01, "zLoss": 0.001},
         },

@@ -200,9 +200,10 @@ def _mend(spec: Document, draw: Callable[[SearchStrategy[Any]], Any]) -> None:
         algorithm.pop("correction", None)
     algorithm.pop("overlongPenalty", None)
     _mend_kl(_section(algorithm, "kl"))
-    if str(loss.get("type")).startswith("DPPO"):
+    divergence_masked = str(loss.get("type")).startswith("DPPO")
+    if divergence_masked or loss.get("type") == "SAPO":
         algorithm["correction"] = {"type": "None"}
-    else:
+    if not divergence_masked:
         loss.pop("maxDivergence", None)
     if draw(st.integers(0, 3)):  # the others stay as a later release may run them
         _mend_engines(spec)
@@ -271,6 +272,7 @@ def _mend_train(train: Document, world: int) -> None:
     if train.get("engine") == "Megatron":
         cut.pop("copies", None)
     _section(train, "offload")["gradients"] = False
+    _section(train, "offload").pop("activations", None)
     for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("copies",)):
         if world % math.prod(int(_number(cut, axis, 1)) for axis in axes):
             cut.clear()

@@ -46,9 +46,10 @@ def test_an_advantage_function_of_the_user_gets_the_whole_batch_on_each_of_two_r
 
 
 def test_several_updates_of_a_batch_on_two_ranks_are_those_of_one(groups) -> None:
-    """A rank's share of the batch consists of its shares of all updates."""
+    """A rank's share of the batch consists of its shares of all updates. All layers stay gathered between their two passes."""
     algorithm = {"correction": {"type": "DecoupledPPO"}}
-    two_ranks_agree_with_one(groups, 0, 8, {"microBatchSequences": 2}, algorithm=algorithm, updates=2)
+    gathered = {"reshardAfterForward": False}
+    two_ranks_agree_with_one(groups, 0, 8, {"microBatchSequences": 2}, algorithm=algorithm, updates=2, of_two=gathered)
 
 
 @pytest.mark.soak

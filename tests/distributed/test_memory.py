@@ -13,6 +13,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "larger": ("larger", 2, {}),
     "recomputed": ("larger", 2, {"activationCheckpointing": True}),
     "experts, recomputed": ("experts", 2, {"activationCheckpointing": True}),
+    "all layers gathered": ("larger", 2, {"reshardAfterForward": False}),
     "float32": ("small", 2, {"precision": "FP32"}),
     "one rank, micro-batch 2": ("small", 1, {"micro": 2, "activationCheckpointing": True}),
     "copies": ("larger", 2, {"parallelism": {"copies": 2}}),

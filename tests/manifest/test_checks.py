@@ -125,6 +125,16 @@ CASES = {
         "spec.train.offload.gradients",
         {"train.offload": {"gradients": True, "parameters": True}},
     ),
+    "activations that are not computed again": (
+        {"train.offload.activations": True},
+        "spec.train.offload.activations",
+        {"train": {"activationCheckpointing": True, "offload": {"activations": True}}},
+    ),
+    "activations of Megatron": (
+        {"train": {"engine": "Megatron", "activationCheckpointing": True, "offload": {"activations": True}}},
+        "spec.train.offload.activations",
+        {"train": {"engine": "Megatron", "activationCheckpointing": True}},
+    ),
     "batch": (
         {"train.batch.promptsPerUpdate": 3, "algorithm.groupSize": 3},
         "spec.train.batch",
@@ -258,9 +268,22 @@ CASES = {
         {"algorithm": {"loss": {"type": "DPPOBinaryTV", "maxDivergence": 0.2}, "correction": {"type": "None"}}},
     ),
     "divergence of another loss": (
-        {"algorithm.loss": {"type": "SAPO", "maxDivergence": 0.2}},
+        {"algorithm.loss": {"type": "CISPO", "maxDivergence": 0.2}},
         "spec.algorithm.loss.maxDivergence",
-        {"algorithm.loss": {"type": "SAPO", "tauNegative": 2.0}},
+        {"algorithm.loss": {"type": "CISPO", "clipLow": 0.9}},
+    ),
+    "a soft gate where every ratio is 1": (
+        {"algorithm.loss": {"type": "SAPO"}},
+        "spec.algorithm.correction.type",
+        {"algorithm": {"loss": {"type": "SAPO", "tauNegative": 2.0}, "correction": {"type": "None"}}},
+    ),
+    "a soft gate with one update per batch": (
+        {"algorithm": {"loss": {"type": "SAPO"}, "correction": {"type": "DecoupledPPO"}}},
+        "spec.algorithm.correction.type",
+        {
+            "algorithm": {"loss": {"type": "SAPO"}, "correction": {"type": "DecoupledPPO"}},
+            "async": {"updatesPerBatch": 2},
+        },
     ),
     "reward coefficient of one penalty": (
         {"algorithm.kl": {"placement": "Loss", "rewardCoefficient": 0.02}},
@@ -475,6 +498,8 @@ def test_a_training_that_has_begun_is_not_refused_for_what_an_earlier_release_ac
         "a lane of replicas like the others",
         "a lane for responses that are over",
         "a lane of Torch replicas on accelerators",
+        "a soft gate where every ratio is 1",
+        "a soft gate with one update per batch",
         "rule pattern",
         "rule pattern that RE2 does not know",
         "rule pattern that needs too much memory",

@@ -6,19 +6,24 @@ Qwen3.6-35B-A3B, which has the same classes. Weights are random.
 
 import copy
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from qwen35_trainer.data.tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.hub_tensors import to_per_expert
 from tests.models.scenes import END, IMAGE, START, VIDEO
 
+TEMPLATE = Path(__file__).parents[2] / "examples" / "tiny" / "chat.jinja"
+"""The chat template of these folders."""
 FLOAT32 = ("linear_attn.A_log", "linear_attn.norm.weight")
 """Ends of the names of what is published in float32; all else is bfloat16."""
 
@@ -184,6 +189,36 @@ def write(
     index = {"metadata": {"total_size": size}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return model
+
+
+def write_tokenizer(folder: Path, words: Sequence[str]) -> None:
+    """Write a tokenizer with a token for each of at most 16 words, its chat template, and the settings of the processor of pictures.
+
+    A picture of 16 × 16 pixels is as large as the processor allows, and has four tokens.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"<|endoftext|>": 16, "<|im_start|>": 17, "<|im_end|>": 18, VISION_START: START, VISION_END: END}
+    special |= {IMAGE_PAD: IMAGE, VIDEO_PAD: VIDEO}
+    vocabulary = {word: index for index, word in enumerate(words)} | special
+    longer = [re.escape(word) for word in sorted(words, key=len, reverse=True) if len(word) > 1]
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*longer, r"[\s\S]"])), "isolated")
+    backend.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=list(special),
+        chat_template=TEMPLATE.read_text(),
+    )
+    tokenizer.save_pretrained(folder)
+    processor = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    processor |= {
+        "size": {"shortest_edge": 64, "longest_edge": 256},
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:

@@ -61,8 +61,8 @@ WEIGHTS = (
     mutant(
         name="A bucket is closed although the next part would fill it exactly.",
         file="trainer/qwen35_trainer/weights/shard_streams.py",
-        old="if self._parts and self._next + size > BUCKET_BYTES:",
-        new="if self._parts and self._next + size >= BUCKET_BYTES:",
+        old="if self._parts and self._next + size > self._memory.size:",
+        new="if self._parts and self._next + size >= self._memory.size:",
         killer="tests/weights/test_object_store.py::test_no_bucket_is_larger_than_its_limit_and_each_is_full_before_the_next",
     ),
     mutant(

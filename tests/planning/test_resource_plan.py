@@ -79,6 +79,25 @@ def test_state_of_zero_3_is_sixteen_bytes_for_each_parameter_over_the_ranks():
     assert planned.state == pytest.approx(12 * 26.9e9 / 64, rel=0.02)
 
 
+def test_offloaded_inputs_of_layers_are_in_host_memory_and_gathered_layers_on_the_device():
+    """27B has 64 layers of 5,120 channels; a micro-batch has 2,048 tokens, in bfloat16."""
+    shape = MODELS["Qwen/Qwen3.5-27B"]
+
+    def memory(**train):
+        spec = spec_of(train={"nodes": 4, "activationCheckpointing": True} | train)
+        return fsdp_memory.rank_memory(shape, spec, "Fused", pictures=False)
+
+    recomputed, offloading, gathered = (
+        memory(),
+        memory(offload={"activations": True}),
+        memory(reshardAfterForward=False),
+    )
+    moved = 63 * 2048 * 5120 * 2
+    assert recomputed.device.activations - offloading.device.activations == pytest.approx(moved)
+    assert offloading.host - recomputed.host == pytest.approx(moved)
+    assert gathered.device.gathered > 2 * 26.9e9 > 4 * recomputed.device.gathered
+
+
 @pytest.mark.parametrize(("offloads", "code"), [("true", 0), ("false", 3)])
 def test_the_recipe_for_122b_fits_its_devices_because_it_offloads_the_optimizer(offloads, code):
     [file] = [file for file in EXAMPLES if "122b" in file.stem]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from qwen35_trainer.rewards.answer_rewards import math_grader
 from qwen35_trainer.rewards.function import load_function
 from qwen35_trainer.rewards.geo3k import last_boxed, score
 from qwen35_trainer.rewards.reward import RewardError
@@ -29,6 +30,14 @@ from qwen35_trainer.rewards.reward import RewardError
 )
 def test_the_answer_counts_nine_tenths_and_the_format_one(response: str, answer: str, expected: float) -> None:
     assert score("a question", response, answer, {}) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("boxed", "answer"), [("05", "5"), ("+5", "5"), ("-5", "5"), ("6", "5"), (" 5 ", "5"), ("-0", "0")]
+)
+def test_integers_are_compared_as_math_verify_does(boxed: str, answer: str) -> None:
+    expected = math_grader(None)(rf"\boxed{{{boxed}}}", answer)
+    assert score("a question", rf"\boxed{{{boxed}}}", answer, {}) == pytest.approx(0.9 * expected)
 
 
 def test_a_row_without_an_answer_is_an_error() -> None:

@@ -53,6 +53,14 @@ def test_the_example_with_vllm_learns(command, tmp_path):
     _learns(command, tmp_path, updates=300, example="tiny-grpo-vllm.yaml")
 
 
+@pytest.mark.soak
+def test_the_example_learns_with_vllm_that_takes_turns_with_the_trainer(command, tmp_path):
+    """Two processes for one device: vLLM and a train rank."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    turns = ["mode=Colocated", 'async={"batchesPerPublication": 1}']
+    _learns(command, tmp_path, updates=300, example="tiny-grpo-vllm.yaml", changes=turns)
+
+
 def _learns(
     local, folder: Path, *, updates: int, changes: list[str] | None = None, example: str = "tiny-grpo.yaml"
 ) -> None:

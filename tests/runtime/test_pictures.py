@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from qwen35_trainer.data.tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+from qwen35_trainer.progress.records import EvaluationRecord, SpanRecord, UpdateRecord
 from qwen35_trainer.progress.sample_file import read_samples
 from tests.models import published
-from tests.models.scenes import END, IMAGE, START, VIDEO
 from tests.patience import PATIENCE
 
 from .conftest import Ended, Write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TEMPLATE = EXAMPLES / "tiny" / "chat.jinja"
 CHARACTERS = "rgby?\nuseaitn"
 PUBLISHED: dict[str, object] = {"model.source": {"path": "model"}, "data.chatTemplate": {}}
 """Changes to train a folder of published shape."""
@@ -45,7 +40,7 @@ SETTINGS: dict[str, object] = {
     | {"characters": CHARACTERS, "vision": {}},
     "data.train": [SOURCE],
     "data.validation": [SOURCE | {"name": "held-out", "files": SOURCE["files"] | {"paths": ["validation.jsonl"]}}],
-    "data.chatTemplate": {"file": str(TEMPLATE)},
+    "data.chatTemplate": {"file": str(published.TEMPLATE)},
     "data.maxPromptTokens": 40,
     "data.maxResponseTokens": 1,
     "algorithm.groupSize": 8,
@@ -57,6 +52,8 @@ SEEN_BY_VLLM = SETTINGS["model.source.random"] | {"headDim": 32, "linearHeadDim"
 """The model of SETTINGS with the smallest heads that vLLM's kernels for the CPU have."""
 
 BY_VLLM = (
+    "mode=Colocated",
+    'async={"batchesPerPublication": 1}',
     "rollout.engine=VLLM",
     "model.source.random.headDim=32",
     "model.source.random.linearHeadDim=64",
@@ -69,7 +66,7 @@ BY_VLLM = (
     "evaluation.samplesPerPrompt=1",
     "checkpoint.everyUpdates=3",
 )
-"""Changes of the example, for three updates with vLLM."""
+"""Changes of the example, for three updates with vLLM, which takes turns with the trainer."""
 
 
 def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 0) -> None:
@@ -97,26 +94,7 @@ def write_published(folder: Path, text: dict[str, Any] | None = None) -> None:
     text: other values of fields of the text model.
     """
     published.write(folder, "0.8B, tied", spread=SPREAD, text=text)
-    special = {"<|endoftext|>": 16, "<|im_start|>": 17, "<|im_end|>": 18, VISION_START: START, VISION_END: END}
-    special |= {IMAGE_PAD: IMAGE, VIDEO_PAD: VIDEO}
-    vocabulary = {character: index for index, character in enumerate(CHARACTERS)} | special
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<|endoftext|>",
-        eos_token="<|im_end|>",
-        additional_special_tokens=list(special),
-        chat_template=TEMPLATE.read_text(),
-    )
-    tokenizer.save_pretrained(folder)
-    processor = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
-    processor |= {
-        "size": {"shortest_edge": 64, "longest_edge": 256},
-        "image_processor_type": "Qwen2VLImageProcessorFast",
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    published.write_tokenizer(folder, CHARACTERS)
 
 
 def written(write: Write, folder: Path, changes: dict[str, object] | None = None, **options: Any) -> Path:
@@ -136,6 +114,15 @@ def damage(folder: Path, row: int) -> None:
     """Cut off the first picture of a row behind its header."""
     picture = folder / "pictures" / f"train-{row}-0.png"
     picture.write_bytes(picture.read_bytes()[:60])
+
+
+def overlaps(ended: Ended) -> list[tuple[SpanRecord, SpanRecord]]:
+    """Work of a replica and of a rank at the same time."""
+    spans = ended.of(SpanRecord)
+    generating, training = ([span for span in spans if span.kind == kind] for kind in ("generate", "train"))
+    assert generating
+    assert training
+    return [(g, t) for g in generating for t in training if g.start < t.end and t.start < g.end]
 
 
 def succeeded(ended: Ended) -> Ended:
@@ -213,15 +200,20 @@ def test_what_a_run_cannot_show_is_refused_with_file_and_row_before_it_starts(
 
 
 def test_rollouts_by_vllm_from_prompts_with_images_train(command: Any, tmp_path: Path) -> None:
-    """In processes of their own. The trainer computes nearly the same log-probabilities as vLLM, which computes in bfloat16."""
+    """In processes of their own, one for each side of a device, which never work at the same time.
+
+    The trainer computes nearly the same log-probabilities as vLLM, which computes in bfloat16.
+    """
     pytest.importorskip("vllm", reason="vLLM is not installed")
     settings = [word for change in BY_VLLM for word in ("--set", change)]
     ended = succeeded(command.run(EXAMPLES / "tiny-grpo-vision.yaml", *settings, output=tmp_path / "out"))
     updates = ended.of(UpdateRecord)
     assert [record.update for record in updates] == [1, 2, 3]
-    assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
+    assert {record.lag_max for record in updates} == {0}
+    assert all(abs(record.behaviour_kl) < 1e-3 for record in updates)
     assert any(record.gradient_norm > 0 for record in updates)
     assert [record.update for record in ended.of(EvaluationRecord)] == [3]
+    assert overlaps(ended) == []
 
 
 @pytest.mark.soak

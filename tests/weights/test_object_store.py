@@ -5,17 +5,18 @@ import dataclasses
 import pytest
 import torch
 
-from qwen35_trainer.weights import segment, shard_streams
+from qwen35_trainer.weights import segment
 from qwen35_trainer.weights.published import StoredBuckets
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
 from tests.publications import same
+from tests.weights import ways
 from tests.weights.ways import RANKS, WEIGHTS, Way, fetch, reader
 
 
 @pytest.fixture
 def stored(open_way, monkeypatch) -> Way:
     """The transport, with buckets of 128 bytes."""
-    monkeypatch.setattr(shard_streams, "BUCKET_BYTES", 128)
+    monkeypatch.setattr(ways, "BUCKET_BYTES", 128)
     return open_way("ObjectStore")
 
 

@@ -8,6 +8,7 @@ import torch
 from qwen35_trainer.weights import segment, shard_streams
 from qwen35_trainer.weights.published import PublishedWeights, VersionStep
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
+from tests.weights import ways
 from tests.weights.ways import RANKS, Way, bits, fetch, reader
 
 WHOLE_EVERY = 4
@@ -17,7 +18,7 @@ WITH_CHANGES = ["ObjectStore with changes", "Folder with changes"]
 @pytest.fixture
 def open_way(open_way: Callable[[str], Way], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Way]:
     """Sets up one of WAYS, with buckets in which a rank's share of a version fits twice."""
-    monkeypatch.setattr(shard_streams, "BUCKET_BYTES", 4096)
+    monkeypatch.setattr(ways, "BUCKET_BYTES", 4096)
     return open_way
 
 

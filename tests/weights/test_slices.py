@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qwen35_trainer.weights import shard_streams
 from qwen35_trainer.weights.division import (
     Division,
     ReplicaRank,
@@ -31,6 +30,7 @@ from qwen35_trainer.weights.sliced_tensor import SliceMissing
 from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces, write_pieces
 from qwen35_trainer.weights.transfer_plan import planned_version, row_range, transfers
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
+from tests.weights import ways
 from tests.weights.ways import AVAILABLE, bits, fetch, reader
 
 SHAPES = {
@@ -279,7 +279,7 @@ def test_the_planned_parts_are_those_that_train_ranks_stage() -> None:
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_every_transport_brings_a_staged_version_whole_and_in_slices(name: str, open_way, monkeypatch) -> None:
     """Three train ranks stage for replicas of four ranks. A replica of any shape reads that, and a lane's of two ranks, too."""
-    monkeypatch.setattr(shard_streams, "BUCKET_BYTES", 10_000)
+    monkeypatch.setattr(ways, "BUCKET_BYTES", 10_000)
     way, arriving = open_way(name, ReplicaShape(4)), reader()
     for version in (1, 2):
         tensors = {name: tensor + version for name, tensor in TENSORS.items()}

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from qwen35_trainer.manifest.publication import TransportName
-from qwen35_trainer.weights import shard_streams
 from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import (
@@ -170,7 +169,10 @@ class Way:
         self.name, self.store, self.folder, self._others = name, store, folder, others
         self._collective = Collective(RANKS)
         self._ends = [RankEnd(self._collective, rank) for rank in range(RANKS)]
-        contexts = [RankContext(rank, RANKS, end, folder, whole_every, replica) for rank, end in enumerate(self._ends)]
+        contexts = [
+            RankContext(rank, RANKS, end, folder, whole_every, replica, BUCKET_BYTES)
+            for rank, end in enumerate(self._ends)
+        ]
         self._senders = [sender(name, context) for context in contexts]
 
     def publish(
@@ -301,7 +303,6 @@ def ways(folder: Path) -> Iterator[Callable[..., Way]]:
     others = frozenset(_segments())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "put", store.put)
-        patch.setattr(shard_streams, "BUCKET_BYTES", BUCKET_BYTES)
         patch.setattr(dist, "barrier", RankEnd.wait)
         patch.setattr(dist, "broadcast_object_list", _broadcast_object_list)
         patch.setattr(dist, "all_gather_object", _all_gather_object)

@@ -256,6 +256,11 @@ LAYOUT = (
         field=".train.offload.gradients",
     ),
     Rule(
+        "!self.train.offload.activations || (self.train.engine == 'FSDP' && self.train.activationCheckpointing)",
+        "Only FSDP offloads activations, and only with train.activationCheckpointing. Set that to true, or activations to false.",
+        field=".train.offload.activations",
+    ),
+    Rule(
         f"self.train.batch.dynamicMicroBatches || ({WORLD}) % {DENSE} != 0 || "
         f"(self.train.batch.promptsPerUpdate * {GROUP}) % (({WORLD}) / {DENSE} * self.train.batch.microBatchSequences)"
         " == 0",
@@ -326,6 +331,13 @@ VALUES = (
         f"self.algorithm.loss.type in {list(DIVERGENCE_MASKED)} || !has(self.algorithm.loss.maxDivergence)",
         "Only the losses DPPOBinaryTV and DPPOBinaryKL have maxDivergence. Remove it.",
         field=".algorithm.loss.maxDivergence",
+    ),
+    Rule(
+        "self.algorithm.loss.type != 'SAPO' || self.algorithm.correction.type == 'None' || self.async.updatesPerBatch > 1",
+        "With a correction and one update per batch, every ratio is 1, where the gate of loss SAPO does nothing: set "
+        "correction.type to None, or async.updatesPerBatch to at least 2.",
+        field=".algorithm.correction.type",
+        ratchets=True,
     ),
     Rule(
         f"{KL}.placement == 'LossAndReward' || !has({KL}.rewardCoefficient)",

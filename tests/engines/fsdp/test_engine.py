@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import load_balancing_loss_func
 
+from qwen35_trainer.engines.fsdp import sharding
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.micro_batch import Offsets
 from qwen35_trainer.engines.origin import Origin
@@ -134,6 +135,32 @@ def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log
 )
 def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout) -> None:
     no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout)
+
+
+def test_inputs_of_layers_are_in_host_memory_between_their_passes(
+    make_model, make_spec, make_batch, monkeypatch
+) -> None:
+    """And nothing else is. Here host memory is a copy, which a CPU would not make."""
+    saved: list[torch.Size] = []
+
+    class Copying(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, **_: object) -> None:
+            super().__init__(self.pack, torch.clone)
+
+        def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor.shape)
+            return tensor.detach().clone()
+
+    monkeypatch.setattr(sharding, "save_on_cpu", Copying)
+    recomputed = {"train.activationCheckpointing": True, "train.batch.microBatchSequences": 4}
+    settings = (recomputed, recomputed | {"train.offload.activations": True})
+    engines = [FSDPEngine(Origin(make_model), make_spec(each), CPU) for each in settings]
+    batch = make_batch()
+    assert engines[0].train(batch, [1e-3]) == engines[1].train(batch, [1e-3])
+    assert len(saved) == len(make_model().model.layers) * batch.samples // 4
+    assert {(len(shape), shape[-1]) for shape in saved} == {(3, make_model().config.hidden_size)}
+    expected, published = (published_by(engine) for engine in engines)
+    assert all(torch.equal(published[name], values) for name, values in expected.items())
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])

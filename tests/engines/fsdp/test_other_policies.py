@@ -151,13 +151,14 @@ def test_kl_in_loss_and_reward_has_a_coefficient_and_an_estimator_each(
     agree(metrics, pulled_back(batch, log_probs_of(current, batch), initial, scores), current)
 
 
+@pytest.mark.parametrize("correction", ["DecoupledPPO", "Recomputed"])
 @OVER_CANDIDATES
 def test_the_second_update_of_a_batch_is_clipped_around_the_weights_at_its_start(
-    make_model, make_spec, make_batch, log_probs_of, truncated
+    make_model, make_spec, make_batch, log_probs_of, truncated, correction
 ) -> None:
     spec = make_spec(
         {
-            "algorithm.correction.type": "DecoupledPPO",
+            "algorithm.correction.type": correction,
             "train.batch.promptsPerUpdate": 2,
             "train.batch.microBatchSequences": 8,
             "async.updatesPerBatch": 2,
@@ -181,7 +182,7 @@ def test_the_second_update_of_a_batch_is_clipped_around_the_weights_at_its_start
         )
     )
     for new, proximal, old, mask, advantage in rows[8:]:
-        weight = (proximal - old).exp().clamp(max=2.0)
+        weight = (proximal - old).exp().clamp(max=2.0) if correction == "DecoupledPPO" else 1.0
         total = total + (weight * clipped((new - proximal).exp(), advantage))[mask].sum()
         tokens += int(mask.sum())
     agree(metrics, total / tokens, current)

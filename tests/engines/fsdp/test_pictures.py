@@ -53,21 +53,28 @@ def run(engine: TorchEngine, *requests: SequenceRequest) -> dict[tuple[int, int]
 def test_log_probs_of_sequences_with_pictures_are_those_of_the_library_and_of_the_trainer(
     alone: None, make_spec: Any, experts: int, allowed: float
 ) -> None:
-    """Single log-probs of experts differ by a little more in float32, because their router amplifies rounding."""
+    """The trainer computes a sequence in one pass, as the library does, and the engine token by token, so it rounds in other places.
+
+    In these random models float32 itself is 1e-5 to 4e-5 away from float64, in the library too. No token changes its experts.
+    """
     model = vision_language(experts=experts)
     reference, scenes = copy.deepcopy(model), shown_scenes()
     requests = [each.request(group, index) for group, each in enumerate(scenes) for index in range(2)]
     finished = run(engine_of(model, slots=5), *requests)
     sequences = [finished[request.sequence].tokens for request in requests]
     assert sum(IMAGE in tokens.ids or VIDEO in tokens.ids for tokens in sequences) >= 2  # which the model drew itself
-    for request, tokens in zip(requests, sequences, strict=True):
-        expected = scored_by_the_library(reference, scenes[request.sequence[0]], tokens.ids)
-        np.testing.assert_allclose(tokens.log_probs, expected, atol=allowed)
     batch = batch_of(requests, sequences)
+    expected = np.concatenate(
+        [
+            scored_by_the_library(reference, scenes[request.sequence[0]], tokens.ids)
+            for request, tokens in zip(requests, sequences, strict=True)
+        ]
+    )
+    np.testing.assert_allclose(batch.log_probs, expected, rtol=0, atol=allowed)
     for packed in (False, True):
         spec = make_spec(SETTINGS | {"train.batch.removePadding": packed})
         trainer = FSDPEngine(Origin(lambda: copy.deepcopy(reference)), spec, torch.device("cpu"))
-        np.testing.assert_allclose(trainer.log_probs(batch), batch.log_probs, atol=allowed)
+        np.testing.assert_allclose(trainer.log_probs(batch), expected, rtol=0, atol=EXACT)
 
 
 def batch_of(requests: list[SequenceRequest], sequences: list[GeneratedTokens]) -> TrainBatch:

@@ -14,7 +14,10 @@ SHARE = 0.1
 """Maximum share of its working set that a sleeping engine may hold."""
 VARIANTS = {
     "all weights": {},
-    "with a reference model": {"algorithm.kl.placement": "Loss"},
+    "with a reference model, all layers gathered": {
+        "algorithm.kl.placement": "Loss",
+        "train.reshardAfterForward": False,
+    },
     "bfloat16": {"model.precision": "BF16"},
     "adapters": {"train.lora": {"rank": 4, "alpha": 8}},
     "Muon": {"train.optimizer.type": "Muon"},

@@ -10,6 +10,7 @@ with s = Π r and g = (Π r)^(1/tokens) over a sequence:
 
 name          weight of a token                            tokens left out
 None          1                                            none
+Recomputed    1                                            none
 TokenTIS      min(r, cap)                                  none
 SequenceTIS   min(s, cap)                                  none
 IcePop        r                                            tokens with r outside [floor, cap]
@@ -64,12 +65,15 @@ def correction(name: str) -> CorrectionFunction:
     return CORRECTIONS.get(name)
 
 
+@CORRECTIONS.register("Recomputed")
 @CORRECTIONS.register("None")
 def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
     """Weigh every trained token by 1.
 
-    With this setting, the ratio in the loss has the behaviour policy in its denominator. The loss itself therefore
-    corrects for the difference between the behaviour policy and the current policy.
+    None and Recomputed both use this function. With None, the ratio in the loss has the behaviour policy in its
+    denominator, so that the loss itself corrects for the difference between the behaviour policy and the current
+    policy. With Recomputed, the denominator is `proximal`, which must have been computed with the model weights at the
+    batch's start, and nothing corrects for the difference between the behaviour policy and the proximal policy.
     """
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 

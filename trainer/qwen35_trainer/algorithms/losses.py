@@ -32,8 +32,12 @@ MAX_BINARY_TV = 0.15
 MAX_BINARY_KL = 0.05
 """Default maximum divergence of DPPO with KL, in nats, as in the paper (arXiv:2602.04879)."""
 MAX_DPPO_RATIO = 20.0
-"""Maximum ratio with which DPPO weighs a token. verl's loss uses 20 if the settings lack `clip_ratio_c`, but verl's own
-actor settings set it to 3."""
+"""Maximum ratio with which DPPO weighs a token, where the paper has none.
+
+verl's loss truncates at `clip_ratio_c`, or at 20 without it. verl's actor settings have 3, which is meant for dual-clip
+PPO: it would truncate the rare tokens that DPPO is to set free. The authors' script for verl sets 10000, so that nothing
+is truncated. 20 bounds the loss of a token with a negative advantage and is close to the paper.
+"""
 MIN_PROBABILITY = 1e-8
 """Lower bound of the summed probability of all tokens other than the sampled one. verl has the same bound."""
 

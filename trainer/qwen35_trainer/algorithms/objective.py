@@ -9,6 +9,7 @@ which log-probs the two ratios use:
 
 correction     proximal log-probs          loss's denominator     weight of the policy loss      name in verl
 None           not used                    behaviour              1                              bypass
+Recomputed     required                    proximal               1                              the default: neither bypass nor weights
 TokenTIS       current, unless passed      proximal               min(r, cap) per token          decoupled
 SequenceTIS    current, unless passed      proximal               min(Π r, cap) per sequence     decoupled
 IcePop         current, unless passed      proximal               r in [floor, cap], else 0      decoupled
@@ -18,15 +19,16 @@ DecoupledPPO   required                    proximal               min(r, cap) pe
 The table follows one rule: the change from the behaviour policy to the current policy is corrected exactly once. With
 correction None, the ratio of the loss corrects the whole change, and the weight is 1. With any other correction, the
 weight corrects the change from behaviour to proximal policy, and the ratio of the loss corrects the change from
-proximal to current policy. There are three special cases. SequenceMask corrects the change from behaviour to proximal
-policy by dropping sequences. GPG has no ratio, so with correction None its loss is not corrected. DPPO's trust region
+proximal to current policy. There are four special cases. Recomputed leaves the change from behaviour to proximal policy
+as it is, as synchronous trainers do that take it for rounding between engines: do not use it with stale tokens.
+SequenceMask corrects that change by dropping sequences. GPG has no ratio, so with correction None its loss is not corrected. DPPO's trust region
 is around the policy in the denominator of the loss's ratio and should be around the behaviour policy, so the manifest
 requires correction None.
 
 "Current, unless passed": with one optimizer step per batch, the weights at the batch's start are the current ones. The
 proximal log-probs are then the current ones, detached. The ratio of the loss is 1 and nothing is clipped: only the
 bounds of the correction limit the step. With several steps per batch, pass log-probs that were computed with the
-weights at the batch's start, so that clipping has an effect. DecoupledPPO requires these log-probs.
+weights at the batch's start, so that clipping has an effect. DecoupledPPO and Recomputed require these log-probs.
 
 Under truncated sampling, all log-probs of a token, including those of the reference model, are over the tokens that the
 sampler kept. The ratio of an unchanged policy is therefore 1 (docs/numerics.md).
@@ -134,7 +136,7 @@ def needs_proximal(correction: str) -> bool:
     Raises ValueError for an unknown correction.
     """
     CORRECTIONS.get(correction)
-    return correction == "DecoupledPPO"
+    return correction in ("DecoupledPPO", "Recomputed")
 
 
 def policy_objective(

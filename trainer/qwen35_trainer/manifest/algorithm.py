@@ -24,7 +24,7 @@ LossType = Literal["PPOClip", "GSPO", "CISPO", "GPG", "SAPO", "DPPOBinaryTV", "D
 AggregationName = Literal["TokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenMean", "SequenceMeanTokenSumNorm"]
 KLPlacement = Literal["None", "Loss", "Reward", "LossAndReward"]
 KLEstimator = Literal["K1", "K2", "K3"]
-CorrectionType = Literal["None", "TokenTIS", "SequenceTIS", "IcePop", "SequenceMask", "DecoupledPPO"]
+CorrectionType = Literal["None", "Recomputed", "TokenTIS", "SequenceTIS", "IcePop", "SequenceMask", "DecoupledPPO"]
 
 
 class LossSpec(Section):
@@ -179,8 +179,9 @@ class CorrectionSpec(Section):
     type: CorrectionType = Field(
         "TokenTIS",
         description="Importance weights between sampler and trainer: truncated per token or per sequence (TIS), "
-        "masked per token (IcePop) or per sequence (SequenceMask), or log-probabilities recomputed before"
-        " the update (DecoupledPPO). Default TokenTIS, which needs no additional forward pass. verl: "
+        "masked per token (IcePop) or per sequence (SequenceMask). DecoupledPPO truncates per token and clips around the weights "
+        "at the batch's start; Recomputed does the latter without weights; None clips around the sampler. "
+        "Default TokenTIS, which needs no additional forward pass. verl: "
         "algorithm.rollout_correction.rollout_is, .rollout_rs, .bypass_mode.",
     )
     cap: float = Field(

@@ -62,6 +62,7 @@ NEW_TRAINING_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (straggler_lane.before_the_limit, ("data", "rollout")),
     (straggler_lane.faster_engine, ("accelerator", "rollout")),
     (contents.rule_patterns, ("failurePolicy",)),
+    (contents.soft_gate, ("algorithm", "async")),
 )
 """Checks of new trainings only, because an earlier release accepted the specs that they refuse.
 

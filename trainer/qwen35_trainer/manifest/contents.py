@@ -180,6 +180,21 @@ def divergence(spec: TrainingSpec) -> Iterator[Problem]:
         yield Problem("spec.algorithm.loss.maxDivergence", message, "Remove it, or use DPPOBinaryTV or DPPOBinaryKL.")
 
 
+def soft_gate(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the ratios of the loss SAPO can differ from 1. At 1, its gate does nothing, and SAPO is the plain policy gradient.
+
+    With a correction, a ratio is between the current policy and the policy at the batch's start. If a batch has one
+    update, both are the same.
+    """
+    correction = spec.algorithm.correction.type
+    if spec.algorithm.loss.type == "SAPO" and correction != "None" and spec.async_.updatesPerBatch == 1:
+        yield Problem(
+            "spec.algorithm.correction.type",
+            f"with {correction} and one update per batch, the ratio of every token is 1, where the gate of loss SAPO does nothing.",
+            "Set it to None, or async.updatesPerBatch to at least 2.",
+        )
+
+
 def kl(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that rewardCoefficient and rewardEstimator are set only with the placement LossAndReward.
 

@@ -93,6 +93,8 @@ def heads(spec: TrainingSpec) -> Iterator[Problem]:
 def offload(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that the FSDP engine offloads gradients only together with parameters, because FSDP keeps gradients where
     the parameters are.
+
+    Also check that only the FSDP engine offloads activations, and only those that recomputation starts from.
     """
     offloaded = spec.train.offload
     if spec.train.engine == "FSDP" and offloaded.gradients and not offloaded.parameters:
@@ -100,6 +102,18 @@ def offload(spec: TrainingSpec) -> Iterator[Problem]:
             "spec.train.offload.gradients",
             "true without parameters: FSDP keeps gradients where the parameters are.",
             "Set parameters to true, or gradients to false.",
+        )
+    if offloaded.activations and spec.train.engine != "FSDP":
+        yield Problem(
+            "spec.train.offload.activations",
+            f"true with {spec.train.engine}, which keeps activations on the devices.",
+            "Set it to false, or use engine FSDP.",
+        )
+    if offloaded.activations and not spec.train.activationCheckpointing:
+        yield Problem(
+            "spec.train.offload.activations",
+            "true without train.activationCheckpointing: only the inputs of layers that are computed again are offloaded.",
+            "Set activationCheckpointing to true, or activations to false.",
         )
 
 

@@ -10,6 +10,8 @@ from qwen35_trainer.manifest.problems import Problem
 TransportName = Literal["SharedMemory", "ObjectStore", "Folder", "RDMA"]
 TransportChoice = Literal["Auto", "SharedMemory", "ObjectStore", "Folder", "RDMA"]
 
+DEFAULT_BUCKET_MEBIBYTES = 256
+"""Default size of a bucket of a publication, in MiB."""
 NO_SHARED_MEMORY = Problem(
     "spec.publication.transport",
     "SharedMemory needs trainer and replicas on one Linux machine, and the pods of a training share no memory.",
@@ -48,6 +50,15 @@ class PublicationSpec(Section):
         description="Every wholeEvery-th version is published whole, those between as the values that have changed, where "
         "that is smaller; the result is the same, bit for bit. With ObjectStore and Folder; SharedMemory moves no bytes, RDMA whole versions. Default 1, "
         "because changes need the version before in the memory of trainer and replicas. verl: none.",
+    )
+    bucketMebibytes: int = Field(
+        DEFAULT_BUCKET_MEBIBYTES,
+        ge=32,
+        le=65_536,
+        description="Maximum size, in MiB, of a bucket: the tensors that a rank stores and a replica fetches together. Each has one in "
+        "memory. With ObjectStore and Folder; SharedMemory and RDMA have no buckets. Default 256: the time for each is small "
+        "next to its transfer, and larger ones take more memory. verl: "
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes.",
     )
     maxLogProbDifference: float = Field(
         0.1,

@@ -231,6 +231,12 @@ class OffloadSpec(Section):
         "because the copies take time. verl: actor_rollout_ref.actor.fsdp_config.optimizer_offload, "
         "actor_rollout_ref.actor.megatron.optimizer_offload.",
     )
+    activations: bool = Field(
+        False,
+        description="Offload activations: the input of each layer is in host memory from its forward pass to its backward pass, "
+        "which starts with it. FSDP only, and only with activationCheckpointing. Default false, because the copies take time. verl: "
+        "actor_rollout_ref.model.enable_activation_offload.",
+    )
 
 
 class LoRASpec(Section):
@@ -327,6 +333,13 @@ class TrainSpec(Section):
         False,
         description="Recompute activations in the backward pass, which needs less memory and about a third more "
         "compute. Default false, for speed. verl: actor_rollout_ref.model.enable_gradient_checkpointing.",
+    )
+    reshardAfterForward: bool = Field(
+        True,
+        description="Free the gathered parameters of a layer after its forward pass and gather them again for its backward pass; "
+        "FSDP only. false gathers them once and keeps them until the backward pass, which takes the memory of the "
+        "whole model in model.precision. Default true, which fits larger models. verl: "
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward.",
     )
     headPrecision: Precision = Field(
         "BF16",

@@ -136,6 +136,11 @@ def backward_temporaries(shape: ModelSizes, computation: Computation) -> float:
     return computation.tokens * (3 * c * inner + 2 * c * shape.hidden)
 
 
+def layer_input(shape: ModelSizes, computation: Computation) -> float:
+    """Return the bytes of the input of a decoder layer."""
+    return computation.tokens * computation.width * shape.hidden
+
+
 def stack(shape: ModelSizes, computation: Computation, layers: int, full_layers: int, *, recompute: bool) -> float:
     """Return the bytes of activations and temporaries of `layers` decoder layers at the peak of their
     backward pass, for one micro-batch.
@@ -145,8 +150,7 @@ def stack(shape: ModelSizes, computation: Computation, layers: int, full_layers:
     """
     temporaries = backward_temporaries(shape, computation)
     if recompute:
-        inputs = computation.tokens * computation.width * shape.hidden
-        return layers * inputs + largest_layer(shape, computation) + temporaries
+        return layers * layer_input(shape, computation) + largest_layer(shape, computation) + temporaries
     full = layer(shape, computation, linear=False) if full_layers else 0.0
     linear = layer(shape, computation, linear=True) if layers > full_layers else 0.0
     return full_layers * full + (layers - full_layers) * linear + temporaries

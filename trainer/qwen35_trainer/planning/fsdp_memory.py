@@ -10,7 +10,8 @@ Parameters, optimizer state and gradients are sharded over the ranks of a copy o
     gradients         float32; they exist from the end of the first backward pass of an update to its optimizer step
     gathered          all-gathered parameters: the tables (token embedding and output layer) from the forward pass to the end of
                       the backward pass, and two layers at a time: the one that computes and the next one. A layer is
-                      resharded after use (torch.distributed.fsdp, `_fsdp_param_group.py`)
+                      resharded after use (torch.distributed.fsdp, `_fsdp_param_group.py`). Without
+                      `spec.train.reshardAfterForward`, all layers stay gathered from their forward to their backward pass
     gradient sums     a float32 copy of the gradient of one FSDP unit for the reduce-scatter (`_fsdp_collectives.foreach_reduce`)
 
 The peak is at one of four moments: the backward pass of the head, the backward pass of a layer, the reduce-scatter of
@@ -127,6 +128,9 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     stack = activations.stack(
         shape, computation, shape.layers, shape.full_layers, recompute=train.activationCheckpointing
     )
+    # All inputs of layers but that of the layer whose backward pass runs.
+    inputs = (shape.layers - 1) * activations.layer_input(shape, computation) if train.offload.activations else 0.0
+    stack -= inputs
     kept = stack - activations.backward_temporaries(shape, computation)
     if train.activationCheckpointing:
         kept -= activations.largest_layer(shape, computation)
@@ -135,9 +139,13 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     trained_unit = 0 if train.lora is not None else largest_unit
     table = width * parameters.embedding(shape).total if sizes.outermost_trained > shape.hidden else 0
     last = gradients if not on_host else 0.0
+    # In the backward pass of the head, and of the last layer.
+    around_head, around_layer = (sizes.outermost, sizes.outermost + unit + largest_unit)
+    if not train.reshardAfterForward:
+        around_head = around_layer = sizes.all
     candidates = {
         "backward pass of the head": held.with_parts(
-            gathered=width * sizes.outermost,
+            gathered=width * around_head,
             activations=kept,
             head=head_memory.fsdp(
                 shape.vocabulary,
@@ -149,7 +157,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
             ),
         ),
         "backward pass of a layer": held.with_parts(
-            gathered=width * (sizes.outermost + unit + largest_unit) + table + (4 + width) * trained_unit,
+            gathered=width * around_layer + table + (4 + width) * trained_unit,
             activations=stack,
         ),
         "sum of the tables' gradients": state.with_parts(
@@ -158,5 +166,5 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "optimizer step": state.with_parts(gradients=last, optimizer=optimizer if parked else 0),
     }
     peak, memory = largest(candidates)
-    host = (weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0)
+    host = inputs + ((weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0))
     return RankMemory(peak, memory, host, state.total, parked=state.total)

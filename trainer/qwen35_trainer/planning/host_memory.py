@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
+from qwen35_trainer.manifest.publication import DEFAULT_BUCKET_MEBIBYTES
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import parameters
 
@@ -24,8 +25,6 @@ DEVICE_PROCESS_BYTES = 4 * 2**30
 buffers. Tensors are counted separately."""
 CPU_PROCESS_BYTES = 1.2 * 2**30
 """Assumed bytes of a process that has imported torch on a CPU, without tensors: a worker takes 1.3 GB (docs/models.md)."""
-BUCKET_BYTES = 256 * 2**20
-"""Maximum bytes of a version that a replica fetches at a time (`weights/shard_streams.py`)."""
 TOKEN_BYTES = 4 + 4 + 1
 """Bytes of a response token in a batch: its id, its log-prob, and whether it trains."""
 
@@ -71,11 +70,14 @@ def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemor
     staged = 0.0 if spec.mode == "SFT" else 2 * version * devices / spec.world_size
     in_store = _uses_object_store(spec)
     batch = _batch_bytes(spec) / spec.train.nodes
+    # A bucket of the default size is part of the memory of a process.
+    bucket = min(_bucket_bytes(spec), version / spec.world_size) - DEFAULT_BUCKET_MEBIBYTES * 2**20
+    buckets = 0.0 if spec.mode == "SFT" else devices * max(0.0, bucket)
     return PodMemory(
         "train",
         devices * _process_bytes(spec),
         devices * tensors,
-        0.0 if in_store else staged,
+        buckets if in_store else buckets + staged,
         batch + (staged if in_store else 0.0),
     )
 
@@ -92,7 +94,7 @@ def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMem
     versions = 2 if spec.publication.transport == "RDMA" else 1
     nodes_of_replica = max(1.0, spec.rollout.tensorParallel / devices)
     staged = replicas * versions * version / nodes_of_replica
-    shared = replicas * BUCKET_BYTES if _uses_object_store(spec) else 0.0
+    shared = replicas * _bucket_bytes(spec) if _uses_object_store(spec) else 0.0
     return PodMemory(
         "rollout",
         devices * _process_bytes(spec),
@@ -119,6 +121,11 @@ def colocated_pod(
 
 def _process_bytes(spec: TrainingSpec) -> float:
     return CPU_PROCESS_BYTES if spec.accelerator.profile == "CPU" else DEVICE_PROCESS_BYTES
+
+
+def _bucket_bytes(spec: TrainingSpec) -> float:
+    """Return the maximum bytes of a version that a rank stores, and a replica fetches, at a time."""
+    return spec.publication.bucketMebibytes * 2.0**20
 
 
 def _uses_object_store(spec: TrainingSpec) -> bool:

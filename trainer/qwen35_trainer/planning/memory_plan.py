@@ -99,6 +99,8 @@ def _train_fix(spec: TrainingSpec, plan: MemoryPlan) -> str:
     fixes = []
     if not train.activationCheckpointing and parts.activations > parts.total / 4:
         fixes.append("set train.activationCheckpointing to true")
+    elif train.engine == "FSDP" and not train.offload.activations and parts.activations > parts.total / 4:
+        fixes.append("set train.offload.activations to true")
     if train.engine == "FSDP" and not train.offload.parameters:
         fixes.append("set train.offload.parameters to true")
     if train.engine == "Megatron" and not train.offload.optimizer:

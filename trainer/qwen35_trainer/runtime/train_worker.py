@@ -127,7 +127,9 @@ class TrainWorker(Process):
         self._engine = create(source, self._spec, own, pictures=self._pictures)
         group = dist.new_group(backend="gloo", timeout=self._timeout) if ranks > 1 else None
         replica = replica_shape(self._spec.rollout)
-        context = RankContext(rank, ranks, group, self._publications, self._spec.publication.wholeEvery, replica)
+        publication = self._spec.publication
+        bucket_bytes = publication.bucketMebibytes * 2**20
+        context = RankContext(rank, ranks, group, self._publications, publication.wholeEvery, replica, bucket_bytes)
         self._sender = sender(self._transport, context)
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:

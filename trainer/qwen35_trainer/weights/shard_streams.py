@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 
     import ray
 
-BUCKET_BYTES = 256 * 2**20
-"""Maximum size of a bucket in bytes. A rank and a replica each have one bucket at a time in memory."""
-
 
 @dataclass(frozen=True)
 class StagedStream:
@@ -70,13 +67,14 @@ class StagedStream:
 class ShardStream:
     """Encodes one rank's shards of one version after another into buckets, whole or as changes."""
 
-    def __init__(self, whole_every: int) -> None:
+    def __init__(self, whole_every: int, bucket_bytes: int) -> None:
         """Create a stream.
 
         whole_every: every `whole_every`-th version is whole. With 1, all versions are whole, and the stream keeps no
-        version in memory.
+        version in memory. bucket_bytes: maximum size of a bucket, at least that of a part. A rank and a replica each
+        have one bucket at a time in memory.
         """
-        self._whole_every = whole_every
+        self._whole_every, self._bucket_bytes = whole_every, bucket_bytes
         self._layout: WeightLayout | None = None
         self._before: list[Memory] = []  # the bytes of each of this rank's parts in the version before
         self._steps: tuple[VersionStep, ...] = ()
@@ -115,7 +113,7 @@ class ShardStream:
         if self.changes_follow and not as_changes:
             self._before = [np.zeros(piece.size, np.uint8) for piece in contents]
         parts: list[TensorPart] = []
-        writer = _BucketWriter(put)
+        writer = _BucketWriter(put, self._bucket_bytes)
         for number, piece in enumerate(contents):
             room = writer.room(piece.size)
             parts.append(piece.write(room))
@@ -127,9 +125,9 @@ class ShardStream:
 class _BucketWriter:
     """Collects encodings in a bucket, and stores the bucket when the next encoding might not fit."""
 
-    def __init__(self, put: Callable[[Memory], ray.ObjectRef[Any] | FilePlace]) -> None:
+    def __init__(self, put: Callable[[Memory], ray.ObjectRef[Any] | FilePlace], size: int) -> None:
         self._put = put
-        self._memory = np.zeros(BUCKET_BYTES, dtype=np.uint8)  # pages that are not written to cost nothing
+        self._memory = np.zeros(size, dtype=np.uint8)  # pages that are not written to cost nothing
         self._next = self._end = 0
         self._parts: list[EncodedPart] = []
         self._buckets: list[WeightBucket] = []
@@ -139,7 +137,7 @@ class _BucketWriter:
 
         If they do not fit into the present bucket, that bucket is stored first.
         """
-        if self._parts and self._next + size > BUCKET_BYTES:
+        if self._parts and self._next + size > self._memory.size:
             self._put_bucket()
         return self._memory[self._next : self._next + size]
 

@@ -28,7 +28,7 @@ from qwen35_trainer.engines.fsdp.freezing import convert_frozen, freeze, without
 from qwen35_trainer.engines.fsdp.loading import fill
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.published_shard import published_shard
-from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
+from qwen35_trainer.engines.fsdp.sharding import Ranks, free_gathered, shard
 from qwen35_trainer.engines.micro_batch import MicroBatch, Offsets, TokenTable, micro_batch, response_scores
 from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.engines.published_precision import published_precision
@@ -191,7 +191,7 @@ class FSDPEngine(UpdatingEngine):
                 micro = self._micro_batch(batch, offsets, samples)
                 values = response_scores(model, micro, temperature, with_entropy=False).log_probs
                 table.fill(samples, values.masked_fill(~micro.responses.mask, 0.0))
-        model.reshard()  # a backward pass would have done that for the outermost parameters
+        free_gathered(model)
         return table
 
     def _micro_batch(self, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> MicroBatch:

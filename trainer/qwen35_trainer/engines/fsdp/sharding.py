@@ -9,15 +9,17 @@ Neighbouring ranks share a sequence, so that the exchanges between them stay wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from qwen35_trainer.engines.batch_ranks import BatchRanks
 from qwen35_trainer.manifest import ParallelismSpec, TrainSpec
@@ -94,6 +96,8 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
     """
     if train.activationCheckpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if train.offload.activations:
+        _offload_inputs(model, mesh.device_type)
     mixed = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
     # The inputs of a layer keep the type of the previous layer's outputs; the vision tower's rotary tables stay float32.
     inner = replace(mixed, cast_forward_inputs=False)
@@ -103,14 +107,56 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
     # vectors, and its matrices with the rest of the layer. A float32 model needs one group only.
     mixed_types = precision != torch.float32
     exact = {parameter for name, parameter in model.named_parameters() if mixed_types and keeps_float32(name)}
+    frees = train.reshardAfterForward
     for module in layers(model):
-        fully_shard(module, mesh=mesh, mp_policy=inner, offload_policy=offload, ignored_params=exact)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=frees,
+            mp_policy=inner,
+            offload_policy=offload,
+            ignored_params=exact,
+        )
     float32 = replace(inner, param_dtype=torch.float32)
     for module in [module for name, module in model.named_modules() if mixed_types and name.endswith(".linear_attn")]:
         rest = set(module.parameters()) - exact
-        fully_shard(module, mesh=mesh, mp_policy=float32, offload_policy=offload, ignored_params=rest)
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=frees,
+            mp_policy=float32,
+            offload_policy=offload,
+            ignored_params=rest,
+        )
     fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offload)
     return model
+
+
+def _offload_inputs(model: HFModule, device_type: str) -> None:
+    """Keep the saved inputs of layers that are computed again in host memory between their two passes.
+
+    The library calls a function of each such layer that saves its inputs and computes the layer. What the layer itself
+    saves is not kept at all, so the function may save everything on the host.
+    """
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module._gradient_checkpointing_func = _saving_on_host(module._gradient_checkpointing_func, device_type)
+
+
+def _saving_on_host[**P, R](checkpoint: Callable[P, R], device_type: str) -> Callable[P, R]:
+    def run(*arguments: P.args, **named: P.kwargs) -> R:
+        # Pinned memory needs an accelerator. On a CPU the inputs stay where they are.
+        with save_on_cpu(pin_memory=device_type != "cpu", device_type=device_type):
+            return checkpoint(*arguments, **named)
+
+    return run
+
+
+def free_gathered(model: HFModule) -> None:
+    """Free the gathered parameters of all units, as a backward pass does, after forward passes without one."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def layers(model: HFModule) -> list[nn.Module]:

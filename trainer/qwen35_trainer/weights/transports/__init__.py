@@ -19,7 +19,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from qwen35_trainer.manifest import ManifestError, Problem
-from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, TransportChoice, TransportName
+from qwen35_trainer.manifest.publication import (
+    DEFAULT_BUCKET_MEBIBYTES,
+    NO_SHARED_MEMORY,
+    TransportChoice,
+    TransportName,
+)
 from qwen35_trainer.weights import segment
 from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.published import (
@@ -100,6 +105,8 @@ class RankContext:
 
     SharedMemory and RDMA stage tensors so that each rank of a replica of this shape can read only its slices.
     """
+    bucket_bytes: int = DEFAULT_BUCKET_MEBIBYTES * 2**20
+    """Maximum size of a bucket, with ObjectStore and Folder."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class FolderSender:
     def __init__(self, context: RankContext) -> None:
         assert context.folder is not None, "the manifest is checked"
         self._context, self._folder = context, context.folder
-        self._stream = ShardStream(context.whole_every)
+        self._stream = ShardStream(context.whole_every, context.bucket_bytes)
         self._is_first = True
         self._number = 0  # of the last publication that this process wrote; 0 before the first one
         self._partial: Path | None = None  # rank 0: the folder of the publication that is being written

@@ -38,7 +38,7 @@ class ObjectStoreSender:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._stream = ShardStream(context.whole_every)
+        self._stream = ShardStream(context.whole_every, context.bucket_bytes)
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
         staged = self._stream.stage(shards, version, ray.put)
