@@ -72,7 +72,7 @@ def test_state_of_zero_3_is_sixteen_bytes_for_each_parameter_over_the_ranks():
 
 
 def test_offloaded_inputs_of_layers_are_in_host_memory_and_gathered_layers_on_the_device():
-    """27B has 64 layers of 5,120 channels; a micro-batch has 16 × 2,048 tokens, in bfloat16."""
+    """27B has 64 layers of 5,120 channels; a micro-batch has 16 × 2,047 positions, in bfloat16."""
     shape = MODELS["Qwen/Qwen3.5-27B"]
 
     def memory(**train):
@@ -85,7 +85,7 @@ def test_offloaded_inputs_of_layers_are_in_host_memory_and_gathered_layers_on_th
         memory(offload={"activations": True}),
         memory(reshardAfterForward=False),
     )
-    moved = 63 * 16 * 2048 * 5120 * 2
+    moved = 63 * 16 * 2047 * 5120 * 2
     assert recomputed.device.activations - offloading.device.activations == pytest.approx(moved)
     assert offloading.host - recomputed.host == pytest.approx(moved)
     assert gathered.device.gathered > 2 * 26.9e9 > 4 * recomputed.device.gathered
