@@ -80,11 +80,12 @@ def test_state_of_zero_3_is_sixteen_bytes_for_each_parameter_over_the_ranks():
 
 
 def test_offloaded_inputs_of_layers_are_in_host_memory_and_gathered_layers_on_the_device():
-    """27B has 64 layers of 5,120 channels; a micro-batch has 2,048 tokens, in bfloat16."""
+    """27B has 64 layers of 5,120 channels; a micro-batch has 16 × 2,047 positions, in bfloat16."""
     shape = MODELS["Qwen/Qwen3.5-27B"]
 
     def memory(**train):
-        spec = spec_of(train={"nodes": 4, "activationCheckpointing": True} | train)
+        batch = {"microBatchSequences": 16, "promptsPerUpdate": 512}
+        spec = spec_of(train={"nodes": 4, "activationCheckpointing": True, "batch": batch} | train)
         return fsdp_memory.rank_memory(shape, spec, "Fused", pictures=False)
 
     recomputed, offloading, gathered = (
@@ -92,7 +93,7 @@ def test_offloaded_inputs_of_layers_are_in_host_memory_and_gathered_layers_on_th
         memory(offload={"activations": True}),
         memory(reshardAfterForward=False),
     )
-    moved = 63 * 2048 * 5120 * 2
+    moved = 63 * 16 * 2047 * 5120 * 2
     assert recomputed.device.activations - offloading.device.activations == pytest.approx(moved)
     assert offloading.host - recomputed.host == pytest.approx(moved)
     assert gathered.device.gathered > 2 * 26.9e9 > 4 * recomputed.device.gathered
