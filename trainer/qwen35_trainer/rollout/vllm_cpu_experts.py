@@ -58,7 +58,7 @@ def _with_own_experts(apply: Callable[..., None]) -> Callable[..., None]:
 
 def _divide_in_oldest() -> None:
     """Do the same in vLLM 0.23, whose kernels get the layer instead of its table."""
-    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE  # type: ignore[import-not-found]
 
     for name in ("forward_grouped_gemm", "forward_torch"):
         forward = getattr(CPUFusedMOE, name)
