@@ -138,8 +138,11 @@ async def test_the_death_of_a_scoring_process_is_logged_once_however_many_groups
     groups = [asyncio.ensure_future(score(scoring, "a", path=str(tmp_path / "file"))) for _ in range(20)]
     for _ in range(2):
         [process_id] = scoring.process_ids
+        while sum(place.groups for place in scoring._places) < len(groups):  # noqa: ASYNC110  # no event is set
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)  # the groups are sent
         os.kill(process_id, signal.SIGKILL)
-        while scoring.process_ids in ((), (process_id,)):  # noqa: ASYNC110  # no event is set
+        while scoring.process_ids in ((), (process_id,)):  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.005)
         groups.append(asyncio.ensure_future(score(scoring, "a", path=str(tmp_path / "file"))))
     (tmp_path / "file").touch()
