@@ -46,7 +46,7 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
 
     kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
     both are None, KUBECONFIG is not set, and this process runs in a pod, returns the pod's namespace without reading a
-    kubeconfig. Otherwise raises NotShown if there is no valid kubeconfig, or if the kubeconfig has no current context.
+    kubeconfig. Otherwise raises NotShown if the kubeconfig is missing, is invalid, or has no current context.
     """
     if uses_pod(kubeconfig, context):
         return POD_NAMESPACE_FILE.read_text().strip() if POD_NAMESPACE_FILE.is_file() else "default"

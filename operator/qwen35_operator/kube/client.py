@@ -209,7 +209,7 @@ async def connect(kubeconfig: str | None, observer: RequestObserver, context: st
 
     kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
     both are None, KUBECONFIG is not set, and this process runs in a pod, the client has the pod's credentials. observer:
-    called after every answer. Raises SettingsRefused if there are no valid credentials.
+    called after every answer. Raises SettingsRefused if the credentials are missing or invalid.
     """
     configuration = Configuration()
     try:

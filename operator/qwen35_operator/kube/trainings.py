@@ -99,7 +99,7 @@ class Trainings:
         self.seen_at = time.monotonic()
 
     def obstacle(self) -> Problem | None:
-        """Return the problem because of which the stored trainings may be out of date; None if there is no such problem.
+        """Return the problem that keeps the stored trainings from being up to date; None if they are up to date.
 
         The problem is that trainings cannot be watched, or that the API server does not answer.
         """

@@ -51,7 +51,7 @@ async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float 
 
     of: name of the actor. act: description of what the call does. Error messages contain both texts. seconds: deadline;
     None: no deadline. Raises ActorLost or one of its subclasses when the process has ended or cannot be reached,
-    Stalled when there is no answer after `seconds`, and any error that the call itself raised.
+    Stalled when the call has not been answered after `seconds`, and any error that the call itself raised.
     """
     return (await answers([call], of=of, act=act, seconds=seconds))[0]
 

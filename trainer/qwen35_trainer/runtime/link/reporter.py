@@ -280,7 +280,7 @@ def reporting(option: str | None) -> Iterator[Reporter]:
 def earlier_records(metrics: Path, until: int) -> RunFold:
     """Return a RunFold of the records that led to the weights after update `until`, from all previous attempts.
 
-    metrics: path of the metrics file. If there is no such file, the result is empty. Spans, the bars of the timeline, are
+    metrics: path of the metrics file. If the file does not exist, the result is empty. Spans, the bars of the timeline, are
     left out, because there may be many. Records of the ends of attempts and damaged lines are left out, too. Each damaged
     line is logged.
     """
