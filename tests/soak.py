@@ -1,13 +1,13 @@
 """`make soak`: what is too long or too random for every change. Runs until its minutes are over, each kind at least once.
 
-    clusters:  one run of each kind ─► again in turn, until the minutes are over ─┐
+    waiting:   one run of each kind ─► again in turn, until the minutes are over ─┐
                                                                                   ├─► alone: one run of each ─► how many runs of each
-    processes: one run of each kind ─► again in turn, until the minutes are over ─┘
+    computing: one run of each kind ─► again in turn, until the minutes are over ─┘
 
     python -m tests.soak --minutes 60 [--only KIND …] [--seed N]
 
-The first two lanes run in parallel, because tests with clusters mostly wait. Tests that assert a limit in seconds or need most of
-the memory run after them, when nothing else runs.
+The first two lanes run in parallel: tests with clusters, and half an hour of losses, mostly wait. Tests that assert a limit in
+seconds or need most of the memory run after them, when nothing else runs.
 
 Every run has a seed, which is printed and repeats it: hypothesis draws its examples from it, and test files come in the order
 that it gives. The fork server is off, so every process does its own imports. A kind that fails does not stop the others. The exit
@@ -44,8 +44,8 @@ MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
 class Lane(Enum):
     """When a kind runs: in parallel with those of the other lane, or when nothing else runs."""
 
-    CLUSTERS = "clusters"
-    PROCESSES = "processes"
+    WAITING = "waiting"
+    COMPUTING = "computing"
     ALONE = "alone"
 
 
@@ -66,10 +66,10 @@ class Kind:
 
 
 def kinds() -> tuple[Kind, ...]:
-    return (*_with_clusters(), *_with_processes(), *_alone())
+    return (*_that_wait(), *_that_compute(), *_alone())
 
 
-def _with_clusters() -> tuple[Kind, ...]:
+def _that_wait() -> tuple[Kind, ...]:
     oldest_server = ("controlplane/test_admission.py", "controlplane/test_lifecycle.py", "controlplane/test_suspend.py")
     oldest_kuberay = (
         "controlplane/test_lifecycle.py",
@@ -77,24 +77,25 @@ def _with_clusters() -> tuple[Kind, ...]:
         "controlplane/test_elasticity.py",
     )
     return (
-        Kind("parts of a real node killed", Lane.CLUSTERS, ("cluster",)),
-        Kind("every write of every story", Lane.CLUSTERS, ("controlplane",)),
+        Kind("parts of a real node killed", Lane.WAITING, ("cluster",)),
+        Kind("every write of every story", Lane.WAITING, ("controlplane",)),
         Kind(
             "the oldest API server that the newest can emulate",
-            Lane.CLUSTERS,
+            Lane.WAITING,
             oldest_server,
             environment={"QWEN35_TESTBED_KUBERNETES": "1.32"},
         ),
         Kind(
             "the oldest KubeRay",
-            Lane.CLUSTERS,
+            Lane.WAITING,
             oldest_kuberay,
             environment={"QWEN35_TESTBED_KUBERAY": "oldest"},
         ),
+        Kind("replicas lost for half an hour", Lane.WAITING, (LOSSES,), ("-m", "soak")),
     )
 
 
-def _with_processes() -> tuple[Kind, ...]:
+def _that_compute() -> tuple[Kind, ...]:
     folders = (place for place in TESTS.iterdir() if place.is_dir() and any(place.rglob("test_*.py")))
     rest = tuple(sorted(place.name for place in folders if place.name not in CLUSTERS + PROPERTIES))
     elsewhere = (
@@ -105,14 +106,13 @@ def _with_processes() -> tuple[Kind, ...]:
     return (
         Kind(
             "random examples",
-            Lane.PROCESSES,
+            Lane.COMPUTING,
             PROPERTIES,
             ("-m", "not quiet", f"--ignore=tests/{MONTH}"),
         ),
-        Kind("a month of updates in virtual time", Lane.PROCESSES, (MONTH,)),
-        Kind("replicas lost for half an hour", Lane.PROCESSES, (LOSSES,), ("-m", "soak")),
-        Kind("all others, in random order", Lane.PROCESSES, rest, ("-m", "not quiet", *elsewhere)),
-        Kind("the oldest vLLM", Lane.PROCESSES, ("rollout", INSTALLED), interpreter=OLD_VLLM_INTERPRETER),
+        Kind("a month of updates in virtual time", Lane.COMPUTING, (MONTH,)),
+        Kind("all others, in random order", Lane.COMPUTING, rest, ("-m", "not quiet", *elsewhere)),
+        Kind("the oldest vLLM", Lane.COMPUTING, ("rollout", INSTALLED), interpreter=OLD_VLLM_INTERPRETER),
     )
 
 

@@ -44,7 +44,7 @@ def kind_of(lane: soak.Lane, name: str) -> soak.Kind:
 
 
 def test_a_failed_run_or_a_kind_without_a_run_makes_the_soak_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = kind_of(soak.Lane.CLUSTERS, "first"), kind_of(soak.Lane.ALONE, "second")
+    first, second = kind_of(soak.Lane.WAITING, "first"), kind_of(soak.Lane.ALONE, "second")
     both = [soak.Ended(first, 1, passed=True, minutes=1.0), soak.Ended(second, 2, passed=True, minutes=1.0)]
     assert soak.report((first, second), both) == 0
     assert soak.report((first, second), both[:1]) == 1
