@@ -106,7 +106,9 @@ def test_a_bucket_counts_only_where_the_transport_has_buckets():
 
     def pods(transport, mebibytes):
         publication = {"transport": transport, "folder": "/shared", "bucketMebibytes": mebibytes}
-        spec = spec_of(mode="FullyAsync", rewards=[{"type": "Math"}], rollout={}, train={"nodes": 4}, publication=publication)
+        spec = spec_of(
+            mode="FullyAsync", rewards=[{"type": "Math"}], rollout={}, train={"nodes": 4}, publication=publication
+        )
         return host_memory.train_pod(shape, spec, 0.0), host_memory.rollout_pod(shape, spec, 0.0)
 
     replicas, default = 8, 256 * 2**20

@@ -186,5 +186,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "optimizer step": state.with_parts(gradients=last, optimizer=optimizer if parked else 0),
     }
     peak, memory = largest(candidates)
-    host = offloaded.host + ((weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0))
+    host = offloaded.host + (
+        (weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0)
+    )
     return RankMemory(peak, memory, host, state.total, parked=state.total)
