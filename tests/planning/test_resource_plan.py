@@ -150,6 +150,19 @@ def test_megatron_has_six_bytes_and_twelve_over_the_copies_for_each_parameter():
     assert planned.state == pytest.approx((6 + 12 / 8) * 26.9e9 / 8, rel=0.05)
 
 
+def test_a_sleeping_rank_of_megatron_has_the_same_bytes_in_host_memory_whatever_it_offloads():
+    """Its models and its optimizer state: it drops gradients, and the pinned memory of the trained model is used again."""
+    [file] = [file for file in EXAMPLES if "35b-a3b-grpo-megatron" in file.stem]
+    recipe = yaml.safe_load(file.read_text())["spec"]
+    asleep = []
+    for parameters, optimizer in ((False, False), (False, True), (True, False), (True, True)):
+        offload = {"parameters": parameters, "gradients": True, "optimizer": optimizer}
+        spec, _ = parse_spec(recipe | {"train": recipe["train"] | {"offload": offload}})
+        rank = megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-35B-A3B"], spec, "Fused")
+        asleep.append(rank.host + rank.parked)
+    assert asleep == pytest.approx([asleep[0]] * 4)
+
+
 def test_expert_ranks_divide_experts_alone():
     shape = MODELS["Qwen/Qwen3.5-35B-A3B"]
     sizes = {}
