@@ -38,4 +38,8 @@ async def keep_current(context: ssl.SSLContext, folder: Path) -> None:
 
 
 def _load(context: ssl.SSLContext, folder: Path) -> None:
-    context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
+    """Load the certificate in a folder into a context. Raises OSError, and leaves the context as it is, if that fails."""
+    files = folder / CERTIFICATE_FILE, folder / KEY_FILE
+    # OpenSSL drops the key of a context when the certificate of another key is loaded into it.
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*files)
+    context.load_cert_chain(*files)

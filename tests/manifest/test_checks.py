@@ -135,6 +135,11 @@ CASES = {
         "spec.train.offload.activations",
         {"train": {"engine": "Megatron", "activationCheckpointing": True}},
     ),
+    "gathered layers of Megatron": (
+        {"train": {"engine": "Megatron", "reshardAfterForward": False}},
+        "spec.train.reshardAfterForward",
+        {"train": {"engine": "FSDP", "reshardAfterForward": False}},
+    ),
     "batch": (
         {"train.batch.promptsPerUpdate": 3, "algorithm.groupSize": 3},
         "spec.train.batch",

@@ -140,10 +140,13 @@ async def test_metrics_are_served_over_https_with_a_certificate_that_may_be_rene
         assert await get(ports["health_port"], "/healthz") == (200, "ok")
         with pytest.raises(aiohttp.ClientError):
             await get(ports["metrics_port"], "/metrics")
-        (folder / "tls.crt").write_text("damaged")
-        while "The metrics keep their certificate" not in caplog.text:  # noqa: ASYNC110  # there is no event
-            await asyncio.sleep(0.01)
-        assert await subject(ports["metrics_port"], trusted) == "first"
+        other = as_secret(authority, "other", tmp_path / "other")
+        for damaged in ("damaged", (other / "tls.crt").read_text()):  # the second one does not match the key
+            (folder / "tls.crt").write_text(damaged)
+            caplog.clear()
+            while "The metrics keep their certificate" not in caplog.text:  # noqa: ASYNC110  # there is no event
+                await asyncio.sleep(0.01)
+            assert await subject(ports["metrics_port"], trusted) == "first"
         as_secret(authority, "second", folder)
         while await subject(ports["metrics_port"], trusted) != "second":  # noqa: ASYNC110  # there is no event
             await asyncio.sleep(0.01)

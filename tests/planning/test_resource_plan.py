@@ -13,7 +13,7 @@ from qwen35_trainer.catalog.links import LINKS
 from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.commands import app
 from qwen35_trainer.manifest import parse_spec
-from qwen35_trainer.planning import fsdp_memory, megatron_memory, rollout_memory
+from qwen35_trainer.planning import fsdp_memory, host_memory, megatron_memory, rollout_memory
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.train_time import train_time
 from qwen35_trainer.progress.records import UpdateRecord, to_line
@@ -93,10 +93,34 @@ def test_offloaded_inputs_of_layers_are_in_host_memory_and_gathered_layers_on_th
         memory(offload={"activations": True}),
         memory(reshardAfterForward=False),
     )
-    moved = 63 * 16 * 2047 * 5120 * 2
-    assert recomputed.device.activations - offloading.device.activations == pytest.approx(moved)
-    assert offloading.host - recomputed.host == pytest.approx(moved)
+    each = 16 * 2047 * 5120 * 2
+    assert recomputed.device.activations - offloading.device.activations == pytest.approx(63 * each)
+    assert each < 512 * 2**20, "the pinned block of an input: PyTorch rounds up to a power of two"
+    assert offloading.host - recomputed.host == 64 * 512 * 2**20
     assert gathered.device.gathered > 2 * 26.9e9 > 4 * recomputed.device.gathered
+
+
+def test_a_bucket_counts_only_where_the_transport_has_buckets():
+    """27B in bfloat16 over 32 ranks: 1.6 GiB for each, so that a bucket of 6 GiB is never full."""
+    shape = MODELS["Qwen/Qwen3.5-27B"]
+
+    def pods(transport, mebibytes):
+        publication = {"transport": transport, "folder": "/shared", "bucketMebibytes": mebibytes}
+        spec = spec_of(
+            mode="FullyAsync", rewards=[{"type": "Math"}], rollout={}, train={"nodes": 4}, publication=publication
+        )
+        return host_memory.train_pod(shape, spec, 0.0), host_memory.rollout_pod(shape, spec, 0.0)
+
+    replicas, default = 8, 256 * 2**20
+    shard = host_memory.version_bytes(shape, spec_of()) / 32
+    for transport in ("Auto", "ObjectStore", "Folder", "RDMA", "SharedMemory"):
+        (train, rollout), (large_train, large_rollout) = pods(transport, 256), pods(transport, 6144)
+        has_buckets, in_store = transport in ("Auto", "ObjectStore", "Folder"), transport in ("Auto", "ObjectStore")
+        more = has_buckets * (shard - default)
+        assert large_train.staging - train.staging == pytest.approx(8 * more)
+        assert large_train.shared == train.shared
+        assert large_rollout.shared - rollout.shared == pytest.approx(in_store * replicas * more)
+        assert large_rollout.staging - rollout.staging == pytest.approx((not in_store) * replicas * more)
 
 
 @pytest.mark.parametrize(("offloads", "code"), [("true", 0), ("false", 3)])
@@ -124,6 +148,19 @@ def test_megatron_has_six_bytes_and_twelve_over_the_copies_for_each_parameter():
     spec = spec_of(train={"engine": "Megatron", "nodes": 8, "parallelism": degrees})
     planned = megatron_memory.rank_memory(replace(MODELS["Qwen/Qwen3.5-27B"], vision=None), spec, "Fused")
     assert planned.state == pytest.approx((6 + 12 / 8) * 26.9e9 / 8, rel=0.05)
+
+
+def test_a_sleeping_rank_of_megatron_has_the_same_bytes_in_host_memory_whatever_it_offloads():
+    """Its models and its optimizer state: it drops gradients, and the pinned memory of the trained model is used again."""
+    [file] = [file for file in EXAMPLES if "35b-a3b-grpo-megatron" in file.stem]
+    recipe = yaml.safe_load(file.read_text())["spec"]
+    asleep = []
+    for parameters, optimizer in ((False, False), (False, True), (True, False), (True, True)):
+        offload = {"parameters": parameters, "gradients": True, "optimizer": optimizer}
+        spec, _ = parse_spec(recipe | {"train": recipe["train"] | {"offload": offload}})
+        rank = megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-35B-A3B"], spec, "Fused")
+        asleep.append(rank.host + rank.parked)
+    assert asleep == pytest.approx([asleep[0]] * 4)
 
 
 def test_expert_ranks_divide_experts_alone():

@@ -1,12 +1,15 @@
 """Versions that travel as changes: exact for every replica, whatever it has, and smaller where little changes."""
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from qwen35_trainer.weights import segment, shard_streams
-from qwen35_trainer.weights.published import PublishedWeights, VersionStep
+from qwen35_trainer.weights.published import FilePlace, PublishedWeights, VersionStep
+from qwen35_trainer.weights.shard_streams import ShardStream
+from qwen35_trainer.weights.staging import WeightShard
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
 from tests.weights import ways
 from tests.weights.ways import RANKS, Way, bits, fetch, reader
@@ -136,3 +139,19 @@ def test_a_machine_without_segments_applies_changes_in_the_memory_of_the_process
     arriving = reader()
     for published in published_versions(way, 3):
         assert bits(fetch(arriving, published)) == bits(weights_of(published.manifest.version))
+
+
+def test_a_bucket_that_is_larger_than_the_shard_of_a_rank_takes_only_the_memory_of_the_shard() -> None:
+    values, stored = torch.arange(3200, dtype=torch.float32), list[bytes]()
+    shards = [WeightShard(name, (3200,), torch.float32, 0, values) for name in ("first", "second")]
+
+    def put(bucket: segment.Memory) -> FilePlace:
+        stored.append(bucket.tobytes())
+        return FilePlace("file", 0, bucket.size)
+
+    tracemalloc.start()
+    ShardStream(1, 65536 * 2**20).stage(shards, 0, put)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(bucket) for bucket in stored] == [2 * values.nbytes]
+    assert peak < 2**20

@@ -261,6 +261,11 @@ LAYOUT = (
         field=".train.offload.activations",
     ),
     Rule(
+        "self.train.engine == 'FSDP' || self.train.reshardAfterForward",
+        "reshardAfterForward has no effect with this engine, which gathers no parameters of layers. Remove it, or use engine FSDP.",
+        field=".train.reshardAfterForward",
+    ),
+    Rule(
         f"self.train.batch.dynamicMicroBatches || ({WORLD}) % {DENSE} != 0 || "
         f"(self.train.batch.promptsPerUpdate * {GROUP}) % (({WORLD}) / {DENSE} * self.train.batch.microBatchSequences)"
         " == 0",

@@ -156,17 +156,18 @@ class RestClient:
     async def _json(self, request: _Request) -> JsonObject:
         """Send a request and return the answer. Raises ApiError if the request fails.
 
-        If the API server is unavailable, a GET is repeated within REQUEST_TIMEOUT_SECONDS. A write is not repeated: it
-        may have been carried out, so the caller must decide again.
+        If the API server is unavailable, a GET is repeated within REQUEST_TIMEOUT_SECONDS, unless the API server
+        requests a longer wait, which the error then contains. A write is not repeated: it may have been carried out, so
+        the caller must decide again.
         """
         limit = aiohttp.ClientTimeout()  # no limit by aiohttp: two limits that expire together would hide each other
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
+            async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS) as deadline:
                 for wait in (*GET_RETRY_WAITS_SECONDS, None):
                     try:
                         return await self._once(request, limit)
                     except Unavailable as error:
-                        if request.verb != "GET" or wait is None:
+                        if request.verb != "GET" or wait is None or _is_after(error.retry_after, deadline):
                             raise
                         wanted = error.retry_after
                     await asyncio.sleep(max(wait, wanted))
@@ -287,6 +288,12 @@ def _refused(response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
         return api_error(status, str(answer.get("message", "")), answer.get("details"), wait)
     except (ValueError, AttributeError):
         return api_error(status, raw[:200].decode(errors="replace"), retry_after=wait)
+
+
+def _is_after(seconds: float, deadline: asyncio.Timeout) -> bool:
+    """Return whether the deadline will be over in this number of seconds."""
+    when = deadline.when()
+    return when is not None and asyncio.get_running_loop().time() + seconds >= when
 
 
 def _seconds(retry_after: str) -> float:

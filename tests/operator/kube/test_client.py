@@ -79,6 +79,13 @@ async def test_a_read_is_repeated_when_the_api_server_says(server, client) -> No
     assert asyncio.get_running_loop().time() - began >= 1
 
 
+async def test_a_read_that_may_be_repeated_only_after_its_deadline_fails_with_the_servers_words(server, client) -> None:
+    server.script = [says({"message": "busy"}, 429, **{"Retry-After": "15"})]
+    with pytest.raises(Unavailable, match="429: busy") as caught:
+        await client.get(PODS)
+    assert caught.value.retry_after == 15
+
+
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7), ("9999", 60), ("soon", 0), ("-1", 0), ("", 0)])
 async def test_how_long_to_wait_before_the_next_request_is_in_the_error(server, client, header, seconds) -> None:
     server.script = [says({"message": "busy"}, 429, **{"Retry-After": header})]

@@ -28,6 +28,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (layout.virtual_stages, ("model", "train")),
     (layout.heads, ("model", "train")),
     (layout.offload, ("train",)),
+    (layout.resharding, ("train",)),
     (layout.batch, ("mode", "accelerator", "algorithm", "train")),
     (layout.token_budget, ("data", "train")),
     (layout.replicas, ("accelerator", "rollout")),

@@ -117,6 +117,16 @@ def offload(spec: TrainingSpec) -> Iterator[Problem]:
         )
 
 
+def resharding(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that reshardAfterForward is switched off only with the FSDP engine, the only one that gathers layers."""
+    if not spec.train.reshardAfterForward and spec.train.engine != "FSDP":
+        yield Problem(
+            "spec.train.reshardAfterForward",
+            f"false with {spec.train.engine}, which gathers no parameters of layers.",
+            "Remove it, or use engine FSDP.",
+        )
+
+
 def batch(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that the samples of an update divide evenly over data-parallel ranks and micro-batches.
 

@@ -20,6 +20,7 @@ the tables' gradients at the end of the backward pass, or the optimizer step.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
@@ -81,6 +82,26 @@ class _Sizes:
         )
 
 
+@dataclass(frozen=True)
+class _OffloadedInputs:
+    """The inputs of layers that are offloaded with `offload.activations`, in bytes."""
+
+    moved: float
+    """Bytes that leave the device: all inputs but that of the layer whose backward pass runs."""
+    host: float
+    """Bytes in host memory: all inputs, each in a pinned block, whose size PyTorch rounds up to a power of two (docs of
+    torch.cuda.host_memory_stats). On a CPU, nothing moves."""
+
+    @classmethod
+    def of(cls, shape: ModelSizes, spec: TrainingSpec, computation: Computation) -> _OffloadedInputs:
+        if not spec.train.offload.activations:
+            return cls(0.0, 0.0)
+        each = activations.layer_input(shape, computation)
+        moved = (shape.layers - 1) * each
+        on_cpu = spec.accelerator.profile == "CPU"
+        return cls(moved, moved if on_cpu else shape.layers * 2.0 ** math.ceil(math.log2(each)))
+
+
 def adapter_parameters(shape: ModelSizes, rank: int, targets: tuple[str, ...]) -> int:
     """Return the number of parameters of all LoRA adapters.
 
@@ -128,9 +149,8 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     stack = activations.stack(
         shape, computation, shape.layers, shape.full_layers, recompute=train.activationCheckpointing
     )
-    # All inputs of layers but that of the layer whose backward pass runs.
-    inputs = (shape.layers - 1) * activations.layer_input(shape, computation) if train.offload.activations else 0.0
-    stack -= inputs
+    offloaded = _OffloadedInputs.of(shape, spec, computation)
+    stack -= offloaded.moved
     kept = stack - activations.backward_temporaries(shape, computation)
     if train.activationCheckpointing:
         kept -= activations.largest_layer(shape, computation)
@@ -166,5 +186,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "optimizer step": state.with_parts(gradients=last, optimizer=optimizer if parked else 0),
     }
     peak, memory = largest(candidates)
-    host = inputs + ((weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0))
+    host = offloaded.host + (
+        (weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0)
+    )
     return RankMemory(peak, memory, host, state.total, parked=state.total)

@@ -6,7 +6,7 @@ rollout pod    a whole version for each replica while the replica loads it; with
                (`weights/relay.py`)
 /dev/shm       Ray's object store: a batch. With the transports Auto and ObjectStore, a train pod also has the published
                shards there, instead of in its processes, and a rollout pod has one bucket (a part of a version) for
-               each replica
+               each replica. With Folder, the bucket is in the replica's process
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemor
     staged = 0.0 if spec.mode == "SFT" else 2 * version * devices / spec.world_size
     in_store = _uses_object_store(spec)
     batch = _batch_bytes(spec) / spec.train.nodes
-    # A bucket of the default size is part of the memory of a process.
-    bucket = min(_bucket_bytes(spec), version / spec.world_size) - DEFAULT_BUCKET_MEBIBYTES * 2**20
-    buckets = 0.0 if spec.mode == "SFT" else devices * max(0.0, bucket)
+    buckets = devices * _beyond_default(_bucket_bytes(spec, version))
     return PodMemory(
         "train",
         devices * _process_bytes(spec),
@@ -93,14 +91,14 @@ def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMem
     replicas = max(1.0, devices / spec.rollout.tensorParallel)
     versions = 2 if spec.publication.transport == "RDMA" else 1
     nodes_of_replica = max(1.0, spec.rollout.tensorParallel / devices)
-    staged = replicas * versions * version / nodes_of_replica
-    shared = replicas * _bucket_bytes(spec) if _uses_object_store(spec) else 0.0
+    staged, bucket = replicas * versions * version / nodes_of_replica, _bucket_bytes(spec, version)
+    in_store = _uses_object_store(spec)
     return PodMemory(
         "rollout",
         devices * _process_bytes(spec),
         devices * tensors,
-        staged,
-        shared + _batch_bytes(spec) / spec.rollout.nodes,
+        staged if in_store else staged + replicas * _beyond_default(bucket),
+        (replicas * bucket if in_store else 0.0) + _batch_bytes(spec) / spec.rollout.nodes,
     )
 
 
@@ -123,9 +121,22 @@ def _process_bytes(spec: TrainingSpec) -> float:
     return CPU_PROCESS_BYTES if spec.accelerator.profile == "CPU" else DEVICE_PROCESS_BYTES
 
 
-def _bucket_bytes(spec: TrainingSpec) -> float:
-    """Return the maximum bytes of a version that a rank stores, and a replica fetches, at a time."""
-    return spec.publication.bucketMebibytes * 2.0**20
+def _bucket_bytes(spec: TrainingSpec, version: float) -> float:
+    """Return the maximum bytes of a version that a rank stores, and a replica fetches, at a time: a bucket, which has
+    parts of one rank only.
+
+    version: bytes of a version. SFT, and the transports SharedMemory and RDMA, have no buckets.
+    """
+    if spec.mode == "SFT" or spec.publication.transport in ("SharedMemory", "RDMA"):
+        return 0.0
+    return min(spec.publication.bucketMebibytes * 2.0**20, version / spec.world_size)
+
+
+def _beyond_default(bucket: float) -> float:
+    """Return by how many bytes a bucket in a process exceeds one of the default size, which is part of the memory of a
+    process.
+    """
+    return max(0.0, bucket - DEFAULT_BUCKET_MEBIBYTES * 2.0**20)
 
 
 def _uses_object_store(spec: TrainingSpec) -> bool:

@@ -114,10 +114,9 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     gradients = 4 * (dense + experts)
     optimizer = (master + 8) * (dense / spec.data_parallel + experts / spec.expert_data_parallel)
     reference = weights if spec.mode != "SFT" and spec.algorithm.kl.placement != "None" else 0.0
-    host = optimizer if offload.optimizer else 0.0
-    if offload.parameters and reference:
-        # The trained model leaves the device for the reference model, and its memory in the host stays pinned.
-        host += reference if on_cpu else weights + reference
+    # The trained model leaves the device for the reference model, and its memory in the host stays pinned.
+    pinned = weights if offload.parameters and reference and not on_cpu else 0.0
+    host = pinned + (optimizer if offload.optimizer else 0.0) + (reference if offload.parameters else 0.0)
     state = TrainMemory(
         parameters=weights,
         gradients=gradients,
@@ -155,7 +154,7 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     peak, memory = largest(moments)
     without_gradients = state.total - gradients  # a sleeping rank drops them
     between = without_gradients if offload.gradients else state.total
-    return RankMemory(peak, memory, host, between, parked=without_gradients)
+    return RankMemory(peak, memory, host, between, parked=without_gradients - pinned)
 
 
 def _on_rank(held: Parameters, cut: ParallelismSpec) -> tuple[float, float]:

@@ -113,7 +113,8 @@ class ShardStream:
         if self.changes_follow and not as_changes:
             self._before = [np.zeros(piece.size, np.uint8) for piece in contents]
         parts: list[TensorPart] = []
-        writer = _BucketWriter(put, self._bucket_bytes)
+        # A larger bucket would never be full, and Linux refuses an allocation that is larger than the machine's memory.
+        writer = _BucketWriter(put, min(self._bucket_bytes, sum(_aligned(piece.size) for piece in contents)))
         for number, piece in enumerate(contents):
             room = writer.room(piece.size)
             parts.append(piece.write(room))
