@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 class ReusedMemory:
     """Makes arrays in the memory of earlier arrays to which nobody refers any more.
 
-    It keeps the memory of as many arrays as have existed at the same time, each with the size of a recent array.
+    It keeps the memory of as many arrays as have existed at the same time, each with the size of a recent array. Only one
+    thread at a time may call `empty`. Arrays may be freed on any thread.
     """
 
     def __init__(self) -> None:
@@ -34,10 +35,10 @@ class ReusedMemory:
 
     def _take(self, size: int) -> NDArray[np.uint8]:
         """Return the smallest free memory of at least `size` bytes, or new memory, which replaces the largest free one."""
-        self._free.sort(key=len)
-        for index, memory in enumerate(self._free):
-            if len(memory) >= size:
-                return self._free.pop(index)
-        if self._free:
-            self._free.pop()
+        sizes = [(len(memory), index) for index, memory in enumerate(self._free)]
+        fitting = min((each for each in sizes if each[0] >= size), default=None)
+        if fitting is not None:
+            return self._free.pop(fitting[1])
+        if sizes:
+            self._free.pop(max(sizes)[1])
         return np.empty(size, np.uint8)
