@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed
+from qwen35_trainer.runtime.reused_memory import ReusedMemory
 
 
 class BoundBroken(AssertionError):
@@ -75,14 +77,17 @@ def assemble(
     updates: int,
     mask_truncated: bool = False,
     greedy_last: bool = False,
+    memory: ReusedMemory | None = None,
 ) -> tuple[TrainBatch, TokenAge]:
     """Pack groups into a batch that trains at weight version `version`. Returns the batch and the lags of its tokens.
 
     max_lag: maximum lag of a token, in versions. mask_old: whether tokens with a higher lag are masked; otherwise such
     a token raises BoundBroken. updates: number of updates (optimizer steps) of the batch. mask_truncated: whether
     responses that reached the length limit are excluded from training. greedy_last: whether the last response of each
-    group is a greedy baseline, which does not train. The function has no side effects, so it may run in a thread.
+    group is a greedy baseline, which does not train. memory: the memory for the tokens of the batch; None: new memory. The
+    function has no other side effects, so it may run in a thread.
     """
+    memory = memory or ReusedMemory()
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
     baseline = np.zeros(len(sequences), dtype=np.bool_)
@@ -92,19 +97,23 @@ def assemble(
         reward is not None and not greedy and not (mask_truncated and sequence.truncated)
         for sequence, reward, greedy in zip(sequences, rewards, baseline.tolist(), strict=True)
     ]
-    trainable, age = _trainable(sequences, trains, version=version, max_lag=max_lag, mask_old=mask_old)
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    trainable = memory.empty(sum(lengths), np.bool_)
+    age = _mark_trainable(trainable, sequences, trains, version=version, max_lag=max_lag, mask_old=mask_old)
     of_group = [np.asarray(group.prompt.token_ids, dtype=np.int32) for group in groups]
     prompts = [prompt for prompt, group in zip(of_group, groups, strict=True) for _ in group.sequences]
     batch = TrainBatch(
         prompts=np.concatenate(prompts),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
-        responses=np.concatenate([sequence.tokens.ids for sequence in sequences]),
-        response_lengths=np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64),
-        trainable=trainable,
-        log_probs=np.concatenate([sequence.tokens.log_probs for sequence in sequences]),
-        candidates=Candidates.join(
-            (sequence.tokens.candidates for sequence in sequences), (len(sequence.tokens) for sequence in sequences)
+        responses=np.concatenate(
+            [sequence.tokens.ids for sequence in sequences], out=memory.empty(len(trainable), np.int32)
         ),
+        response_lengths=np.array(lengths, dtype=np.int64),
+        trainable=trainable,
+        log_probs=np.concatenate(
+            [sequence.tokens.log_probs for sequence in sequences], out=memory.empty(len(trainable), np.float32)
+        ),
+        candidates=Candidates.join((sequence.tokens.candidates for sequence in sequences), lengths),
         rewards=np.array([reward or 0.0 for reward in rewards], dtype=np.float32),
         valid=np.array([reward is not None for reward in rewards]),
         group=np.array([group.group for group in groups for _ in group.sequences], dtype=np.int64),
@@ -115,10 +124,16 @@ def assemble(
     return batch, age
 
 
-def _trainable(
-    sequences: Sequence[Completed], trains: Sequence[bool], *, version: int, max_lag: int, mask_old: bool
-) -> tuple[NDArray[np.bool_], TokenAge]:
-    """Return a bool mask (T,) of the tokens that train, and the lags of the tokens.
+def _mark_trainable(
+    mask: NDArray[np.bool_],
+    sequences: Sequence[Completed],
+    trains: Sequence[bool],
+    *,
+    version: int,
+    max_lag: int,
+    mask_old: bool,
+) -> TokenAge:
+    """Set `mask` (T,) to whether each token trains, and return the lags of the tokens.
 
     T: tokens of all sequences together.
 
@@ -128,9 +143,10 @@ def _trainable(
     """
     histogram: Counter[int] = Counter()
     masked = begin = 0
-    mask = np.zeros(sum(len(sequence.tokens) for sequence in sequences), dtype=np.bool_)
+    mask[:] = False
     for sequence, may_train in zip(sequences, trains, strict=True):
-        for generated_by, start, end in _runs(sequence.tokens.versions):
+        versions = sequence.tokens.versions
+        for generated_by, start, end in _runs(versions):
             if generated_by == ENVIRONMENT_VERSION:
                 continue
             lag = version - generated_by
@@ -142,19 +158,20 @@ def _trainable(
                 masked += end - start
             else:
                 raise BoundBroken(f"a token of lag {lag} in a batch of version {version}; the bound is {max_lag}")
-        begin += len(sequence.tokens)
-    return mask, TokenAge(dict(sorted(histogram.items())), masked)
+        begin += len(versions)
+    return TokenAge(dict(sorted(histogram.items())), masked)
 
 
-def _runs(versions: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
-    """Yield (version, start, end) of each run of consecutive tokens with equal versions.
+def _runs(versions: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """Return (version, start, end) of each run of consecutive tokens with equal versions.
 
     versions: (T,) version of each of the T tokens of a sequence. T may be 0.
     """
     if not len(versions):
-        return
-    starts = [0, *(np.flatnonzero(versions[1:] != versions[:-1]) + 1).tolist()]
-    yield from zip(versions[starts].tolist(), starts, [*starts[1:], len(versions)], strict=True)
+        return []
+    changes = (versions[1:] != versions[:-1]).nonzero()[0].tolist()  # each is the last token of a run
+    ends = [*(last + 1 for last in changes), len(versions)]
+    return [(int(versions[end - 1]), start, end) for start, end in itertools.pairwise([0, *ends])]
 
 
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:

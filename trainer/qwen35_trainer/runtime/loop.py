@@ -44,6 +44,7 @@ from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.measurements import PipelineMeasures, ProbeMeasures, evaluation_record
 from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
 from qwen35_trainer.runtime.response_samples import Sampler
+from qwen35_trainer.runtime.reused_memory import ReusedMemory
 from qwen35_trainer.runtime.rollout_pool import RolloutReplica
 from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
 from qwen35_trainer.weights.probe import Probe
@@ -92,6 +93,7 @@ class TrainingLoop:
     _evaluations: dict[int, tuple[int, Sequence[int]]] = field(default_factory=dict)  # version → update, groups
     _scoring: set[asyncio.Task[None]] = field(default_factory=set)
     _reported: Counter[str] = field(default_factory=Counter)
+    _batch_memory: ReusedMemory = field(default_factory=ReusedMemory)
     _idle_since: float = 0.0
     _looked_at: float = 0.0
     """Time, on the event loop's clock, at which `_stalls_after` last read the state of the rollout pool."""
@@ -315,6 +317,7 @@ class TrainingLoop:
             updates=training.spec.async_.updatesPerBatch,
             mask_truncated=training.spec.algorithm.maskTruncated,
             greedy_last=training.spec.algorithm.has_greedy_baseline,
+            memory=self._batch_memory,
         )
         training.times.assembled(time.time() - started)
         await training.train(NextBatch(batch, order.version, age, groups, waited), self._pipeline)
