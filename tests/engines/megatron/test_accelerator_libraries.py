@@ -1,7 +1,6 @@
 """The libraries of profile Ascend are loaded in the order in which they work, in a worker's process; other orders are refused by name."""
 
 import json
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -54,12 +53,13 @@ def imported(monkeypatch):
 def test_a_worker_applies_the_patches_of_the_run_before_it_forms_its_groups(tmp_path):
     arguments = ["-m", "tests.engines.megatron.ascend_worker", str(tmp_path), *RAY]
     with (tmp_path / "output").open("w+") as output:
-        process = start(arguments, stdout=output, stderr=subprocess.STDOUT, cwd=REPOSITORY)
+        process = start(arguments, stdout=output, stderr=output, cwd=REPOSITORY)
         code = process.wait(PATIENCE)
         output.seek(0)
         lines = output.read().splitlines()
     assert code == 0, "\n".join(lines)
-    recorded = json.loads(lines[-1])
+    [line] = [line for line in lines if line.startswith('{"steps"')]
+    recorded = json.loads(line)
     settings = accelerator_libraries.mindspeed_settings(spec_with())
     assert recorded["steps"] == [
         ["torch_npu is imported", {"process group": False}],

@@ -49,7 +49,7 @@ class LibrariesUnusable(RuntimeError):
 def load(spec: TrainingSpec) -> None:
     """Import the libraries that the profile and the engine of `spec` need. Call it before the process group exists.
 
-    Raises LibrariesUnusable. A second call with the same settings changes nothing but applies MindSpeed's patches again.
+    Raises LibrariesUnusable. It may be called again until a group exists: the last settings count.
     """
     if spec.accelerator.profile != "Ascend":
         return
