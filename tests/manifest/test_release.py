@@ -66,7 +66,6 @@ BEYOND = {
         {"rollout.engine": "VLLM"},
         ["spec.model.source.random.headDim", "spec.model.source.random.linearHeadDim"],
     ),
-    "Megatron on Ascend": (MEGATRON | {"accelerator.profile": "Ascend"}, ["spec.train.engine"]),
     "Megatron with context parallelism": (
         MEGATRON | EIGHT | {"train.parallelism.context": 2},
         ["spec.train.parallelism.context"],

@@ -110,13 +110,37 @@ def test_a_whole_model_and_its_gradients_are_those_of_the_library(experts):
         )
 
 
+def test_an_mlp_and_its_gradients_are_those_of_the_library(make_model):
+    """The kernel takes the gate first: the other order would compute silu of the other factor."""
+    module = make_model().model.layers[0].mlp
+    x, results = torch.randn(2, 5, 32), []
+    for forward in (module, lambda leaf: npu.mlp(operators, module, leaf)):
+        leaf = x.clone().requires_grad_()
+        module.zero_grad()
+        output = forward(leaf)
+        output.square().sum().backward()
+        results.append((output, leaf.grad, *(each.grad.clone() for each in module.parameters())))
+    for expected, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_each_mlp_runs_its_activation_in_the_kernel(make_model, monkeypatch, tokens):
+    model, calls = make_model(), []
+    npu.install(model, operators, device="cpu")
+    plain = operators.npu_swiglu
+    monkeypatch.setattr(operators, "npu_swiglu", lambda *a, **k: calls.append(k) or plain(*a, **k))
+    model(input_ids=tokens(1, 5), use_cache=False)
+    assert calls == [{"dim": -1}] * 4, "one for each layer"
+
+
 def test_every_norm_and_every_expert_layer_is_replaced_on_the_instance_alone(make_model):
     model, other = make_model(experts=4), make_model(experts=4)
     npu.install(model, operators, device="cpu")
     names = {name for name, module in model.named_modules() if "forward" in vars(module)}
     norms = {name for name, _ in model.named_modules() if name.endswith("norm")}
     assert norms <= names
-    assert names - norms == {f"model.layers.{i}.mlp.experts" for i in range(4)}
+    parts = ("experts", "shared_expert")
+    assert names - norms == {f"model.layers.{i}.mlp.{part}" for i in range(4) for part in parts}
     assert not any("forward" in vars(module) or "rotate" in vars(module) for module in other.modules())
 
 

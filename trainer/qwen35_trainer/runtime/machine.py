@@ -49,6 +49,12 @@ The version of vllm-ascend is the version of the vLLM that it extends.
 MEGATRON_VERSION = "0.19"
 """The version of megatron-core that the Megatron engine needs. The engine uses internals that other
 versions may change."""
+MEGATRON_SOURCES: dict[ProfileName, str] = {
+    "CPU": "requirements/cpu.txt",
+    "NVIDIA": "requirements/trainer-cuda-amd64.txt",
+    "Ascend": f"megatron-core {MEGATRON_VERSION}",
+}
+"""Accelerator profile → what to install for megatron-core."""
 
 
 def devices_here(profile: str) -> int:
@@ -106,7 +112,7 @@ def uninstalled(spec: TrainingSpec) -> list[Problem]:
     The package of an engine may be missing or have another version than the required one, or vLLM may lack an argument
     that the spec sets.
     """
-    return [*_vllm(spec), *_megatron(spec)]
+    return [*_vllm(spec), *_megatron(spec), *_mindspeed(spec)]
 
 
 def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
@@ -120,8 +126,15 @@ def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
         if present.startswith(f"{MEGATRON_VERSION}."):
             return
         message = f"it needs megatron-core {MEGATRON_VERSION}, and {present} is installed."
-    requirements = VLLM_PACKAGES["CPU" if spec.accelerator.profile == "CPU" else "NVIDIA"][1]
-    yield Problem("spec.train.engine", message, f"Install {requirements}, or set it to FSDP.")
+    fix = f"Install {MEGATRON_SOURCES[spec.accelerator.profile]}, or set it to FSDP."
+    yield Problem("spec.train.engine", message, fix)
+
+
+def _mindspeed(spec: TrainingSpec) -> Iterator[Problem]:
+    if spec.train.engine == "Megatron" and spec.accelerator.profile == "Ascend" and find_spec("mindspeed") is None:
+        message = "the package mindspeed, which it needs for profile Ascend, is not installed."
+        fix = "Install MindSpeed from its repository (docs/howto/ascend.md has the steps), or set it to FSDP."
+        yield Problem("spec.train.engine", message, fix)
 
 
 def _vllm(spec: TrainingSpec) -> list[Problem]:

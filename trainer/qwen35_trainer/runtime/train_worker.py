@@ -105,6 +105,7 @@ class TrainWorker(Process):
         import torch  # as above
         import torch.distributed as dist
 
+        from qwen35_trainer.engines import accelerator_libraries
         from qwen35_trainer.engines.create_engine import create
         from qwen35_trainer.engines.origin import origin
 
@@ -116,7 +117,8 @@ class TrainWorker(Process):
         if self._spec.algorithm.own_functions:
             sys.path.insert(0, str(self._base))  # so that modules of users are found in the manifest's folder
         profile = self._spec.accelerator.profile
-        own = device(profile)  # before the process group, because the module of the device may register its backend
+        accelerator_libraries.load(self._spec)
+        own = device(profile)
         store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=self._timeout)
         dist.init_process_group(BACKENDS[profile], store=store, rank=rank, world_size=ranks, timeout=self._timeout)
         torch.manual_seed(self._spec.seed + rank)

@@ -26,6 +26,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qwen35_trainer.engines import accelerator_libraries
 from qwen35_trainer.engines.megatron import checkpoint, model_problems, offload
 from qwen35_trainer.engines.megatron import layout as layouts
 from qwen35_trainer.engines.megatron.layout import Layout
@@ -65,6 +66,7 @@ class MegatronEngine(UpdatingEngine):
         model = origin.construct()
         self._model_config, self._layout = model.config, layout or Layout.of(spec.train.parallelism)
         _check(self._model_config, self._layout, spec)
+        accelerator_libraries.require_mindspeed(spec)
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

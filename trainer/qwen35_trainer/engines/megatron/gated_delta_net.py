@@ -21,7 +21,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import convolution, delta_rule, kernels
+from qwen35_trainer.models.qwen3_5 import convolution, kernels, npu_delta_rule
 
 
 class GatedDeltaNet(MegatronModule):
@@ -106,7 +106,7 @@ class GatedDeltaNet(MegatronModule):
             query, key, value = self._split(kernels.convolution(mixed, filters, None))
             return kernels.delta_rule(query, key, value, log_decay, beta, None)
         query, key, value = self._split(convolution.convolve(mixed, filters))
-        return delta_rule.chunked(query, key, value, log_decay, beta)[0]
+        return npu_delta_rule.outputs(query, key, value, log_decay, beta)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split (b, s, C) into query and key (b, s, G, K) and value (b, s, H, V)."""

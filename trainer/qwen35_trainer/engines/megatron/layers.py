@@ -1,9 +1,12 @@
 """The classes of a model's layers for megatron-core.
 
-| Transformer Engine | linear layers, attention | norms | experts |
+| devices | linear layers, attention | norms | experts |
 |---|---|---|---|
-| not installed | megatron-core's own ("local") | `norm.py` | one after the other |
-| installed | Transformer Engine's | `norm.py` | one after the other |
+| GPUs, with Transformer Engine installed | Transformer Engine's | `norm.py` | one after the other |
+| NPUs | megatron-core's own ("local"), whose attention MindSpeed has replaced by `npu_fusion_attention` | `norm.py` | one after the other |
+| others | megatron-core's own | `norm.py` | one after the other |
+
+On NPUs, Transformer Engine's classes are not used, even if they can be imported: MindSpeed puts modules of this name in their place.
 
 Norms are separate modules with and without Transformer Engine, so that parameters have the same names in both cases.
 """
@@ -33,6 +36,7 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 
+from qwen35_trainer.engines import accelerator_libraries
 from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
 from qwen35_trainer.engines.megatron.norm import ZeroCentredRMSNorm
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses
@@ -59,7 +63,8 @@ def stage_layers(
 
 
 def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | None = None) -> ModuleSpec:
-    backend = TESpecProvider() if HAVE_TE else LocalSpecProvider()
+    has_transformer_engine = HAVE_TE and not accelerator_libraries.has_mindspeed()
+    backend = TESpecProvider() if has_transformer_engine else LocalSpecProvider()
     column, row = backend.column_parallel_linear(), backend.row_parallel_linear()
     if config.num_moe_experts is None:
         mlp = partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))

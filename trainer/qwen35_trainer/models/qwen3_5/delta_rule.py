@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qwen35_trainer.models.qwen3_5 import triangular
+
 CHUNK_POSITIONS = 64
 """Maximum number of positions of a chunk.
 
@@ -73,7 +75,7 @@ def chunked(
     key_beta = key * beta.unsqueeze(-1)
     system = (key_beta @ key.transpose(-1, -2)) * between
     right = torch.cat((value * beta.unsqueeze(-1), key_beta * decay.exp().unsqueeze(-1)), dim=-1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    solved = triangular.solve(system, right)
     written, reads = solved.split((value.shape[-1], key.shape[-1]), dim=-1)
     attention = (query @ key.transpose(-1, -2)) * between
 

@@ -19,7 +19,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, convolution, delta_rule, kernels
+from qwen35_trainer.models.qwen3_5 import (
+    HFModule,
+    context_parallel,
+    convolution,
+    delta_rule,
+    kernels,
+    npu_delta_rule,
+)
 from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
 
 
@@ -64,7 +71,7 @@ def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, b
     Both operations are causal, so padding does not affect the outputs of real tokens.
     """
     query, key, value = _heads(layer, convolution.convolve(mixed, filters))
-    return delta_rule.chunked(query, key, value, log_decay, beta)[0]
+    return npu_delta_rule.outputs(query, key, value, log_decay, beta)
 
 
 def _own_channels(

@@ -3,6 +3,7 @@
     RMS norm, (1 + weight) in float32      npu_rms_norm
     gated RMS norm                         npu_rms_norm, then silu of the gate in float32
     rotation of the first channels         npu_rotary_mul; the other channels are unchanged
+    dense MLP, shared expert               gate and up side by side ─► npu_swiglu
     experts                                npu_moe_token_permute ─► grouped matmul ─► npu_swiglu ─► grouped matmul
                                            ─► npu_moe_token_unpermute with the routing weights
 
@@ -36,7 +37,7 @@ type Operators = Any
 
 
 def adapt(model: HFModule) -> bool:
-    """Make the norms, attention layers and experts of `model` use Ascend kernels, if `torch_npu` is installed.
+    """Make the norms, attention layers, MLPs and experts of `model` use Ascend kernels, if `torch_npu` is installed.
 
     Returns whether `torch_npu` is installed. This function may be called again for the same model.
     """
@@ -47,7 +48,7 @@ def adapt(model: HFModule) -> bool:
 
 
 def install(model: HFModule, operators: Operators, *, device: str) -> None:
-    """Make norms, attention layers and experts compute with `operators` if their input is on a device of type `device`.
+    """Make norms, attention layers, MLPs and experts compute with `operators` if their input is on a device of type `device`.
 
     Each attention layer gets an attribute `rotate(x, cos, sin)`, with which `full_attention` applies
     the rotary embedding.
@@ -104,6 +105,15 @@ def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     even R, at most 1,000 heads and at most 1,000 sequences. These limits were not tested on an NPU.
     """
     return operators.npu_rotary_mul(x.contiguous(), cos.to(x.dtype), sin.to(x.dtype))
+
+
+def mlp(operators: Operators, module: HFModule, x: Tensor) -> Tensor:
+    """Compute down(silu(gate(x)) · up(x)) of x (…, D), D channels, with one kernel for the activation. Returns (…, D).
+
+    The kernel takes the gate and the other factor side by side, in this order. They come from two layers, so they are copied
+    into one tensor first. Hardware: the kernel rounds once, where transformers rounds silu(gate), too.
+    """
+    return module.down_proj(operators.npu_swiglu(torch.cat((module.gate_proj(x), module.up_proj(x)), dim=-1), dim=-1))
 
 
 def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -174,6 +184,7 @@ def _grouped(operators: Operators, x: Tensor, weight: Tensor, counts: Tensor, *,
 _REPLACEMENTS: dict[str, Callable[..., Tensor]] = {
     "RMSNorm": rms_norm,
     "RMSNormGated": gated_rms_norm,
+    "MLP": mlp,
     "Experts": experts,
 }
 """Class of transformers, without the prefix of the family → function that replaces its `forward`."""
