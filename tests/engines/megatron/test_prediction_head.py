@@ -22,10 +22,11 @@ from torch.nn import functional as F
 
 from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
 from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.manifest import parse_spec
 from qwen35_trainer.manifest.train import MultiTokenPredictionSpec
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
 from qwen35_trainer.models.qwen3_5.hub_folder import write_hub_folder
-from qwen35_trainer.runtime import export_command
+from qwen35_trainer.runtime import export_command, preflight
 from tests.distributed.distance import distance
 from tests.distributed.group import Group
 from tests.distributed.samples import batch_of, batch_of_lengths
@@ -302,3 +303,19 @@ def test_a_head_that_cannot_train_is_refused_by_name(
     file.write_text(json.dumps(config))
     with pytest.raises(AssertionError, match=f"spec.train.multiTokenPrediction: .*{message}"):
         groups(1).run("train", spec=spec, batches=[], folder=tmp_path)
+
+
+def test_a_head_that_cannot_train_is_refused_before_any_process_starts(tmp_path: Path) -> None:
+    spec, _ = folder_of(tmp_path, DENSE)
+    spec["train"]["multiTokenPrediction"] = {}
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    assert list(preflight._prediction_head(parsed, tmp_path)) == []
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"] |= {"mtp_num_hidden_layers": 3, "mtp_use_dedicated_embeddings": True}
+    file.write_text(json.dumps(config))
+    depth, embeddings = preflight._prediction_head(parsed, tmp_path)
+    assert depth.path == embeddings.path == "spec.train.multiTokenPrediction"
+    assert depth.message.startswith("mtp_num_hidden_layers of the model's config.json is 3")
+    assert embeddings.message.startswith("mtp_use_dedicated_embeddings")

@@ -80,7 +80,15 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
     spec, problems = parse_spec(document)
     assert spec is not None, problems
     assert not problems
-    kept = ("optimizer", "offload", "router", "activationCheckpointing", "headPrecision", "freeze", "multiTokenPrediction")
+    kept = (
+        "optimizer",
+        "offload",
+        "router",
+        "activationCheckpointing",
+        "headPrecision",
+        "freeze",
+        "multiTokenPrediction",
+    )
     for section in kept:
         assert getattr(spec.train, section) == getattr(recipe.train, section)
     assert spec.algorithm == recipe.algorithm
