@@ -124,13 +124,13 @@ class Model(nn.Module):
 def sequences(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
     """Of each sample: its tokens, and which of them train."""
     prompt = response = 0
-    found = []
+    pairs = []
     for p, r in zip(batch.prompt_lengths, batch.response_lengths, strict=True):
         ids = np.concatenate([batch.prompts[prompt : prompt + p], batch.responses[response : response + r]])
         trains = np.concatenate([np.zeros(p, dtype=np.bool_), batch.trainable[response : response + r]])
-        found.append((torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(trains)))
+        pairs.append((torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(trains)))
         prompt, response = prompt + p, response + r
-    return found
+    return pairs
 
 
 @cache
