@@ -65,11 +65,10 @@ class MegatronEngine(UpdatingEngine):
     ) -> None:
         model = origin.construct()
         self._model_config, self._layout = model.config, layout or Layout.of(spec.train.parallelism)
-        self._has_head = spec.train.multiTokenPrediction is not None
         _check(self._model_config, self._layout, spec)
+        self._shapes = _shapes(model, origin, with_head=spec.train.multiTokenPrediction is not None)
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
-        self._shapes = _shapes(model, origin, with_head=self._has_head)
         read = _reader(origin, model)
         self._reference: list[StageModel] | None = None
         if self._uses_kl:

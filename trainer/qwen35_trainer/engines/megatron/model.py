@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
@@ -178,7 +180,7 @@ def build_stages(
     multi-token prediction, which the model's last stage then has; None: there is no head.
     """
     config = transformer_config(model, layout, precision, recompute=recompute, with_head=head is not None)
-    numbers = [None] if layout.virtual == 1 else range(layout.virtual)
+    numbers: Sequence[int | None] = [None] if layout.virtual == 1 else range(layout.virtual)
     stages = [_build_stage(model, config, number, router_losses) for number in numbers]
     for stage in stages:
         stage.head_is_detached = head is not None and head.detached
