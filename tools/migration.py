@@ -41,6 +41,9 @@ VERL_NOTES: Final[Mapping[str, str]] = {
     "`placement: LossAndReward`.",
     "algorithm.kl_ctrl.type": "`adaptive` is `adaptive: {}`. verl compares the target with the behaviour policy's divergence, averaged within "
     "sequences first; here it is `kl` of the metrics.",
+    "actor_rollout_ref.model.mtp.detach_encoder": "verl's head then still trains the output layer; here it trains only itself.",
+    "actor_rollout_ref.model.mtp.enable_train": "`True` is `{}`, in SFT only.",
+    "actor_rollout_ref.model.mtp.mtp_loss_scaling_factor": "The head's mean is over all tokens of an update, in verl over those of a micro-batch.",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "For vLLM.",
     "actor_rollout_ref.rollout.name": "`vllm` is `VLLM`. The default here is `Torch`.",
     "actor_rollout_ref.rollout.val_kwargs.temperature": "0 is greedy here; there is no `do_sample`.",

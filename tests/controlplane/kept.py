@@ -107,6 +107,7 @@ WRITTEN: list[Document] = [
             "offload": {"activations": True},
             "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5, "warmupUpdates": 3},
             "router": {"loadBalancingLoss": 0.01, "zLoss": 0.001},
+            "multiTokenPrediction": {"lossWeight": 0.3, "detached": True},
         },
         "rollout": {
             "engine": "VLLM",

@@ -97,6 +97,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "train.headPrecision": ("FP32", SUSPENDED),
     "train.collectiveTimeoutSeconds": (900.0, SUSPENDED),
     "train.lora": ({"rank": 8}, FIXED),
+    "train.multiTokenPrediction": ({"lossWeight": 0.3}, FIXED),
     "async.stalenessThreshold": (1.0, SUSPENDED),
     "async.maxVersionLag": (9, SUSPENDED),
     "async.onMissedDeadline": ("Discard", SUSPENDED),

@@ -66,8 +66,13 @@ def test_adapters_are_fixed_as_a_whole(compared):
     ]
 
 
+def test_the_prediction_head_is_fixed_as_a_whole(compared):
+    (line,) = compared({}, {"train.multiTokenPrediction": {}})
+    assert line == 'spec.train.multiTokenPrediction: not set there, {"lossWeight": 0.1, "detached": false} here'
+
+
 def test_every_fixed_field_is_compared():
-    assert {*OTHERWISE, "train.lora"} == set(FIXED)
+    assert {*OTHERWISE, "train.lora", "train.multiTokenPrediction"} == set(FIXED)
 
 
 def test_everything_else_may_change(compared):

@@ -78,6 +78,14 @@ BEYOND = {
     ),
     "Megatron with frozen parts": (MEGATRON | {"train.freeze": ["Vision"]}, ["spec.train.freeze"]),
     "Megatron with adapters": (MEGATRON | {"train.lora": {"rank": 4}}, ["spec.train.lora"]),
+    "a prediction head in reinforcement learning": (
+        MEGATRON | {"train.multiTokenPrediction": {}, "model.source": {"path": "/models/qwen"}},
+        ["spec.train.multiTokenPrediction"],
+    ),
+    "a prediction head with FSDP, and of a random model": (
+        {"train.multiTokenPrediction": {"detached": True}},
+        ["spec.train.multiTokenPrediction"] * 3,
+    ),
     "FSDP with tensor parallelism": (EIGHT | {"train.parallelism.tensor": 2}, ["spec.train.parallelism.tensor"]),
     "FSDP with stages": (EIGHT | {"train.parallelism.pipeline": 2}, ["spec.train.parallelism.pipeline"]),
     "FSDP with virtual stages": (

@@ -152,11 +152,12 @@ def write(
     per_expert: bool = False,
     spread: float | None = None,
     text: dict[str, Any] | None = None,
+    whole_head: bool = False,
 ) -> Any:
     """Write the folder; returns the library's model of it, in float32, with the values that are stored.
 
     spread: standard deviation of the weights; None: that of the shape, at which every part shows in the results. text: other
-    values of fields of the text model.
+    values of fields of the text model. whole_head: whether the folder has all tensors of the prediction head, and not only two of them.
     """
     config = copy.deepcopy(SHAPES[shape])
     config["text_config"] |= text or {}
@@ -177,6 +178,8 @@ def write(
             if not name.endswith(FLOAT32):
                 parameter.copy_(parameter.bfloat16())
     stored = {name: tensor.clone() for name, tensor in _stored(model, shape, per_expert=per_expert)}
+    if whole_head:
+        stored |= _head(model, per_expert=per_expert)
     names, shards = list(stored), 3
     files = {
         name: f"model-{1 + i * shards // len(names):05d}-of-{shards:05d}.safetensors" for i, name in enumerate(names)
@@ -244,3 +247,24 @@ def _stored(model: Any, shape: str, *, per_expert: bool) -> Iterator[tuple[str, 
     size = model.get_input_embeddings().weight.shape[1]
     yield "mtp.fc.weight", torch.full((size, 2 * size), 0.5, dtype=torch.bfloat16)
     yield "mtp.norm.weight", torch.ones(size, dtype=torch.bfloat16)
+
+
+def _head(model: Any, *, per_expert: bool) -> dict[str, Tensor]:
+    """All tensors of the prediction head, whose layer is one of full attention."""
+    random, size = torch.Generator().manual_seed(7), model.get_input_embeddings().weight.shape[1]
+    prefix = next(
+        name.removesuffix("self_attn.q_proj.weight")
+        for name, _ in model.named_parameters()
+        if "self_attn.q_proj" in name
+    )
+    shapes = {
+        name.replace(prefix, "mtp.layers.0."): parameter.shape
+        for name, parameter in model.named_parameters()
+        if name.startswith(prefix)
+    }
+    shapes |= {
+        f"mtp.{name}.weight": torch.Size([size]) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    }
+    shapes["mtp.fc.weight"] = torch.Size([size, 2 * size])
+    values = ((name, 0.2 * torch.randn(shape, generator=random)) for name, shape in shapes.items())
+    return {name: tensor.bfloat16() for name, tensor in (to_per_expert(values) if per_expert else values)}

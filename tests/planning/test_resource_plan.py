@@ -54,9 +54,11 @@ def manifest(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(("model", "device"), [("35b-a3b", "H100"), ("122b-a10b", "H20")])
-def test_recipes_with_megatron_fit_the_devices_of_their_scripts(model, device):
-    file = next(file for file in EXAMPLES if file.stem == f"qwen3.5-{model}-grpo-megatron")
+@pytest.mark.parametrize(
+    ("recipe", "device"), [("35b-a3b-grpo", "H100"), ("122b-a10b-grpo", "H20"), ("397b-a17b-sft", "H100")]
+)
+def test_recipes_with_megatron_fit_the_devices_of_their_scripts(recipe, device):
+    file = next(file for file in EXAMPLES if file.stem == f"qwen3.5-{recipe}-megatron")
     result = run(file, "--resources", "--device", device)
     assert result.exit_code == 0
     assert "Everything fits." in result.output

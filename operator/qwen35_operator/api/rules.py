@@ -410,6 +410,13 @@ WHILE_SUSPENDED = (
         field=".train.lora",
         reason="FieldValueForbidden",
     ),
+    Rule(
+        "has(self.train.multiTokenPrediction) == has(oldSelf.train.multiTokenPrediction) && "
+        "(!has(self.train.multiTokenPrediction) || self.train.multiTokenPrediction == oldSelf.train.multiTokenPrediction)",
+        "train.multiTokenPrediction cannot change during a training: checkpoints hold its head. Create a new Qwen35Training instead.",
+        field=".train.multiTokenPrediction",
+        reason="FieldValueForbidden",
+    ),
 )
 
 RULES: Mapping[str, tuple[Rule, ...]] = {

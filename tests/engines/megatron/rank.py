@@ -111,6 +111,31 @@ def train(
         parallel_state.destroy_model_parallel()
 
 
+def predictions(spec: dict[str, Any], batch: TrainBatch, *, folder: Path) -> list[torch.Tensor]:
+    """Log-probs of the response tokens of each sample under the prediction head, 0 for tokens that do not train. One process."""
+    parsed, source = _parsed(spec, folder)
+    try:
+        engine = MegatronEngine(source, parsed, CPU)
+        losses, of_head = engine._losses, engine._loss_of_head
+        samples: list[Any] = []
+        tables: dict[int, torch.Tensor] = {}
+
+        def remember(update: Any, of_micro: Any, *rest: Any) -> Any:
+            samples[:] = of_micro
+            return losses(update, of_micro, *rest)
+
+        def keep(update: Any, micro: Any, log_probs: torch.Tensor) -> Any:
+            rows = log_probs.detach().where(micro.responses.mask, 0.0)
+            tables.update({n: row[: batch.response_lengths[n]] for n, row in zip(samples, rows, strict=True)})
+            return of_head(update, micro, log_probs)
+
+        engine._losses, engine._loss_of_head = remember, keep  # type: ignore[method-assign]
+        engine.train(batch, [1e-3])
+        return [tables[sample] for sample in range(batch.samples)]
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
 def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[str, int]:
     """Bytes of this rank's tensors between two batches, and at most during the second one."""
     parsed, problems = parse_spec(spec)

@@ -80,10 +80,20 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
     spec, problems = parse_spec(document)
     assert spec is not None, problems
     assert not problems
-    for section in ("optimizer", "offload", "router", "activationCheckpointing", "headPrecision", "freeze"):
+    kept = (
+        "optimizer",
+        "offload",
+        "router",
+        "activationCheckpointing",
+        "headPrecision",
+        "freeze",
+        "multiTokenPrediction",
+    )
+    for section in kept:
         assert getattr(spec.train, section) == getattr(recipe.train, section)
     assert spec.algorithm == recipe.algorithm
-    folder_of(tmp_path, SHAPES["-A" in recipe.model.name])
+    with_head = recipe.train.multiTokenPrediction is not None
+    folder_of(tmp_path, SHAPES["-A" in recipe.model.name], whole_head=with_head)
     count = UPDATES * spec.samples_per_update
     batch = batch_of(count, 0, supervised=recipe.mode == "SFT")
     size = 1 if recipe.mode == "SFT" else recipe.algorithm.groupSize
@@ -97,6 +107,7 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
     assert all(each["metrics"] == metrics for each in results)
     if recipe.train.router.zLoss:
         assert all(each.means["router_z"] > 0 and each.means["router_load_balancing"] > 0 for each in metrics)
+    assert all(("mtp_nll" in each.means) == with_head for each in metrics)
     before, after = results[0]["first"], results[0]["published"]
     assert before.keys() == after.keys()
     assert any(not before[name].equal(values) for name, values in after.items())

@@ -23,7 +23,7 @@ FIXED = {
     "spec.algorithm.groupSize",
     "spec.data",
 }
-ALSO_FIXED = {".checkpoint.storage", ".train.lora"}
+ALSO_FIXED = {".checkpoint.storage", ".train.lora", ".train.multiTokenPrediction"}
 OF_THE_CLUSTER = {"spec.accelerator.profile", "spec.train.parallelism", "spec.checkpoint.storage"}
 """Fixed here alone: `qwen35 run` may continue from a checkpoint on other devices, and save it elsewhere."""
 WHILE_SUSPENDED = {

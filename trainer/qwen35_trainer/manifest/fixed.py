@@ -18,6 +18,7 @@ FIXED: Final = (
     "train.engine",
     "train.freeze",
     "train.lora",
+    "train.multiTokenPrediction",
     "train.optimizer.type",
 )
 """Fields and sections of the spec that a checkpoint depends on: its weights, its optimizer state, and its position in the order of

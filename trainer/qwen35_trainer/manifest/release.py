@@ -110,6 +110,8 @@ def _vllm_heads(spec: TrainingSpec) -> Iterator[Problem]:
 
 def _train(spec: TrainingSpec) -> Iterator[Problem]:
     train = spec.train
+    if train.multiTokenPrediction is not None:
+        yield from _prediction_head(spec)
     if train.engine == "Megatron":
         yield from _megatron(spec)
         return
@@ -118,6 +120,20 @@ def _train(spec: TrainingSpec) -> Iterator[Problem]:
             path = f"spec.train.parallelism.{name}"
             message = f"the FSDP engine has no {name} parallelism, so the degree cannot be {degree}."
             yield Problem(path, message, "Set it to 1, since FSDP shards all weights, or set train.engine to Megatron.")
+
+
+def _prediction_head(spec: TrainingSpec) -> Iterator[Problem]:
+    """Yield a problem for each setting with which this release cannot train the head for multi-token prediction."""
+    path = "spec.train.multiTokenPrediction"
+    if spec.train.engine != "Megatron":
+        message = f"the {spec.train.engine} engine has no prediction head."
+        yield Problem(path, message, "Remove it, or set train.engine to Megatron.")
+    if spec.mode != "SFT":
+        message = f"mode {spec.mode} does not train the prediction head, and vLLM gets no new values of it."
+        yield Problem(path, message, "Remove it: exports then have the head of the model's folder, unchanged.")
+    if spec.model.source.random is not None:
+        message = "random models have no prediction head."
+        yield Problem(path, message, "Remove it, or name a published model in model.source.")
 
 
 def _megatron(spec: TrainingSpec) -> Iterator[Problem]:

@@ -290,6 +290,24 @@ class RouterSpec(Section):
     )
 
 
+class MultiTokenPredictionSpec(Section):
+    """Training of the head of a published model that predicts one more token (`mtp.*`), for SFT with Megatron."""
+
+    lossWeight: float = Field(
+        0.1,
+        gt=0,
+        le=100,
+        description="Weight of the head's loss, the mean negative log-likelihood of the trained tokens, in the loss of the update. "
+        "Default 0.1, as in Megatron and in verl's recipes. verl: actor_rollout_ref.model.mtp.mtp_loss_scaling_factor.",
+    )
+    detached: bool = Field(
+        False,
+        description="The head's loss trains only the head: all other parameters, including embedding and output layer, "
+        "learn as without it. Default false, as in Megatron: the loss trains all parameters. verl: "
+        "actor_rollout_ref.model.mtp.detach_encoder.",
+    )
+
+
 class TrainSpec(Section):
     """The pool that updates the weights, and its engine."""
 
@@ -371,4 +389,10 @@ class TrainSpec(Section):
         None,
         description="Train low-rank adapters instead of the weights; checkpoints and publications then hold only the "
         "adapters. Default: none, all weights train. verl: actor_rollout_ref.model.lora_rank.",
+    )
+    multiTokenPrediction: MultiTokenPredictionSpec | None = Field(
+        None,
+        description="Load the head for multi-token prediction from the model's folder and train it, so that checkpoints and exports "
+        "have it; SFT with Megatron only. Default: none, exports have the head of the model's folder, unchanged. verl: "
+        "actor_rollout_ref.model.mtp.enable_train.",
     )

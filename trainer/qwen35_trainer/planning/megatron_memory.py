@@ -79,8 +79,11 @@ def _sizes(layers: int, stages: int) -> list[int]:
     return [rest - rest // 2, *[middle] * (stages - 2), rest // 2]
 
 
-def stage_parameters(shape: ModelSizes, stage: Stage) -> Parameters:
-    """Return the numbers of parameters of a stage, before tensor-parallel and expert-parallel ranks divide them."""
+def stage_parameters(shape: ModelSizes, stage: Stage, *, with_head: bool = False) -> Parameters:
+    """Return the numbers of parameters of a stage, before tensor-parallel and expert-parallel ranks divide them.
+
+    with_head: whether the last stage has the head for multi-token prediction.
+    """
     held = Parameters()
     for part in stage.parts:
         held += parameters.layers(shape, part.start, len(part))
@@ -90,6 +93,10 @@ def stage_parameters(shape: ModelSizes, stage: Stage) -> Parameters:
         held += Parameters(repeated=shape.hidden)
         if not (shape.tied and stage.is_first):
             held += parameters.embedding(shape)
+        if with_head:
+            held += parameters.prediction_head(shape)
+            if not stage.is_first:  # the head embeds tokens
+                held += parameters.embedding(shape)
     return held
 
 
@@ -107,7 +114,8 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_c
 
 def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, on_cpu: bool) -> RankMemory:
     cut, width = spec.train.parallelism, 2 if spec.model.precision == "BF16" else 4
-    held, micro = stage_parameters(shape, stage), MicroBatchSize.of(spec)
+    with_head = stage.is_last and spec.train.multiTokenPrediction is not None
+    held, micro = stage_parameters(shape, stage, with_head=with_head), MicroBatchSize.of(spec)
     dense, experts = _on_rank(held, cut)
     master = 4 if width == 2 else 0  # float32 parameters are their own master copies
     weights, offload = width * (dense + experts), spec.train.offload
@@ -130,7 +138,7 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     full = sum((number + 1) % shape.full_attention_interval == 0 for part in stage.parts for number in part)
     recompute, virtual = spec.train.activationCheckpointing, cut.virtualPipeline
     begun = min(stage.begun, micro.count * virtual)
-    of_stage = activations.stack(shape, computation, stage.layers, full, recompute=recompute)
+    of_stage = activations.stack(shape, computation, stage.layers + with_head, full + with_head, recompute=recompute)
     computed = activations.backward_temporaries(shape, computation)
     computed += activations.largest_layer(shape, computation) if recompute else 0.0
     kept = (of_stage - computed) / virtual
@@ -139,7 +147,10 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     if on_cpu:
         moments["sum of gradients"] = state.with_parts(gradients=state.gradients)
     if stage.is_last:
-        head = head_memory.megatron(shape.vocabulary, cut.tensor, micro.scored) + largest_matrix * width / 4
+        logits = head_memory.megatron(
+            shape.vocabulary, cut.tensor, micro.scored
+        )  # of the model, and of the prediction head
+        head = logits * (2 if with_head else 1) + largest_matrix * width / 4
         moments["backward pass of the head"] = state.with_parts(activations=begun * kept, head=head)
     if stage.is_first:
         moments["gradient of the table"] = state.with_parts(

@@ -94,6 +94,11 @@ def embedding(shape: ModelSizes) -> Parameters:
     return Parameters(shape.vocabulary * shape.hidden)
 
 
+def prediction_head(shape: ModelSizes) -> Parameters:
+    """Return the numbers of parameters of the head for multi-token prediction: its layer, its projection and three norms."""
+    return layer(shape, linear=False) + Parameters(2 * shape.hidden**2, 3 * shape.hidden)
+
+
 def text(shape: ModelSizes) -> Parameters:
     """Return the numbers of parameters of the whole model without its vision tower."""
     tables = 1 if shape.tied else 2

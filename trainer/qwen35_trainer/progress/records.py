@@ -128,6 +128,9 @@ class UpdateRecord:
     coefficient."""
     router_z: float | None = None
     """Z-loss of the routers (mixture of experts), mean over tokens and layers, not multiplied by its coefficient."""
+    mtp_nll: float | None = None
+    """Mean negative log-likelihood, in nats, of the trained tokens under the head for multi-token prediction, which predicts each token
+    from the tokens up to two positions before it and the embedding of the one in between. Not multiplied by its weight."""
     lag_mean: float | None = None
     """Mean lag of the trained tokens of the batch: versions between the generation of a token and its training."""
     lag_max: int | None = None

@@ -195,6 +195,8 @@ def _misfits(saved: SavedWeights, files: CheckpointFiles, train: TrainSpec) -> l
     from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
 
     wanted = {name: stored.shape for name, stored in files.tensors.items()}
+    if train.multiTokenPrediction is not None:
+        wanted |= {name: stored.shape for name, stored in files.head.items()}
     shapes = dict(saved.shapes)
     if files.config.tie_word_embeddings:
         shapes.pop(HEAD, None)

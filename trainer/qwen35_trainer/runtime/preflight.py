@@ -25,6 +25,7 @@ from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.release import VLLM_CPU_HEADS, experts_with_adapters
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
+from qwen35_trainer.models.qwen3_5 import prediction_head
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.weights.transports import choose
@@ -101,6 +102,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_model(spec, base),
         *_lora(spec, base),
         *_router(spec, base),
+        *_prediction_head(spec, base),
         *_quantization(spec, base),
         *_vllm_on_cpu(spec, base),
         *_vllm_on_ascend(spec, base),
@@ -168,6 +170,15 @@ def _router(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         return
     if "moe" not in str(config.get("model_type")):
         yield Problem("spec.train.router", "this model has no router.", "Remove its losses.")
+
+
+def _prediction_head(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    config = _configuration(spec, base)
+    if config is None or spec.train.multiTokenPrediction is None:
+        return
+    text = config.get("text_config", config)
+    for message, fix in prediction_head.problems(text if isinstance(text, Mapping) else {}):
+        yield Problem("spec.train.multiTokenPrediction", message, fix)
 
 
 def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:

@@ -47,8 +47,8 @@ class CheckpointDiffers(ValueError):
         rest = len(self.tensors) - _NAMED_TENSORS
         return (
             f"checkpoint {self.folder} lacks {', '.join(self.tensors[:_NAMED_TENSORS])}{f' and {rest} more' if rest > 0 else ''}: "
-            "it was written with another optimizer (Muon), with frozen parameters (train.freeze), with LoRA (train.lora), or of another "
-            "model. Continue it with the engine and the fields of the run that wrote it"
+            "it was written with another optimizer (Muon), with frozen parameters (train.freeze), with LoRA (train.lora), "
+            "without the head of train.multiTokenPrediction, or of another model. Continue it with the engine and the fields of the run that wrote it"
         )
 
 

@@ -13,12 +13,13 @@ from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
 
 def transformer_config(
-    model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False
+    model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False, with_head: bool = False
 ) -> TransformerConfig:
     """Return megatron-core's configuration of a text model, divided over ranks by `layout`.
 
     model: the configuration of a text model in transformers. precision: type of the computation. recompute: whether the
-    backward pass computes the activations of each layer again.
+    backward pass computes the activations of each layer again. with_head: whether the model has its head for multi-token
+    prediction.
     """
     first, last = stage_sizes(model.num_hidden_layers, layout.pipeline, layout.virtual)
     interleaved = layout.virtual > 1
@@ -75,6 +76,7 @@ def transformer_config(
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
+        mtp_num_layers=1 if with_head else None,
         **(_experts(model) if hasattr(model, "num_experts") else {"ffn_hidden_size": model.intermediate_size}),
     )
 

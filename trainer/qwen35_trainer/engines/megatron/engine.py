@@ -26,6 +26,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from qwen35_trainer.algorithms.objective import supervised_objective
 from qwen35_trainer.engines import accelerator_libraries
 from qwen35_trainer.engines.megatron import checkpoint, model_problems, offload
 from qwen35_trainer.engines.megatron import layout as layouts
@@ -43,7 +44,7 @@ from qwen35_trainer.engines.published_precision import published_precision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.updating_engine import ScoredPolicy, UpdateStep, UpdatingEngine
 from qwen35_trainer.manifest import TrainingSpec
-from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5 import HFModule, prediction_head
 from qwen35_trainer.models.qwen3_5.checkpoint_files import check_finite
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
@@ -67,9 +68,9 @@ class MegatronEngine(UpdatingEngine):
         self._model_config, self._layout = model.config, layout or Layout.of(spec.train.parallelism)
         _check(self._model_config, self._layout, spec)
         accelerator_libraries.require_mindspeed(spec)
+        self._shapes = _shapes(model, origin, with_head=spec.train.multiTokenPrediction is not None)
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         read = _reader(origin, model)
         self._reference: list[StageModel] | None = None
         if self._uses_kl:
@@ -100,6 +101,7 @@ class MegatronEngine(UpdatingEngine):
             PRECISIONS[self._spec.model.precision],
             recompute=self._spec.train.activationCheckpointing,
             router_losses=router_losses,
+            head=self._spec.train.multiTokenPrediction,
         )
         shape = ModelShape.of(self._model_config)
         return stages, PublishedModel(stages, shape, self._shapes, self._model_config.num_hidden_layers)
@@ -142,14 +144,16 @@ class MegatronEngine(UpdatingEngine):
         self._optimizer.zero_grad()
 
         def losses(stage: StageModel, micro: MicroBatch, samples: NDArray[np.int64], hidden: Tensor) -> Any:  # noqa: ANN401
+            float32_logits = self._spec.train.headPrecision == "FP32"
+            of_model, of_head = stage.of_model_and_head(hidden)
             scores = stage.scores(
-                hidden,
-                micro,
-                update.temperature,
-                with_entropy=update.with_entropy,
-                float32_logits=self._spec.train.headPrecision == "FP32",
+                of_model, micro, update.temperature, with_entropy=update.with_entropy, float32_logits=float32_logits
             )
             loss, metrics = self._losses(update, samples, micro.responses, scores)
+            if of_head is not None:
+                log_probs = stage.log_probs_of_head(of_head, micro, float32_logits=float32_logits)
+                part, of_part = self._loss_of_head(update, micro, log_probs)
+                loss, metrics = loss + part, metrics | of_part | {"loss": metrics["loss"] + part.detach()}
             return loss, torch.ones((), dtype=torch.int), metrics
 
         if self._router_losses is not None:
@@ -161,6 +165,18 @@ class MegatronEngine(UpdatingEngine):
                 totals[name] = totals.get(name, torch.zeros((), device=self._device)) + value
         totals = self._from_last_stage(totals)
         return totals if self._router_losses is None else self._with_router_losses(totals, update, self._router_losses)
+
+    def _loss_of_head(
+        self, update: UpdateStep, micro: MicroBatch, log_probs: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what the head for multi-token prediction adds to the loss, and its metric: the sum over trained tokens in nats.
+
+        The mean is over all trained tokens of the update, like that of the model's own loss.
+        """
+        settings = self._spec.train.multiTokenPrediction
+        assert settings is not None
+        mean, metrics = supervised_objective(log_probs, micro.responses.mask, update.counts)
+        return settings.lossWeight * mean, {"mtp_nll": metrics["nll"]}
 
     def _with_router_losses(
         self, totals: dict[str, Tensor], update: UpdateStep, routers: RouterLosses
@@ -274,6 +290,25 @@ def _tensors_of(stages: Sequence[StageModel]) -> Iterator[Tensor]:
         yield from stage.buffers()
 
 
+def _shapes(model: HFModule, origin: Origin, *, with_head: bool) -> dict[str, tuple[int, ...]]:
+    """Return name of a published tensor → its shape, including the head for multi-token prediction if `with_head`.
+
+    Raises ValueError naming the tensors of the head that the folder lacks, or has in another shape.
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    if not with_head:
+        return shapes
+    head = prediction_head.shapes(list(model.config.layer_types), shapes)
+    stored = {} if origin.files is None else origin.files.head
+    if lacking := [name for name, shape in head.items() if name not in stored or stored[name].shape != shape]:
+        raise ValueError(
+            f"spec.train.multiTokenPrediction: the model's folder lacks {', '.join(lacking[:5])}"
+            f"{f' and {len(lacking) - 5} more' if len(lacking) > 5 else ''}, or has them in another shape than the layers of the "
+            "model; use a folder with the head, as published, or remove the field"
+        )
+    return shapes | head
+
+
 def _sum_gradients(stages: list[nn.Module], _tokens: object, **options: Any) -> None:  # noqa: ANN401  # megatron-core's
     """Sum the gradients over ranks at the end of a step. megatron-core would divide them by its count of tokens."""
     finalize_model_grads(stages, None, **options)
@@ -301,12 +336,14 @@ def _reader(origin: Origin, model: HFModule) -> Read:
 
 
 def _check(model: HFConfig, layout: Layout, spec: TrainingSpec) -> None:
-    """Raise ValueError naming every setting of the model, the layout or the routers that this engine cannot
-    compute, if there is one.
+    """Raise ValueError naming every setting of the model, the layout, the routers or the prediction head that this
+    engine cannot compute, if there is one.
     """
     problems = list(model_problems.problems(model))
     if not problems:
         problems += layouts.problems(layout, model, dist.get_world_size())
         problems += model_problems.router_problems(model, spec.train.router)
+        if spec.train.multiTokenPrediction is not None:
+            problems += model_problems.head_problems(model)
     if problems:
         raise ValueError("; ".join(problems))

@@ -28,6 +28,11 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlockSubmodules,
+    MultiTokenPredictionLayer,
+    MultiTokenPredictionLayerSubmodules,
+)
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import (
@@ -62,9 +67,28 @@ def stage_layers(
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ZeroCentredRMSNorm)
 
 
-def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | None = None) -> ModuleSpec:
+def head_layers(config: TransformerConfig) -> MultiTokenPredictionBlockSubmodules:
+    """Return the classes of the head for multi-token prediction.
+
+    Its router has no losses: those of `train.router` are of the model's own layers.
+    """
+    parts = MultiTokenPredictionLayerSubmodules(
+        enorm=ZeroCentredRMSNorm,
+        hnorm=ZeroCentredRMSNorm,
+        layer_norm=ZeroCentredRMSNorm,
+        eh_proj=_backend().column_parallel_linear(),
+        mtp_model_layer=_layer(config, FULL_ATTENTION),
+    )
+    return MultiTokenPredictionBlockSubmodules([ModuleSpec(module=MultiTokenPredictionLayer, submodules=parts)])
+
+
+def _backend() -> LocalSpecProvider:
     has_transformer_engine = HAVE_TE and not accelerator_libraries.has_mindspeed()
-    backend = TESpecProvider() if has_transformer_engine else LocalSpecProvider()
+    return TESpecProvider() if has_transformer_engine else LocalSpecProvider()
+
+
+def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | None = None) -> ModuleSpec:
+    backend = _backend()
     column, row = backend.column_parallel_linear(), backend.row_parallel_linear()
     if config.num_moe_experts is None:
         mlp = partial(MLP.as_mlp_submodule, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
@@ -14,10 +16,11 @@ from torch import Tensor
 
 from qwen35_trainer.engines.megatron import vocabulary_parallel
 from qwen35_trainer.engines.megatron.config import transformer_config
-from qwen35_trainer.engines.megatron.layers import stage_layers
+from qwen35_trainer.engines.megatron.layers import head_layers, stage_layers
 from qwen35_trainer.engines.megatron.layout import Layout
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses
 from qwen35_trainer.engines.micro_batch import MicroBatch
+from qwen35_trainer.manifest.train import MultiTokenPredictionSpec
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.head import TokenScores
 
@@ -26,16 +29,51 @@ class StageModel(GPTModel):
     """A pipeline stage, or one virtual stage of a pipeline stage.
 
     The model's last stage returns hidden states after the final norm, not logits. `scores` computes logits only for
-    the rows that predict trained tokens.
+    the rows that predict trained tokens. With a head for multi-token prediction (`prediction_head.py`), and only while
+    gradients are computed, the stage returns the head's hidden states after those of the model; see `of_model_and_head`.
     """
 
     vocabulary: int
     """Number of tokens of the model, without the padding that tensor parallelism may add."""
     masks_padding: bool
     """Whether the layers get to know which tokens are padding, which the losses of routers need."""
+    head_is_detached: bool
+    """Whether the head's loss has no gradient for the parameters outside the head."""
 
-    def _postprocess(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
-        return hidden_states
+    def _postprocess(
+        self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor, rotary_pos_emb: Tensor, **_: object
+    ) -> Tensor:
+        if not self._computes_head:
+            return hidden_states
+        # megatron-core gives position p the embedding of token p + 1. The last position gets token 0: nothing is predicted there.
+        of_both: Tensor = self.mtp(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            hidden_states=hidden_states.detach() if self.head_is_detached else hidden_states,
+            attention_mask=None,
+            rotary_pos_emb=rotary_pos_emb,
+            embedding=self._detached_embedding if self.head_is_detached else self.embedding,
+        )
+        if self.head_is_detached:  # what comes first is then without gradient
+            of_both = torch.cat((hidden_states, of_both[len(hidden_states) :]))
+        return of_both
+
+    def _detached_embedding(self, **inputs: Tensor) -> Tensor:
+        embedded: Tensor = self.embedding(**inputs)
+        return embedded.detach()
+
+    @property
+    def _computes_head(self) -> bool:
+        return bool(self.mtp_process) and torch.is_grad_enabled()
+
+    def of_model_and_head(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Divide the result of a call of the model's last stage into the hidden states of the model and those of the head,
+        which are None if the call did not compute the head.
+        """
+        if not self._computes_head:
+            return hidden, None
+        of_model, of_head = hidden.chunk(2)
+        return of_model, of_head
 
     def inputs(self, micro: MicroBatch) -> dict[str, Tensor | None]:
         """Return the arguments of a call of this model for the padded sequences of `micro`.
@@ -69,19 +107,13 @@ class StageModel(GPTModel):
         hidden: the result of a call with the arguments from `inputs`. Collective over the tensor-parallel ranks of the
         last stage, all of which get the scores.
         """
-        group = self.pg_collection.tp
-        if self.config.sequence_parallel:
-            hidden = gather_from_sequence_parallel_region(hidden, group=group)  # its gradient is summed over the ranks
-        else:
-            hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         sequences, positions = micro.rows // micro.inputs.tokens.shape[1], micro.rows % micro.inputs.tokens.shape[1]
-        tied = self.share_embeddings_and_output_weights
         scores = vocabulary_parallel.token_scores(
-            hidden[positions, sequences],
-            self.shared_embedding_or_output_weight() if tied else self.output_layer.weight,
+            self._whole(hidden)[positions, sequences],
+            self._output_weight,
             micro.targets,
             temperature,
-            group,
+            self.pg_collection.tp,
             vocabulary=self.vocabulary,
             with_entropy=with_entropy,
             float32_logits=float32_logits,
@@ -89,6 +121,45 @@ class StageModel(GPTModel):
         )
         entropy = None if scores.entropy is None else micro.table(scores.entropy)
         return TokenScores(micro.table(scores.log_probs), entropy)
+
+    def log_probs_of_head(self, hidden: Tensor, micro: MicroBatch, *, float32_logits: bool) -> Tensor:
+        """Return the head's log-probs of the trained tokens of `micro`, as a table (samples, response tokens).
+
+        The head predicts a token two positions before it, so it never predicts the second token of a sequence: a trained one,
+        which follows a prompt of one token, has 0. Rows never leave their sequence.
+
+        hidden: the head's hidden states, from `of_model_and_head`. Collective over the tensor-parallel ranks, like `scores`.
+        """
+        sequences, positions = micro.rows // micro.inputs.tokens.shape[1], micro.rows % micro.inputs.tokens.shape[1]
+        weight = self._output_weight
+        # Every rank computes a row for every token: ranks that share experts must run the same backward passes.
+        scores = vocabulary_parallel.token_scores(
+            self._whole(hidden)[(positions - 1).clamp(min=0), sequences],
+            weight.detach() if self.head_is_detached else weight,
+            micro.targets,
+            1.0,
+            self.pg_collection.tp,
+            vocabulary=self.vocabulary,
+            with_entropy=False,
+            float32_logits=float32_logits,
+            kept=None,
+        )
+        return micro.table(scores.log_probs * (positions > 0))
+
+    def _whole(self, hidden: Tensor) -> Tensor:
+        """Return the hidden states of all positions, (s, b, channels), on every tensor-parallel rank."""
+        group = self.pg_collection.tp
+        if self.config.sequence_parallel:
+            # Its gradient is summed over the ranks.
+            return gather_from_sequence_parallel_region(hidden, group=group)
+        return copy_to_tensor_model_parallel_region(hidden, group=group)
+
+    @property
+    def _output_weight(self) -> Tensor:
+        weight: Tensor = self.output_layer.weight
+        if self.share_embeddings_and_output_weights:
+            weight = self.shared_embedding_or_output_weight()
+        return weight
 
 
 def build_stages(
@@ -98,18 +169,22 @@ def build_stages(
     *,
     recompute: bool = False,
     router_losses: RouterLosses | None = None,
+    head: MultiTokenPredictionSpec | None = None,
 ) -> list[StageModel]:
     """Build this rank's pipeline stage without loading weights, and return the list of its virtual stages.
 
     By default, a pipeline stage has one virtual stage. megatron-core's model-parallel process groups must exist.
 
     model: the configuration of a text model in transformers. recompute: whether the backward pass computes the activations
-    of each layer again. router_losses: where the routers add their losses; None: they have none.
+    of each layer again. router_losses: where the routers add their losses; None: they have none. head: settings of the head for
+    multi-token prediction, which the model's last stage then has; None: there is no head.
     """
-    config = transformer_config(model, layout, precision, recompute=recompute)
-    if layout.virtual == 1:
-        return [_build_stage(model, config, None, router_losses)]
-    return [_build_stage(model, config, number, router_losses) for number in range(layout.virtual)]
+    config = transformer_config(model, layout, precision, recompute=recompute, with_head=head is not None)
+    numbers: Sequence[int | None] = [None] if layout.virtual == 1 else range(layout.virtual)
+    stages = [_build_stage(model, config, number, router_losses) for number in numbers]
+    for stage in stages:
+        stage.head_is_detached = head is not None and head.detached
+    return stages
 
 
 def _build_stage(
@@ -127,6 +202,7 @@ def _build_stage(
         position_embedding_type="rope",
         rotary_percent=rotary.get("partial_rotary_factor", 1.0),
         rotary_base=rotary["rope_theta"],
+        mtp_block_spec=head_layers(config) if config.mtp_num_layers else None,
         vp_stage=virtual_stage,
     )
     stage.vocabulary = model.vocab_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qwen35_trainer.manifest.train import RouterSpec
+from qwen35_trainer.models.qwen3_5 import prediction_head
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
 TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
@@ -47,3 +48,9 @@ def router_problems(model: HFConfig, router: RouterSpec) -> Iterator[str]:
     """Yield a text if a model without experts has losses of routers. `model` as in `problems`."""
     if (router.loadBalancingLoss or router.zLoss) and not hasattr(model, "num_experts"):
         yield f"spec.train.router: the model's type is {model.model_type}, which has no router; remove its losses"
+
+
+def head_problems(model: HFConfig) -> Iterator[str]:
+    """Yield a text for each setting with which the head for multi-token prediction cannot train. `model` as in `problems`."""
+    for problem, fix in prediction_head.problems(model.to_dict()):
+        yield f"spec.train.multiTokenPrediction: {problem} {fix}"

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from qwen35_trainer.engines.megatron.model import StageModel
-from qwen35_trainer.engines.megatron.weight_table import EXPERT_ROWS, LAYER_ROWS, OUTER_ROWS, ModelShape, Row
+from qwen35_trainer.engines.megatron.weight_table import (
+    EXPERT_ROWS,
+    HEAD_LAYER,
+    LAYER_ROWS,
+    OUTER_ROWS,
+    ModelShape,
+    Row,
+)
+from qwen35_trainer.models.qwen3_5 import prediction_head
 
 type Read = Callable[..., Tensor]
 """A function read(name, *slices) that returns a published tensor, or the part that slices of its
@@ -48,6 +56,14 @@ class _Entry:
     """This rank's parameter, or the parameters of this rank's experts in their order. Empty if another
     pipeline stage has them."""
     of_experts: bool
+
+    @property
+    def published_here(self) -> bool:
+        """Whether ranks of this pipeline stage publish the parameter.
+
+        The last of several stages has a copy of the embedding for multi-token prediction. megatron-core marks the copy as shared.
+        """
+        return bool(self.own) and not any(getattr(parameter, "shared", False) for parameter in self.own)
 
 
 class PublishedModel:
@@ -93,7 +109,7 @@ class PublishedModel:
         gradient, or one of AdamW's moments.
         """
         for number, entry in enumerate(self._entries):
-            if not entry.own:
+            if not entry.published_here:
                 yield from (PublishedPart(name, 0, None) for name in entry.published)
                 continue
             group, (copy, copies) = _group(entry), _copy(entry)
@@ -152,8 +168,8 @@ def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ..
         for row in OUTER_ROWS
         if set(row.published) <= shapes.keys()
     ]
-    for layer in range(layers):
-        prefix, published_prefix = f"decoder.layers.{layer}.", f"model.layers.{layer}."
+    prefixes = [(f"decoder.layers.{layer}.", f"model.layers.{layer}.") for layer in range(layers)]
+    for prefix, published_prefix in (*prefixes, (HEAD_LAYER, prediction_head.LAYER)):
         for row in LAYER_ROWS:
             published = tuple(published_prefix + name for name in row.published)
             if set(published) <= shapes.keys():

@@ -215,8 +215,15 @@ OUTER_ROWS = (
     Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Vocabulary()),
     Row("decoder.final_layernorm.weight", ("model.norm.weight",), Whole()),
     Row("output_layer.weight", ("lm_head.weight",), Vocabulary()),
+    Row("mtp.layers.0.enorm.weight", ("mtp.pre_fc_norm_embedding.weight",), Whole()),
+    Row("mtp.layers.0.hnorm.weight", ("mtp.pre_fc_norm_hidden.weight",), Whole()),
+    Row("mtp.layers.0.eh_proj.weight", ("mtp.fc.weight",), ByRows()),
+    Row("mtp.layers.0.final_layernorm.weight", ("mtp.norm.weight",), Whole()),
 )
-"""Parameters outside the decoder layers."""
+"""Parameters outside layers: embedding, final norm, output layer, and the head for multi-token prediction."""
+
+HEAD_LAYER = "mtp.layers.0.mtp_model_layer."
+"""Prefix of the layer of the head for multi-token prediction in megatron-core (published: `prediction_head.LAYER`)."""
 
 LAYER_ROWS = (
     Row("input_layernorm.weight", ("input_layernorm.weight",), Whole()),

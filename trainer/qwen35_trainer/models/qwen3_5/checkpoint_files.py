@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -65,6 +66,10 @@ class FileTensor:
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+type _Experts = dict[str, dict[str, dict[int, FileTensor]]]
+"""Prefix of the experts of a layer → kind of projection → number of an expert → its tensor."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,23 @@ class CheckpointFiles:
             raise CheckpointUnusable(folder, problems)
         return cls(folder, config, MappingProxyType(tensors), MappingProxyType(passed))
 
+    @cached_property
+    def head(self) -> Mapping[str, StoredTensor]:
+        """The tensors of `passed`, with experts that are stored one by one joined as in the module.
+
+        Experts of which tensors are missing are left out.
+        """
+        head: dict[str, StoredTensor] = {}
+        experts: _Experts = {}
+        for name, stored in self.passed.items():
+            if match := EXPERT.fullmatch(name):
+                experts.setdefault(match[1], {}).setdefault(match[3], {})[int(match[2])] = stored.pieces[0][0]
+            else:
+                head[name] = stored
+        for prefix, kinds in experts.items():
+            _stack(prefix, kinds, head, [])
+        return MappingProxyType(head)
+
     def read(self, name: str, *slices: slice) -> Tensor:
         """Read one tensor, or a part of it, in the dtype of the file.
 
@@ -125,7 +147,7 @@ class CheckpointFiles:
         range gives an empty tensor. Only the selected part is read from disk, except that an expert stored in its own
         tensors is always read whole. Raises KeyError for an unknown name.
         """
-        stored = self.tensors.get(name) or self.passed[name]
+        stored = self.tensors.get(name) or self.head.get(name) or self.passed[name]
         ranges = [range(size)[s] for size, s in zip(stored.shape, slices, strict=False)]
         shape = (*map(len, ranges), *stored.shape[len(ranges) :])
         if 0 in shape:
@@ -227,7 +249,7 @@ def _as_modules(
     """
     tensors: dict[str, StoredTensor] = {}
     passed: dict[str, StoredTensor] = {}
-    experts: dict[str, dict[str, dict[int, FileTensor]]] = {}
+    experts: _Experts = {}
     for stored_name, piece in pieces.items():
         # transformers 5.5 saves the vision tower under this name.
         name = stored_name.replace("model.language_model.visual.", "model.visual.", 1)

@@ -4,7 +4,7 @@
              config, tokenizer, templates, index ────────────────────────────────────────────────────► copied
 
 Names, the layout of experts, dtypes and the division into files are those of the source. Tensors that were not trained,
-such as heads for multi-token prediction, are copied. A few files are written at the same time. For each of them, only
+such as the head for multi-token prediction without `train.multiTokenPrediction`, are copied. A few files are written at the same time. For each of them, only
 one block of a tensor's rows is in memory.
 """
 
@@ -139,7 +139,7 @@ def _shards(folder: Path) -> list[str]:
 def _places(files: CheckpointFiles) -> dict[str, _Place]:
     """Return name of a tensor in the files → the part of a parameter that this tensor holds."""
     places: dict[str, _Place] = {}
-    for parameter, stored in files.tensors.items():
+    for parameter, stored in (*files.tensors.items(), *files.head.items()):
         for expert, pieces in enumerate(stored.pieces):
             start = 0
             for piece in pieces:
