@@ -53,9 +53,13 @@ def expert_problem(devices: int, experts: int) -> Problem | None:
     if devices == 1 or (experts and experts % devices == 0):
         return None
     if not experts:
-        return Problem(path, f"{devices} devices divide the experts of a layer, and the model is dense.", "Set it to 1.")
+        return Problem(
+            path, f"{devices} devices divide the experts of a layer, and the model is dense.", "Set it to 1."
+        )
     fitting = _around(devices, [size for size in range(1, experts + 1) if experts % size == 0])
-    return Problem(path, f"{devices} devices do not divide the {experts} experts of a layer.", f"Use {either(fitting)}.")
+    return Problem(
+        path, f"{devices} devices do not divide the {experts} experts of a layer.", f"Use {either(fitting)}."
+    )
 
 
 def virtual_stages(spec: TrainingSpec) -> Iterator[Problem]:

@@ -89,9 +89,11 @@ class ExpertMesh:
         """Let FSDP divide the sum of the experts' gradients by the number of all ranks. The model is already sharded."""
         for module in expert_modules(model):
             assert isinstance(module, FSDPModule)
-            # gloo has no operation that multiplies before it sums, so the sum is divided afterwards.
-            module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(float(dist.get_world_size()))
+            if self.shard.size(self.shard.ndim - 1) > 1:
+                # gloo has no operation that multiplies before it sums, so the sum is divided afterwards. Where one rank holds all experts
+                # of a part, nothing is summed, and PyTorch 2.13 would divide twice (`_fsdp_collectives.foreach_reduce`).
+                module.set_force_sum_reduction_for_comms(True)
 
 
 def expert_modules(model: HFModule) -> Iterator[HFModule]:
