@@ -61,8 +61,10 @@ class ExpertMesh:
         copies, expert, world = parallelism.copies, parallelism.expert, dist.get_world_size()
         if expert == 1:
             return None
-        shape = (copies, world // copies // expert, expert)
-        whole = init_device_mesh(device.type, shape, mesh_dim_names=("copy", "shard", "expert"))
+        sizes = {"shard": world // copies // expert, "expert": expert}
+        if copies > 1:
+            sizes = {"copy": copies, **sizes}
+        whole = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         limit(whole, timeout)
         return cls(whole["expert"], whole["shard"] if copies == 1 else whole["copy", "shard"])
 

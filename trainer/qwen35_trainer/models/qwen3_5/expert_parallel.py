@@ -41,7 +41,7 @@ def divide(module: HFModule, group: ProcessGroup) -> None:
     """Make a module of experts compute with the experts of all processes of `group`.
 
     module: experts in the layout of transformers. When it computes, its parameters must hold this process's experts: as
-    plain tensors, or as DTensors whose local part they are. The function that computes the experts stays the module's own.
+    plain tensors, or as DTensors whose local part they are. They are computed by the function that computed the module before.
     """
     compute = module.forward.__func__
 
