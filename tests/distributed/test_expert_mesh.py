@@ -41,6 +41,13 @@ def assert_same_training(actual: dict[str, Any], expected: dict[str, Any]) -> No
     )
 
 
+@pytest.fixture(scope="module")
+def plain(groups) -> dict[str, Any]:
+    """Trained by 2 ranks without an expert mesh."""
+    result: dict[str, Any] = trained(groups, 2, router=ROUTER)
+    return result
+
+
 @pytest.mark.parametrize(
     ("ranks", "layout", "train"),
     [
@@ -52,9 +59,7 @@ def assert_same_training(actual: dict[str, Any], expected: dict[str, Any]) -> No
         pytest.param(2, {"expert": 2}, {"reshardAfterForward": False}, id="gathered", marks=pytest.mark.soak),
     ],
 )
-def test_an_expert_mesh_trains_as_fsdp_without_it(groups, ranks, layout, train) -> None:
-    others = {name: degree for name, degree in layout.items() if name != "expert"}
-    plain = trained(groups, ranks, router=ROUTER, parallelism=others)
+def test_an_expert_mesh_trains_as_fsdp_without_it(groups, plain, ranks, layout, train) -> None:
     divided = trained(groups, ranks, router=ROUTER, parallelism=layout, **train)
     assert_same_training(divided, plain)
     assert {"router_load_balancing", "router_z"} <= divided["metrics"][0].means.keys()
@@ -87,7 +92,7 @@ def test_four_ranks_with_more_places_than_experts_of_a_part_train_as_two(groups)
     [
         {"optimizer": {"type": "Muon"}},
         {"offload": {"parameters": True, "gradients": True, "optimizer": True}},
-        {"offload": {"optimizer": True}, "freeze": ["Router"]},
+        pytest.param({"offload": {"optimizer": True}, "freeze": ["Router"]}, marks=pytest.mark.soak),
         {"lora": {"rank": 4, "targets": ["q_proj", "in_proj_qkv", "down_proj"]}},
     ],
     ids=["Muon", "offload", "frozen router", "LoRA"],
@@ -117,11 +122,16 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [((2, 2), (2, 1)), ((2, 1), (2, 2)), ((2, 2), (1, 1)), ((1, 1), (4, 2))],
-    ids=lambda layout: f"{layout[0]} ranks, expert {layout[1]}",
+    ("optimizer", "before", "after"),
+    [
+        ("AdamW", (2, 2), (2, 1)),
+        ("AdamW", (2, 1), (2, 2)),
+        ("Muon", (2, 2), (4, 2)),
+        *(pytest.param("AdamW", *layouts, marks=pytest.mark.soak) for layouts in (((2, 2), (1, 1)), ((1, 1), (4, 2)))),
+        *(pytest.param("Muon", *layouts, marks=pytest.mark.soak) for layouts in (((2, 2), (2, 1)), ((1, 1), (2, 2)))),
+    ],
+    ids=lambda each: each if isinstance(each, str) else f"{each[0]} ranks, expert {each[1]}",
 )
 def test_a_checkpoint_continues_with_another_expert_mesh(groups, tmp_path: Path, optimizer, before, after) -> None:
     """Bit for bit: weights, and moments, which the next update shows."""
@@ -145,7 +155,9 @@ def test_a_checkpoint_continues_with_another_expert_mesh(groups, tmp_path: Path,
     assert same(there_and_back["weights"], straight["weights"])
 
 
-@pytest.mark.parametrize("per_expert", [False, True], ids=["packed", "per expert"])
+@pytest.mark.parametrize(
+    "per_expert", [pytest.param(False, marks=pytest.mark.soak), True], ids=["packed", "per expert"]
+)
 def test_what_ranks_of_an_expert_mesh_publish_is_the_source_to_the_bit(groups, tmp_path: Path, per_expert) -> None:
     model = published.write(tmp_path / "model", "35B-A3B", per_expert=per_expert)
     spec = spec_for("BF16", "2 ranks")
