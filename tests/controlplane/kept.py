@@ -142,6 +142,7 @@ WRITTEN: list[Document] = [
                 "virtualPipeline": 1,
                 "context": 1,
                 "copies": 2,
+                "expert": 2,
                 "expertTensor": 1,
             },
             "batch": {"promptsPerUpdate": 8},

@@ -188,6 +188,8 @@ def _mend(spec: Document, draw: Callable[[SearchStrategy[Any]], Any]) -> None:
         _mend_rewards(spec)
         _mend_rollout(_section(spec, "rollout"), _nodes(spec), _devices(spec), mode)
     _mend_train(_section(spec, "train"), _nodes(spec) * _devices(spec))
+    if "random" in _section(_section(spec, "model"), "source"):
+        _section(_section(spec, "train"), "parallelism").pop("expert", None)  # the number of experts limits it
     algorithm = _section(spec, "algorithm")
     algorithm["groupSize"] = draw(st.sampled_from([2, 8, 16]))
     loss = _section(algorithm, "loss")
@@ -273,7 +275,7 @@ def _mend_train(train: Document, world: int) -> None:
         cut.pop("copies", None)
     _section(train, "offload")["gradients"] = False
     _section(train, "offload").pop("activations", None)
-    for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("copies",)):
+    for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("copies", "expert")):
         if world % math.prod(int(_number(cut, axis, 1)) for axis in axes):
             cut.clear()
     if _number(cut, "pipeline", 1) == 1 or _number(cut, "virtualPipeline", 1) != 2:

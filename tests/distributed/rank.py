@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -59,12 +60,14 @@ def train(
     save: Path | None = None,
     folder: Path | None = None,
     pictured: dict[str, Any] | None = None,
+    experts_of_all: list[int] | None = None,
 ) -> dict[str, Any]:
     """Log-probs of the first batch's trained tokens before the first update (samples, longest response), metrics of each
     update, the clipped gradient by which each update stepped, first and final weights and adapters, and how many
     values of parameters this rank held.
 
-    The model is the spec's random one, what a `folder` holds, or a `pictured` vision-language one.
+    The model is the spec's random one, what a `folder` holds, or a `pictured` vision-language one. With `experts_of_all`, every
+    token goes to these experts.
     """
     parsed, problems = parse_spec(spec)
     assert parsed is not None, problems
@@ -74,6 +77,8 @@ def train(
     if pictured is not None:
         source = Origin(lambda: vision_language(**pictured))
     engine = FSDPEngine(source, parsed, CPU)
+    if experts_of_all is not None:
+        send_all_tokens_to(engine, experts_of_all)
     if restore is not None:
         engine.restore(restore)
     adapters = adapters_of(engine)
@@ -91,6 +96,18 @@ def train(
     results = {"metrics": metrics, "weights": masters(engine), "adapters": adapters, "held": held}
     results |= {"first weights": first, "published": published_by(engine)}
     return results | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
+
+
+def send_all_tokens_to(engine: FSDPEngine, experts: list[int]) -> None:
+    """Let routers choose only `experts` for every token: no token goes to the others, and none to ranks that own no such expert."""
+    for layer in text_model(engine._model).layers:
+        route = layer.mlp.gate.forward
+
+        def chosen(hidden: Tensor, route: Callable[[Tensor], tuple[Tensor, ...]] = route) -> tuple[Tensor, ...]:
+            logits, weights, _ = route(hidden)
+            return logits, weights, torch.tensor(experts).expand(len(logits), -1)
+
+        layer.mlp.gate.forward = chosen
 
 
 def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int, pictured: bool = False) -> dict[str, int]:
@@ -159,6 +176,8 @@ def timeouts(spec: dict[str, Any]) -> set[float]:
     assert parsed is not None, problems
     engine = FSDPEngine(Origin(lambda: remembering(parsed, 0)), parsed, CPU)
     groups = [*engine._ranks.mesh.get_all_groups(), engine._ranks.context_group, engine._storage]
+    if (experts := engine._ranks.experts) is not None:
+        groups += [*experts.expert.get_all_groups(), *experts.shard.get_all_groups()]
     made = [group for group in groups if group is not None]
     return {group._get_backend(CPU).options._timeout.total_seconds() for group in made}
 

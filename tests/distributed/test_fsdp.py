@@ -180,10 +180,10 @@ def test_two_ranks_have_the_router_losses_that_one_has(groups, train) -> None:
     assert distance(actual, expected, expected) <= 1e-4
 
 
-@pytest.mark.parametrize("parallelism", [{"copies": 2}, {"context": 2}])
+@pytest.mark.parametrize("parallelism", [{"copies": 2}, {"context": 2}, {"expert": 2}])
 def test_every_group_that_an_engine_makes_has_the_time_out_of_the_manifest(groups, parallelism) -> None:
     """But the one of all ranks, whose time-out is set where it is made."""
-    spec = spec_of(2, parallelism=parallelism, collectiveTimeoutSeconds=1234.0)
+    spec = spec_of(2, random={"experts": 4}, parallelism=parallelism, collectiveTimeoutSeconds=1234.0)
     [error_of_rank_0, _] = groups(2).run("timeouts", spec=spec)
     assert error_of_rank_0 - {float(PATIENCE)} == {1234.0}
 
@@ -191,4 +191,7 @@ def test_every_group_that_an_engine_makes_has_the_time_out_of_the_manifest(group
 def test_degrees_that_do_not_divide_the_ranks_are_refused_by_every_rank(groups) -> None:
     spec = spec_of(2, parallelism={"copies": 2})
     with pytest.raises(AssertionError, match="copies 2 × context 1 does not divide 1 ranks"):
+        groups(1).run("train", spec=spec, batches=[], rates=[])
+    spec = spec_of(2, random={"experts": 4}, parallelism={"expert": 2})
+    with pytest.raises(AssertionError, match="copies 1 × expert 2 does not divide 1 ranks"):
         groups(1).run("train", spec=spec, batches=[], rates=[])

@@ -35,8 +35,16 @@ def folder_spec(ranks: int, **train):
 @pytest.mark.parametrize("offload", [False, True], ids=["", "offloaded"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_ranks_read_their_shares_of_a_folder(groups, tmp_path: Path, shape, offload) -> None:
+    ranks_read_their_shares(groups, tmp_path, shape, offload={"parameters": offload})
+
+
+def test_ranks_of_an_expert_mesh_read_their_experts_of_a_folder(groups, tmp_path: Path) -> None:
+    ranks_read_their_shares(groups, tmp_path, {"experts": 4}, parallelism={"expert": 2})
+
+
+def ranks_read_their_shares(groups, tmp_path: Path, shape, **train) -> None:
     model = saved_model(tmp_path / "model", shape)
-    spec = folder_spec(2, offload={"parameters": offload})
+    spec = folder_spec(2, **train)
     results = groups(2).run("train", spec=spec, batches=[], rates=[], folder=tmp_path)
     read = results[0]["weights"]
     expected = model.state_dict()

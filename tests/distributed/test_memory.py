@@ -13,6 +13,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "larger": ("larger", 2, {}),
     "recomputed": ("larger", 2, {"activationCheckpointing": True}),
     "experts, recomputed": ("experts", 2, {"activationCheckpointing": True}),
+    "an expert mesh": ("experts", 2, {"parallelism": {"expert": 2}}),
+    "an expert mesh, all layers gathered": ("experts", 2, {"reshardAfterForward": False, "parallelism": {"expert": 2}}),
     "all layers gathered": ("larger", 2, {"reshardAfterForward": False}),
     "float32": ("small", 2, {"precision": "FP32"}),
     "one rank, micro-batch 2": ("small", 1, {"micro": 2, "activationCheckpointing": True}),

@@ -10,6 +10,7 @@ CHECKS = (*NEEDED, *NEW_TRAINING_CHECKS)
 FILES = [{"name": "math", "files": {"paths": ["math.jsonl"]}}]
 GYM = {"task": "chain_sum", "size": 8}
 EIGHT = {"accelerator.devicesPerNode": 8, "train.batch.promptsPerUpdate": 8}
+MOE = {"model.source.random.experts": 4}
 LANE = {"nodes": 1, "tensorParallel": 2, "afterTokens": 64}
 SFT = {"mode": "SFT", "rollout": None, "rewards": []}
 
@@ -71,11 +72,35 @@ CASES = {
         {"mode": "Colocated", "rollout.nodes": 2, "train.nodes": 2},
     ),
     "dense layers": ({"train.parallelism.tensor": 3}, "spec.train.parallelism", {"train.parallelism.tensor": 2}),
-    "experts": ({"train.parallelism.expert": 4}, "spec.train.parallelism", {"train.parallelism.expert": 2}),
-    "expert tensor without experts is not used": (
-        {"train.parallelism": {"expert": 2, "expertTensor": 3}},
+    "experts": (
+        {**MOE, "train.parallelism.expert": 4},
         "spec.train.parallelism",
-        {"train.parallelism": {"expert": 1, "expertTensor": 3}},
+        {**MOE, "train.parallelism.expert": 2},
+    ),
+    "experts of Megatron": (
+        {**MOE, "train.engine": "Megatron", "train.parallelism.expert": 4},
+        "spec.train.parallelism",
+        {**MOE, "train.engine": "Megatron", "train.parallelism.expert": 2},
+    ),
+    "expert tensor without experts is not used": (
+        {**MOE, "train.engine": "Megatron", "train.parallelism": {"expert": 2, "expertTensor": 3}},
+        "spec.train.parallelism",
+        {**MOE, "train.engine": "Megatron", "train.parallelism": {"expert": 1, "expertTensor": 3}},
+    ),
+    "experts of copies": (
+        {**EIGHT, **MOE, "train.parallelism": {"copies": 4, "expert": 4}},
+        "spec.train.parallelism",
+        {**EIGHT, **MOE, "train.parallelism": {"copies": 2, "expert": 4}},
+    ),
+    "an expert mesh of a dense model": (
+        {"train.parallelism.expert": 2},
+        "spec.train.parallelism.expert",
+        {"train.parallelism.expert": 1},
+    ),
+    "an expert mesh that does not divide the experts": (
+        {"model.source.random.experts": 9, "train.parallelism.expert": 2},
+        "spec.train.parallelism.expert",
+        {"model.source.random.experts": 10, "train.parallelism.expert": 2},
     ),
     "copies": (
         {**EIGHT, "train.parallelism.copies": 3},

@@ -23,8 +23,8 @@ def spec(**sections):
     return TrainingSpec.model_validate({**copy.deepcopy(BASE), **sections})
 
 
-def trained(nodes, devices, batch=None, group=8, **parallelism):
-    train = {"nodes": nodes, "parallelism": parallelism, "batch": batch or {}}
+def trained(nodes, devices, batch=None, group=8, engine="FSDP", **parallelism):
+    train = {"nodes": nodes, "parallelism": parallelism, "batch": batch or {}, "engine": engine}
     return spec(accelerator={"devicesPerNode": devices}, train=train, algorithm={"groupSize": group})
 
 
@@ -35,9 +35,24 @@ def test_the_dense_layers_fit_exactly_when_the_division_is_whole(nodes, devices,
 
 
 @given(nodes=NODES, devices=DEVICES, expert=SIZE, size=SIZE, pipeline=SIZE)
-def test_the_experts_fit_exactly_when_the_division_is_whole(nodes, devices, expert, size, pipeline):
-    problems = list(layout.expert(trained(nodes, devices, expert=expert, expertTensor=size, pipeline=pipeline)))
+def test_the_experts_of_megatron_fit_exactly_when_the_division_is_whole(nodes, devices, expert, size, pipeline):
+    sizes = {"expert": expert, "expertTensor": size, "pipeline": pipeline}
+    problems = list(layout.expert(trained(nodes, devices, engine="Megatron", **sizes)))
     assert (problems == []) == (expert == 1 or nodes * devices % (expert * size * pipeline) == 0)
+
+
+@given(nodes=NODES, devices=DEVICES, expert=SIZE, copies=SIZE)
+def test_the_experts_of_fsdp_fit_exactly_when_each_copy_has_all(nodes, devices, expert, copies):
+    problems = list(layout.expert(trained(nodes, devices, expert=expert, copies=copies)))
+    assert (problems == []) == (expert == 1 or nodes * devices % (expert * copies) == 0)
+
+
+@given(devices=SIZE, experts=st.integers(0, 40))
+def test_devices_divide_experts_exactly_when_each_has_the_same_number(devices, experts):
+    problem = layout.expert_problem(devices, experts)
+    assert (problem is None) == (devices == 1 or (experts > 0 and experts % devices == 0))
+    for size in re.findall(r"\d+", problem.fix) if problem else ():
+        assert layout.expert_problem(int(size), experts) is None
 
 
 @given(nodes=NODES, devices=DEVICES, copies=SIZE, context=SIZE)

@@ -92,7 +92,6 @@ BEYOND = {
         EIGHT | {"train.parallelism": {"pipeline": 2, "virtualPipeline": 2}},
         ["spec.train.parallelism.pipeline", "spec.train.parallelism.virtualPipeline"],
     ),
-    "FSDP with expert parallelism": (EIGHT | {"train.parallelism.expert": 2}, ["spec.train.parallelism.expert"]),
     "FSDP with split experts": (
         EIGHT | {"train.parallelism.expertTensor": 2},
         ["spec.train.parallelism.expertTensor"],

@@ -35,15 +35,15 @@ ENGINES = (
     mutant(
         name="The weight decay of the spec does not reach AdamW, which has a default of its own.",
         file="trainer/qwen35_trainer/engines/fsdp/optimizer.py",
-        old='{"params": decayed, "weight_decay": settings.weightDecay}',
-        new='{"params": decayed}',
+        old='[{"params": members, "weight_decay": decay} for (decay, _), members in groups.items()]',
+        new='[{"params": members} for members in groups.values()]',
         killer="tests/engines/fsdp/test_step.py::test_two_steps_are_those_of_clipped_adamw_with_its_decay",
     ),
     mutant(
         name="The norm of the gradients is measured, and they are not clipped.",
         file="trainer/qwen35_trainer/engines/fsdp/engine.py",
-        old="nn.utils.clip_grad_norm_(trained, self._spec.train.optimizer.gradientClip)",
-        new="nn.utils.get_total_norm([part.grad for part in trained if part.grad is not None])",
+        old="gradient_norm.clip(trained, train.optimizer.gradientClip, copies=train.parallelism.copies)",
+        new='gradient_norm.clip(trained, float("inf"), copies=train.parallelism.copies)',
         killer="tests/engines/fsdp/test_step.py::test_two_steps_are_those_of_clipped_adamw_with_its_decay",
     ),
     mutant(

@@ -101,6 +101,24 @@ def test_experts_alone_have_no_problem(tmp_path: Path, engine: str, train: dict[
     assert problems(tmp_path, EXPERTS, engine, train) == []
 
 
+@pytest.mark.parametrize("engine", ["FSDP", "Megatron"])
+@pytest.mark.parametrize(
+    ("config", "expert", "message"),
+    [
+        ({"text_config": TEXT | {"num_experts": 256}}, 8, None),
+        ({"text_config": TEXT | {"num_experts": 256}}, 24, "24 devices do not divide the 256 experts of a layer."),
+        (TEXT, 24, "24 devices divide the experts of a layer, and the model is dense."),
+        (TEXT, 1, None),
+    ],
+    ids=["8 of 256 experts", "24 of 256 experts", "24 of a dense model", "1 of a dense model"],
+)
+def test_experts_that_devices_do_not_divide_are_refused(
+    tmp_path: Path, engine: str, config: dict[str, Any], expert: int, message: str | None
+) -> None:
+    expected = [] if message is None else [f"spec.train.parallelism.expert: {message}"]
+    assert problems(tmp_path, config, train={"engine": engine, "parallelism": {"expert": expert}}) == expected
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(tmp_path: Path) -> None:
     problems(tmp_path, {"text_config": TEXT})
     check_vocabulary(spec("VLLM"), tmp_path, 100)

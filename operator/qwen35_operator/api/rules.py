@@ -60,6 +60,7 @@ class Rule:
 WORLD = "self.train.nodes * self.accelerator.devicesPerNode"
 DENSE = "(self.train.parallelism.tensor * self.train.parallelism.pipeline * self.train.parallelism.context)"
 EXPERT = "(self.train.parallelism.expertTensor * self.train.parallelism.expert * self.train.parallelism.pipeline)"
+COPIES_OF_EXPERTS = "(self.train.parallelism.copies * self.train.parallelism.expert)"
 COPIES = "(self.train.parallelism.copies * self.train.parallelism.context)"
 VIRTUAL = "self.train.parallelism.virtualPipeline"
 GROUP = "(self.mode == 'SFT' ? 1 : self.algorithm.groupSize)"
@@ -220,7 +221,22 @@ MODES = (
 
 LAYOUT = (
     _cut(("tensor", "pipeline", "context"), DENSE),
-    _cut(("expertTensor", "expert", "pipeline"), EXPERT, unless="self.train.parallelism.expert == 1 || "),
+    _cut(
+        ("expertTensor", "expert", "pipeline"),
+        EXPERT,
+        unless="self.train.engine == 'FSDP' || self.train.parallelism.expert == 1 || ",
+    ),
+    _cut(
+        ("copies", "expert"),
+        COPIES_OF_EXPERTS,
+        unless="self.train.engine != 'FSDP' || self.train.parallelism.expert == 1 || ",
+    ),
+    Rule(
+        "!has(self.model.source.random) || self.train.parallelism.expert == 1 || (self.model.source.random.experts > 0 && "
+        "self.model.source.random.experts % self.train.parallelism.expert == 0)",
+        "expert must divide the experts of a layer, and be 1 for a dense model.",
+        field=".train.parallelism.expert",
+    ),
     _cut(
         ("copies", "context"),
         COPIES,

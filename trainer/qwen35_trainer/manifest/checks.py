@@ -24,6 +24,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (modes.colocation, ("mode", "rollout", "train")),
     (layout.dense, ("accelerator", "train")),
     (layout.expert, ("accelerator", "train")),
+    (layout.whole_experts, ("model", "train")),
     (layout.copies, ("accelerator", "train")),
     (layout.virtual_stages, ("model", "train")),
     (layout.heads, ("model", "train")),

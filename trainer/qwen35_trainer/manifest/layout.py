@@ -25,10 +25,41 @@ def dense(spec: TrainingSpec) -> Iterator[Problem]:
 def expert(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that the train pool holds whole copies of the experts.
 
-    With expert parallelism, expertTensor × expert × pipeline must divide the number of devices.
+    With expert parallelism, copies × expert must divide the number of devices, and with Megatron expertTensor × expert ×
+    pipeline.
     """
     if spec.train.parallelism.expert > 1:
-        yield from _divides(spec, ("expertTensor", "expert", "pipeline"))
+        megatron = spec.train.engine == "Megatron"
+        yield from _divides(spec, ("expertTensor", "expert", "pipeline") if megatron else ("copies", "expert"))
+
+
+def whole_experts(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the devices of `parallelism.expert` can divide the experts of a layer evenly.
+
+    A manifest contains the number of experts only for a random model. For a checkpoint, `runtime/preflight.py` and the engine
+    check it.
+    """
+    if (random := spec.model.source.random) is not None:
+        problem = expert_problem(spec.train.parallelism.expert, random.experts)
+        yield from () if problem is None else (problem,)
+
+
+def expert_problem(devices: int, experts: int) -> Problem | None:
+    """Return the problem of `devices` devices that cannot divide the experts of a layer evenly; None if they can.
+
+    experts: number of experts of a layer; 0 for a dense model.
+    """
+    path = f"{PARALLELISM}.expert"
+    if devices == 1 or (experts and experts % devices == 0):
+        return None
+    if not experts:
+        return Problem(
+            path, f"{devices} devices divide the experts of a layer, and the model is dense.", "Set it to 1."
+        )
+    fitting = _around(devices, [size for size in range(1, experts + 1) if experts % size == 0])
+    return Problem(
+        path, f"{devices} devices do not divide the {experts} experts of a layer.", f"Use {either(fitting)}."
+    )
 
 
 def virtual_stages(spec: TrainingSpec) -> Iterator[Problem]:

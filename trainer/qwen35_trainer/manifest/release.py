@@ -115,7 +115,7 @@ def _train(spec: TrainingSpec) -> Iterator[Problem]:
     if train.engine == "Megatron":
         yield from _megatron(spec)
         return
-    for name in ("tensor", "pipeline", "virtualPipeline", "expert", "expertTensor"):
+    for name in ("tensor", "pipeline", "virtualPipeline", "expertTensor"):
         if (degree := getattr(train.parallelism, name)) != 1:
             path = f"spec.train.parallelism.{name}"
             message = f"the FSDP engine has no {name} parallelism, so the degree cannot be {degree}."

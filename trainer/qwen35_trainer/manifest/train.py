@@ -70,7 +70,9 @@ class ParallelismSpec(Section):
         1,
         ge=1,
         le=1024,
-        description="Devices that share the experts of a layer (expert parallelism). Default 1, for dense models. "
+        description="Devices that share the experts of a layer (expert parallelism): each has some of them, and tokens travel "
+        "to the experts that they use. It must divide the number of experts. With FSDP, a device then gathers only its "
+        "own experts of a layer; the other devices shard them. Default 1, for dense models. "
         "verl: actor_rollout_ref.actor.megatron.expert_model_parallel_size.",
     )
     expertTensor: int = Field(

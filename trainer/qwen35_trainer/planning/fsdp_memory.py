@@ -11,7 +11,9 @@ Parameters, optimizer state and gradients are sharded over the ranks of a copy o
     gathered          all-gathered parameters: the tables (token embedding and output layer) from the forward pass to the end of
                       the backward pass, and two layers at a time: the one that computes and the next one. A layer is
                       resharded after use (torch.distributed.fsdp, `_fsdp_param_group.py`). Without
-                      `spec.train.reshardAfterForward`, all layers stay gathered from their forward to their backward pass
+                      `spec.train.reshardAfterForward`, all layers stay gathered from their forward to their backward pass.
+                      With an expert mesh, a rank gathers only its part of a layer's experts. Their shards have the same
+                      size as without it
     gradient sums     a float32 copy of the gradient of one FSDP unit for the reduce-scatter (`_fsdp_collectives.foreach_reduce`)
 
 The peak is at one of four moments: the backward pass of the head, the backward pass of a layer, the reduce-scatter of
@@ -45,8 +47,10 @@ class _Sizes:
     layer: float
     """Number of parameters of the largest layer without its experts."""
     experts: float
-    """Number of parameters of the experts of that layer, which are gathered separately."""
+    """Number of parameters of the experts of that layer that a rank gathers, separately from the rest of the layer."""
     all: float
+    gathered: float
+    """Number of parameters that a rank gathers if no layer is freed: `all`, without the experts of other ranks."""
 
     @classmethod
     def of(cls, shape: ModelSizes, spec: TrainingSpec, *, pictures: bool) -> _Sizes:
@@ -55,6 +59,8 @@ class _Sizes:
         kinds = [kind for kind, count in ((True, shape.linear_layers), (False, shape.full_layers)) if count]
         largest_layer = max((parameters.layer(shape, linear=kind) for kind in kinds), key=lambda each: each.total)
         frozen_parts, outermost = set(spec.train.freeze), tables + shape.hidden
+        parts = spec.train.parallelism.expert
+        elsewhere = parameters.text(shape).experts * (1 - 1 / parts)
         if spec.train.lora is not None:
             adapters = adapter_parameters(shape, spec.train.lora.rank, spec.train.lora.targets)
             return cls(
@@ -63,8 +69,9 @@ class _Sizes:
                 outermost,
                 0,
                 largest_layer.total - largest_layer.experts,
-                largest_layer.experts,
+                largest_layer.experts / parts,
                 text + tower + adapters,
+                text + tower + adapters - elsewhere,
             )
         frozen = tower if "Vision" in frozen_parts or not pictures else 0
         if "Embeddings" in frozen_parts:
@@ -77,8 +84,9 @@ class _Sizes:
             outermost,
             shape.hidden if "Embeddings" in frozen_parts else outermost,
             largest_layer.total - largest_layer.experts,
-            largest_layer.experts,
+            largest_layer.experts / parts,
             text + tower,
+            text + tower - elsewhere,
         )
 
 
@@ -162,7 +170,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     # In the backward pass of the head, and of the last layer.
     around_head, around_layer = (sizes.outermost, sizes.outermost + unit + largest_unit)
     if not train.reshardAfterForward:
-        around_head = around_layer = sizes.all
+        around_head = around_layer = sizes.gathered
     candidates = {
         "backward pass of the head": held.with_parts(
             gathered=width * around_head,

@@ -21,6 +21,7 @@ from typing import Any
 
 from qwen35_trainer.data.prompt_files import misnamed
 from qwen35_trainer.manifest import Manifest, ManifestError, Problem, RandomModelSpec, TrainingSpec, cannot_run
+from qwen35_trainer.manifest.layout import expert_problem
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.release import VLLM_CPU_HEADS, experts_with_adapters
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
@@ -103,6 +104,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_lora(spec, base),
         *_router(spec, base),
         *_prediction_head(spec, base),
+        *_experts(spec, base),
         *_quantization(spec, base),
         *_vllm_on_cpu(spec, base),
         *_vllm_on_ascend(spec, base),
@@ -179,6 +181,18 @@ def _prediction_head(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
     text = config.get("text_config", config)
     for message, fix in prediction_head.problems(text if isinstance(text, Mapping) else {}):
         yield Problem("spec.train.multiTokenPrediction", message, fix)
+
+
+def _experts(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    """Yield a problem if expert parallelism does not divide the experts of a model in a folder.
+
+    A check of the manifest covers random models.
+    """
+    if spec.model.source.random is None and (config := _configuration(spec, base)) is not None:
+        text = config.get("text_config", config)
+        count = text.get("num_experts", 0) if isinstance(text, Mapping) else 0
+        problem = expert_problem(spec.train.parallelism.expert, count) if isinstance(count, int) else None
+        yield from () if problem is None else (problem,)
 
 
 def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:

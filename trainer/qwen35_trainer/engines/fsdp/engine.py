@@ -20,10 +20,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
-from qwen35_trainer.engines.fsdp import lora, sharded_checkpoint
+from qwen35_trainer.engines.fsdp import gradient_norm, lora, sharded_checkpoint
 from qwen35_trainer.engines.fsdp.freezing import convert_frozen, freeze, without_tower
 from qwen35_trainer.engines.fsdp.loading import fill
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
@@ -125,7 +124,7 @@ class FSDPEngine(UpdatingEngine):
         else:
             model.requires_grad_(False)
         convert_frozen(model, precision)
-        shard(model, self._ranks.mesh, precision, train)
+        shard(model, self._ranks, precision, train)
         if origin.files is not None:
             fill(model, origin.files, self._device, offloaded=train.offload.parameters)
         if trained and train.lora is not None:
@@ -152,7 +151,8 @@ class FSDPEngine(UpdatingEngine):
 
     def _step(self, learning_rate: float) -> float:
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        norm = float(_whole(nn.utils.clip_grad_norm_(trained, self._spec.train.optimizer.gradientClip)))
+        train = self._spec.train
+        norm = gradient_norm.clip(trained, train.optimizer.gradientClip, copies=train.parallelism.copies)
         if math.isfinite(norm):
             self._optimizers.step(learning_rate)
         else:
@@ -197,7 +197,3 @@ class FSDPEngine(UpdatingEngine):
     def _micro_batch(self, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> MicroBatch:
         packed = self._spec.train.batch.removePadding
         return micro_batch(batch, offsets, samples, self._model.config, packed=packed, device=self._device)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -11,7 +11,7 @@ stacks of matrices.
 
 For a sharded matrix, every rank gathers the whole update, orthogonalises it, and keeps its own rows. The iteration
 needs the whole matrix, and repeating the iteration on every rank costs less than a second exchange. A stack (experts,
-rows, columns) is sharded by experts: each rank has whole matrices and gathers nothing.
+rows, columns) is sharded by experts, with and without an expert mesh: each rank has whole matrices and gathers nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from qwen35_trainer.engines.fsdp.loading import local_part
 
@@ -46,7 +47,7 @@ class Muon(torch.optim.Optimizer):
             if parameter.ndim not in (2, 3):
                 raise ValueError(f"Muon takes matrices and stacks of them, not a parameter of shape {parameter.shape}")
             if isinstance(parameter, DTensor):
-                cut = [placement.dim for placement in parameter.placements if isinstance(placement, Shard)]
+                cut = [each.dim for each in parameter.placements if isinstance(each, Shard | _StridedShard)]
                 if any(cut):
                     raise ValueError(f"Muon takes parameters sharded on dimension 0, not on {cut}")
 

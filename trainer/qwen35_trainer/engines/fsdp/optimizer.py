@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from qwen35_trainer.engines.fsdp.muon import Muon
@@ -103,11 +105,16 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 def _groups(parameters: Mapping[str, nn.Parameter], settings: Settings) -> list[dict[str, Any]]:
-    """Divide parameters into AdamW's groups with and without weight decay."""
-    decayed = [p for name, p in parameters.items() if settings.decayAll or decays(name, p)]
-    exempt = [p for name, p in parameters.items() if not (settings.decayAll or decays(name, p))]
-    groups = [{"params": decayed, "weight_decay": settings.weightDecay}, {"params": exempt, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    """Divide parameters into AdamW's groups with and without weight decay.
+
+    All parameters of a group are on one mesh, because a fused step takes tensors of one mesh. Experts may be on a mesh of their own.
+    """
+    groups: dict[tuple[float, DeviceMesh | None], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        decay = settings.weightDecay if settings.decayAll or decays(name, parameter) else 0.0
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault((decay, mesh), []).append(parameter)
+    return [{"params": members, "weight_decay": decay} for (decay, _), members in groups.items()]
 
 
 def _matrices(model: HFModule) -> list[nn.Parameter]:

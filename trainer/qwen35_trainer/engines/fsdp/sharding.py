@@ -1,10 +1,12 @@
 """Shard a model over the ranks with FSDP2: each layer as a unit, then the remaining parameters together.
 
-    ranks = copies × shard:   each copy of the model is sharded over `shard` ranks, and copies sum their gradients (HSDP)
-    ranks = data × context:   each of `data` groups of ranks has its own samples; its `context` ranks share every sequence
+    ranks = copies × shard             each copy of the model is sharded over `shard` ranks, and copies sum their gradients (HSDP)
+    ranks = data × context             each of `data` groups of ranks has its own samples; its `context` ranks share every sequence
+    ranks = copies × shard × expert    of experts only: `expert` ranks divide the experts of a layer, and `shard` ranks shard each
+                                       part (`expert_mesh.py`)
 
-Both lines divide the same ranks: parameters are sharded over all ranks of a copy, whichever samples these ranks have.
-Neighbouring ranks share a sequence, so that the exchanges between them stay within a node.
+All lines divide the same ranks: parameters are sharded over all ranks of a copy, whichever samples these ranks have.
+Neighbouring ranks share a sequence or the experts of a layer, so that the exchanges between them stay within a node.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from qwen35_trainer.engines.batch_ranks import BatchRanks
+from qwen35_trainer.engines.fsdp.expert_mesh import ExpertMesh, expert_modules
+from qwen35_trainer.engines.fsdp.group_timeouts import limit
 from qwen35_trainer.manifest import ParallelismSpec, TrainSpec
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
@@ -35,6 +39,8 @@ class Ranks(BatchRanks):
     world: int
     mesh: DeviceMesh
     """Mesh over which parameters are sharded: (shard,), or (copy, shard) if there are several copies of the model."""
+    experts: ExpertMesh | None
+    """Meshes over which experts are divided and sharded; None: like all other parameters."""
     context_group: ProcessGroup | None
     """Ranks that share each sequence; None: no context parallelism."""
     data_shares: int
@@ -61,39 +67,35 @@ class Ranks(BatchRanks):
         time-out. Raises ValueError if the degrees of parallelism do not divide the number of ranks.
         """
         world, copies, context = dist.get_world_size(), parallelism.copies, parallelism.context
-        if world % (copies * context):
-            raise ValueError(
-                f"spec.train.parallelism: copies {copies} × context {context} does not divide {world} ranks; "
-                "use degrees that do"
-            )
+        for name, degree in (("context", context), ("expert", parallelism.expert)):
+            if world % (copies * degree):
+                raise ValueError(
+                    f"spec.train.parallelism: copies {copies} × {name} {degree} does not divide {world} ranks; "
+                    "use degrees that do"
+                )
         if copies == 1:
             mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
         else:
             mesh = init_device_mesh(device.type, (copies, world // copies), mesh_dim_names=("copy", "shard"))
-            _limit(mesh, timeout)
-        context_group = None
+            limit(mesh, timeout)
+        experts, context_group = ExpertMesh.of(parallelism, device, timeout), None
         if context > 1:
             both = init_device_mesh(device.type, (world // context, context), mesh_dim_names=("data", "context"))
-            _limit(both, timeout)
+            limit(both, timeout)
             context_group = both["context"].get_group()
-        return cls(dist.get_rank(), world, mesh, context_group, world // context)
+        return cls(dist.get_rank(), world, mesh, experts, context_group, world // context)
 
 
-def _limit(mesh: DeviceMesh, timeout: timedelta) -> None:
-    """Set the time-out of the mesh's process groups. PyTorch creates them with its default.
-    TorchTitan does the same.
-    """
-    for group in mesh.get_all_groups():
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
-
-
-def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: TrainSpec) -> HFModule:
+def shard(model: HFModule, ranks: Ranks, precision: torch.dtype, train: TrainSpec) -> HFModule:
     """Shard `model` in place, and return it. The model may be on the meta device.
 
-    Parameters keep their type. The model computes in `precision`, except that parameters which `keeps_float32` selects
+    With an expert mesh, experts are divided over it first, and the expert modules exchange tokens. Parameters keep their type. The model computes in `precision`, except that parameters which `keeps_float32` selects
     are used in float32. Gradients are reduced in float32. Raises ValueError if the model contains no module of a class
-    in its `_no_split_modules`.
+    in its `_no_split_modules`, or if the expert mesh does not divide its experts.
     """
+    mesh, experts = ranks.mesh, ranks.experts
+    if experts is not None:
+        experts.divide(model)
     if train.activationCheckpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if train.offload.activations:
@@ -108,10 +110,11 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
     mixed_types = precision != torch.float32
     exact = {parameter for name, parameter in model.named_parameters() if mixed_types and keeps_float32(name)}
     frees = train.reshardAfterForward
+    of_experts = set(expert_modules(model))
     for module in layers(model):
         fully_shard(
             module,
-            mesh=mesh,
+            mesh=mesh if experts is None or module not in of_experts else experts.shard,
             reshard_after_forward=frees,
             mp_policy=inner,
             offload_policy=offload,
@@ -129,6 +132,8 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
             ignored_params=rest,
         )
     fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offload)
+    if experts is not None:
+        experts.count_gradients_once(model)
     return model
 
 
