@@ -128,6 +128,9 @@ class UpdateRecord:
     coefficient."""
     router_z: float | None = None
     """Z-loss of the routers (mixture of experts), mean over tokens and layers, not multiplied by its coefficient."""
+    saved_token_share: float | None = None
+    """Share, 0 to 1, of the input tokens of the update that the train pool did not compute, because the samples of a group
+    shared their prompt. None: `train.batch.sharePrompts` is false."""
     lag_mean: float | None = None
     """Mean lag of the trained tokens of the batch: versions between the generation of a token and its training."""
     lag_max: int | None = None

@@ -16,6 +16,7 @@ _UPDATE: Final = {
     "train/clip_fraction": "clip_fraction",
     "train/router_load_balancing": "router_load_balancing",
     "train/router_z": "router_z",
+    "train/saved_token_share": "saved_token_share",
     "train/gradient_norm": "gradient_norm",
     "train/learning_rate": "learning_rate",
     "train/tokens": "tokens",
