@@ -166,9 +166,9 @@ CASES = {
         {"train.batch": {"sharePrompts": True, "removePadding": True, "microBatchSequences": 2}},
     ),
     "shared prompts of single examples": (
-        {"mode": "SFT", "rollout": None, "rewards": None, "train.batch": {"sharePrompts": True, "removePadding": True}},
+        {**SFT, "train.batch": {"sharePrompts": True, "removePadding": True}},
         "spec.train.batch.sharePrompts",
-        {"mode": "SFT", "rollout": None, "rewards": None, "train.batch": {"removePadding": True}},
+        {**SFT, "train.batch": {"removePadding": True}},
     ),
     "replica within a node": (
         {**EIGHT, "rollout.tensorParallel": 3},

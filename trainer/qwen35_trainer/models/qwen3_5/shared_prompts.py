@@ -141,7 +141,7 @@ class CutRow:
 
 @dataclass(frozen=True, eq=False)
 class PromptLayout:
-    """Where the mixers of a forward pass find the tokens of a row with shared prompts.
+    """The places at which the mixers of a forward pass find the tokens of a row with shared prompts.
 
     W: width of the convolution.
     """
