@@ -71,13 +71,9 @@ def _attend_to_prompts(
     if kernels.has_varlen_attention(query):
         assert layout.boundaries is not None
         histories = prompts.histories
+        keys, values = histories.cut(key, value)
         return kernels.varlen_attention(
-            query,
-            *histories.cut(key, value),
-            layout.boundaries,
-            layout.longest,
-            histories.boundaries,
-            histories.longest,
+            query, keys, values, layout.boundaries, layout.longest, histories.boundaries, histories.longest
         )
     beginnings = prompts.beginnings
     mixed = [beginnings.split.apply(_attend, beginnings.cut(query, key, value))[0]]

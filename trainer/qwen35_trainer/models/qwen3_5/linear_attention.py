@@ -79,10 +79,11 @@ def _segments(
     The convolution needs no state: each segment is convolved together with the last inputs of its prompt.
     """
     windows = prompts.windows
+    [inputs] = windows.cut(mixed)
     if kernels.has_delta_rule(mixed):
-        convolved = kernels.convolution(*windows.cut(mixed), filters, windows.boundaries)
+        convolved = kernels.convolution(inputs, filters, windows.boundaries)
     else:
-        convolved = windows.split.apply(partial(convolution.convolve, filters=filters), windows.cut(mixed))
+        convolved = windows.split.apply(partial(convolution.convolve, filters=filters), (inputs,))
     tensors = (*_heads(layer, convolved.index_select(1, prompts.of_windows)), log_decay, beta)
     beginnings, states = _delta_rule(prompts.beginnings, None, *tensors)
     continuations, _ = _delta_rule(prompts.continuations, states.index_select(0, prompts.prompts), *tensors)
@@ -94,9 +95,9 @@ def _delta_rule(row: CutRow, states: Tensor | None, *tensors: Tensor) -> tuple[T
 
     tensors: query, key, value, log decay and beta of the whole packed row, (1, T, …). states: (runs, H, K, V) float32.
     """
-    own = row.cut(*tensors)
-    if kernels.has_delta_rule(own[0]):
-        return kernels.delta_rule_from(states, *own, row.boundaries)
+    query, key, value, log_decay, beta = own = row.cut(*tensors)
+    if kernels.has_delta_rule(query):
+        return kernels.delta_rule_from(states, query, key, value, log_decay, beta, row.boundaries)
     return row.split.scan(_from_state, own, states)
 
 
