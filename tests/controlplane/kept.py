@@ -99,7 +99,12 @@ WRITTEN: list[Document] = [
             "train": FRAGMENTS[15],
         },
         "train": {
-            "batch": {"dynamicMicroBatches": True, "promptsPerUpdate": 4},
+            "batch": {
+                "dynamicMicroBatches": True,
+                "promptsPerUpdate": 4,
+                "removePadding": True,
+                "sharePrompts": True,
+            },
             "collectiveTimeoutSeconds": 900.0,
             "headPrecision": "FP32",
             "reshardAfterForward": False,

@@ -282,6 +282,7 @@ def _mend_train(train: Document, world: int) -> None:
         cut.pop("virtualPipeline", None)
     batch = _section(train, "batch")
     batch.pop("dynamicMicroBatches", None)
+    batch.pop("sharePrompts", None)
     batch |= {"microBatchSequences": 1, "promptsPerUpdate": world}
 
 

@@ -180,6 +180,26 @@ CASES = {
         "spec.train.batch.maxTokensPerDevice",
         {"train.batch": {"dynamicMicroBatches": True, "maxTokensPerDevice": 3072}},
     ),
+    "shared prompts of Megatron": (
+        {"train.engine": "Megatron", "train.batch.sharePrompts": True},
+        "spec.train.batch.sharePrompts",
+        {"train.engine": "Megatron", "train.batch.sharePrompts": False},
+    ),
+    "shared prompts in padded rows": (
+        {"train.batch": {"sharePrompts": True, "dynamicMicroBatches": True}},
+        "spec.train.batch.sharePrompts",
+        {"train.batch": {"sharePrompts": True, "dynamicMicroBatches": True, "removePadding": True}},
+    ),
+    "shared prompts of single samples": (
+        {"train.batch": {"sharePrompts": True, "removePadding": True}},
+        "spec.train.batch.sharePrompts",
+        {"train.batch": {"sharePrompts": True, "removePadding": True, "microBatchSequences": 2}},
+    ),
+    "shared prompts of single examples": (
+        {**SFT, "train.batch": {"sharePrompts": True, "removePadding": True}},
+        "spec.train.batch.sharePrompts",
+        {**SFT, "train.batch": {"removePadding": True}},
+    ),
     "replica within a node": (
         {**EIGHT, "rollout.tensorParallel": 3},
         "spec.rollout.tensorParallel",

@@ -19,6 +19,7 @@ from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 from qwen35_trainer.models.qwen3_5.packing import check_packing
+from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 from tests.conftest import SHAPE
 from tests.models.scenes import show, vision_language
 from tests.patience import PATIENCE
@@ -48,6 +49,14 @@ def words(lengths: list[int], *, packed: bool) -> ModelInput:
     return ModelInput.of_text(list(drawn), packed=packed, device="cpu")
 
 
+def with_shared_prompts() -> ModelInput:
+    """Three responses to one prompt and one to another: 26 tokens, of which 2 processes get equal numbers, 4 do not."""
+    lengths = [9, 12, 6, 11]
+    shared = SharedPrompts.of([6, 6, 6, 2], lengths, [0, 0, 0, 3])
+    assert shared is not None
+    return words(lengths, packed=True).sharing(shared)
+
+
 def pictures(model: Any, *, packed: bool) -> ModelInput:
     shown = [show(scene, seed) for seed, scene in enumerate([[3, (1, 4, 6), 5], [2, ("video", (2, 4, 4)), 1], [7]])]
     return multimodal_input([t for t, _ in shown], [p for _, p in shown], model.config, packed=packed, device="cpu")
@@ -68,6 +77,8 @@ CASES: dict[str, Case] = {
     "dense, packed": (text, lambda _: words(LENGTHS, packed=True), every),
     "experts, padded": (lambda: text(experts=4), lambda _: words(LENGTHS, packed=False), every),
     "experts, packed": (lambda: text(experts=4), lambda _: words(LENGTHS, packed=True), every),
+    "dense, shared prompts": (text, lambda _: with_shared_prompts(), every),
+    "experts, shared prompts": (lambda: text(experts=4), lambda _: with_shared_prompts(), every),
     "fewer tokens than processes": (text, lambda _: words([1], packed=False), every),
     "a rank that scores nothing": (text, lambda _: words(LENGTHS, packed=True), lambda rows: rows[:3]),
     "rows in any order, some twice": (text, lambda _: words([40], packed=True), lambda rows: rows[[30, 2, 2, 17]]),
@@ -110,7 +121,7 @@ def main(rank: int, folder: Path) -> None:
     results = {
         size: shared(group, CASES | more) for size, group, more in ((4, dist.group.WORLD, {}), (2, pair, PICTURES))
     }
-    check_packing(sharded(text(), pair))
+    check_packing(sharded(text(), pair), share_prompts=True)
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(results))
     dist.destroy_process_group()
 

@@ -25,16 +25,30 @@ def chunk_gated_delta_rule(
     beta: Tensor,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, None]:
-    """flash-linear-attention's, by the reference of the transformers library.  q, k: (B, T, G, K).  v: (B, T, H, V)."""
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """flash-linear-attention's, by the reference of the transformers library.
+
+    q, k: (B, T, G, K).  v: (B, T, H, V).  initial_state: (B or sequences, H, K, V) float32.
+    """
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
     if cu_seqlens is None:
-        return torch_chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)[0], None
+        return torch_chunk_gated_delta_rule(
+            q, k, v, g, beta, 64, initial_state, output_final_state, use_qk_l2norm_in_kernel
+        )
     assert len(q) == 1
     assert cu_seqlens.dtype == torch.int64
     assert int(cu_seqlens[-1]) == q.shape[1]
-    parts = zip(*(x.split(cu_seqlens.diff().tolist(), 1) for x in (q, k, v, g, beta)), strict=True)
-    return torch.cat([chunk_gated_delta_rule(*part, use_qk_l2norm_in_kernel)[0] for part in parts], 1), None
+    parts = list(zip(*(x.split(cu_seqlens.diff().tolist(), 1) for x in (q, k, v, g, beta)), strict=True))
+    assert initial_state is None or (len(initial_state) == len(parts) and initial_state.dtype == torch.float32)
+    states = [None] * len(parts) if initial_state is None else initial_state.split(1)
+    results = [
+        chunk_gated_delta_rule(*part, use_qk_l2norm_in_kernel, None, state, output_final_state)
+        for part, state in zip(parts, states, strict=True)
+    ]
+    last = [state for _, state in results if state is not None]
+    return torch.cat([output for output, _ in results], 1), torch.cat(last) if last else None
 
 
 def causal_conv1d(
@@ -71,15 +85,24 @@ def varlen_attn(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> Tensor:
-    """torch.nn.attention.varlen's, of (T, heads, C)."""
-    lengths = cu_seq_q.diff().tolist()
-    assert cu_seq_q.dtype == torch.int32
-    assert torch.equal(cu_seq_q, cu_seq_k)
-    assert max_q == max_k == max(lengths)
+    """torch.nn.attention.varlen's, of (T, heads, C). The last query of a sequence sees all of its keys."""
+    lengths, key_lengths = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert max_q == max(lengths)
+    assert max_k == max(key_lengths)
     assert window_size == (-1, 0)
     assert enable_gqa or query.shape[1] == key.shape[1]
-    parts = zip(*(x.transpose(0, 1).split(lengths, 1) for x in (query, key, value)), strict=True)
-    mixed = [F.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=enable_gqa) for part in parts]
+    parts = zip(
+        *(x.transpose(0, 1).split(n, 1) for x, n in ((query, lengths), (key, key_lengths), (value, key_lengths))),
+        strict=True,
+    )
+    mixed = []
+    for one_query, one_key, one_value in parts:
+        count, keys = one_query.shape[1], one_key.shape[1]
+        seen = torch.ones(count, keys, dtype=torch.bool).tril(keys - count)
+        mixed.append(
+            F.scaled_dot_product_attention(one_query, one_key, one_value, attn_mask=seen, enable_gqa=enable_gqa)
+        )
     return torch.cat(mixed, 1).transpose(0, 1)
 
 

@@ -5,8 +5,8 @@ import torch
 
 from qwen35_trainer.models.qwen3_5 import kernels
 from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.buckets import Split
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
-from qwen35_trainer.models.qwen3_5.sequence_layout import Split
 from tests.models import kernels_stand_in
 from tests.models.test_forward import rows_of
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.buckets import Split
 from qwen35_trainer.models.qwen3_5.packing import NEIGHBOUR_TOLERANCE, PackingDifference, PackingInexact, check_packing
-from qwen35_trainer.models.qwen3_5.sequence_layout import Split
 from tests.models import kernels_stand_in
 from tests.models.scenes import vision_language
 

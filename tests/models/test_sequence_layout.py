@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout, Split
+from qwen35_trainer.models.qwen3_5.buckets import Split
+from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
 
 CPU = torch.device("cpu")
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)

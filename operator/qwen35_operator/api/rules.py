@@ -295,6 +295,14 @@ LAYOUT = (
         ".train.batch",
     ),
     Rule(
+        "!self.train.batch.sharePrompts || (self.train.engine == 'FSDP' && self.mode != 'SFT' && "
+        "self.train.batch.removePadding && "
+        "(self.train.batch.dynamicMicroBatches || self.train.batch.microBatchSequences > 1))",
+        "sharePrompts needs engine FSDP, a mode with groups, removePadding, and dynamicMicroBatches or microBatchSequences of at "
+        "least 2.",
+        field=".train.batch.sharePrompts",
+    ),
+    Rule(
         f"!self.train.batch.dynamicMicroBatches || {MAX_SEQUENCE_TOKENS} <= "
         "self.train.batch.maxTokensPerDevice * self.train.parallelism.context",
         "maxTokensPerDevice × context must hold maxPromptTokens + maxResponseTokens.",

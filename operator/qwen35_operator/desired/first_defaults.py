@@ -154,6 +154,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "train.batch.promptsPerUpdate": 32,
     "train.batch.microBatchSequences": 1,
     "train.batch.removePadding": False,
+    "train.batch.sharePrompts": False,
     "train.batch.dynamicMicroBatches": False,
     "train.batch.maxTokensPerDevice": 16384,
     "train.optimizer.type": "AdamW",

@@ -6,18 +6,20 @@
 The samples of each update are divided into shares. Share i of the batch consists of share i of every update. The driver
 sends each share to the ranks that compute it, and these ranks cut it into micro-batches. Driver and ranks compute the
 same division from the lengths of all samples and the same settings, so no plan is sent: `plan` and `divide` are pure. A
-rank knows the lengths of all samples, but has only the tokens of its own share.
+rank knows the lengths of all samples, but has only the tokens of its own share. If samples of a group share their prompt
+(`train.batch.sharePrompts`), whole groups are divided instead of samples (`group_division.py`).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.engines.bin_packing import balance, first_fit
+from qwen35_trainer.engines.group_division import GroupParts
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec
 
@@ -46,6 +48,8 @@ class BatchDivision:
     whole_masks: bool = False
     """Whether every share contains the loss masks of all samples of the batch. An advantage function of
     the user needs them."""
+    share_prompts: bool = False
+    """Whether samples of a group share their prompt within a micro-batch. It needs `packed`."""
 
     @classmethod
     def of(cls, spec: TrainingSpec, shares: int) -> BatchDivision:
@@ -57,6 +61,7 @@ class BatchDivision:
             batch.removePadding,
             spec.train.parallelism.pipeline,
             spec.mode != "SFT" and spec.algorithm.advantageFunction is not None,
+            batch.sharePrompts,
         )
 
     def share_of(self, rank: int, ranks: int) -> int:
@@ -70,17 +75,21 @@ class BatchDivision:
 
     def micro_batches(self, batch: TrainBatch, part: NDArray[np.int64]) -> MicroBatchPlan:
         """Return the micro-batches of one update, for each share. part: indices of the update's samples."""
-        lengths = batch.lengths[part]
-        planned = plan(lengths, self.shares, sequences=self.sequences, max_tokens=self.max_tokens, packed=self.packed)
+        if (groups := self._groups(batch, part)) is not None:
+            planned = _filled(groups.micro_batches(self.shares))
+        else:
+            planned = plan(
+                batch.lengths[part],
+                self.shares,
+                sequences=self.sequences,
+                max_tokens=self.max_tokens,
+                packed=self.packed,
+            )
         return [[part[samples] for samples in share] for share in planned]
 
     def samples(self, batch: TrainBatch) -> list[NDArray[np.int64]]:
         """Return the indices of the samples in each share of a batch, in ascending order."""
-        by_tokens = self.max_tokens is not None and self.packed
-        divided = [
-            [part[samples] for samples in divide(batch.lengths[part], self.shares, by_tokens=by_tokens)]
-            for part in batch.parts
-        ]
+        divided = [[part[samples] for samples in self._divided(batch, part)] for part in batch.parts]
         return [np.sort(np.concatenate(of_updates)) for of_updates in zip(*divided, strict=True)]
 
     def share(self, batch: TrainBatch, number: int) -> TrainBatch:
@@ -89,6 +98,19 @@ class BatchDivision:
             return batch
         return batch.share(self.samples(batch)[number], whole_masks=self.whole_masks)
 
+    def saved_tokens(self, batch: TrainBatch, part: NDArray[np.int64]) -> int:
+        """Return the number of tokens of one update that no rank computes, because samples share their prompt.
+
+        part: indices of the update's samples.
+        """
+        if not self.share_prompts or batch.group is None:
+            return 0
+        saved = 0
+        for samples in (samples for share in self.micro_batches(batch, part) for samples in share):
+            first = np.unique(batch.group[samples], return_index=True)[1]
+            saved += int(batch.prompt_lengths[samples].sum() - batch.prompt_lengths[samples[first]].sum())
+        return saved
+
     def shares_of(self, batch: TrainBatch) -> Iterator[TrainBatch]:
         """Yield all shares of a whole batch. Each share copies its tokens: release one before you request the next."""
         if self.shares == 1:
@@ -96,6 +118,25 @@ class BatchDivision:
             return
         for samples in self.samples(batch):
             yield batch.share(samples, whole_masks=self.whole_masks)
+
+    def _divided(self, batch: TrainBatch, part: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the samples of one update in each share, as indices into `part`."""
+        if (groups := self._groups(batch, part)) is not None:
+            return groups.divide(self.shares)
+        return divide(batch.lengths[part], self.shares, by_tokens=self.max_tokens is not None and self.packed)
+
+    def _groups(self, batch: TrainBatch, part: NDArray[np.int64]) -> GroupParts | None:
+        """Return the parts of groups that share a prompt. None if samples share no prompt."""
+        if not self.share_prompts or batch.group is None:
+            return None
+        return GroupParts.of(
+            batch.prompt_lengths[part],
+            batch.response_lengths[part],
+            batch.group[part],
+            self.shares,
+            sequences=self.sequences,
+            max_tokens=self.max_tokens,
+        )
 
 
 ONE_SHARE = BatchDivision(shares=1)
@@ -121,9 +162,14 @@ def plan(
     if max_tokens is None:
         cuts = [_count(share, sequences) for share in shares]
     elif packed:
-        cuts = [_pack(lengths, share, max_tokens) for share in shares]
+        cuts = [first_fit(lengths, share, max_tokens) for share in shares]
     else:
         cuts = [_pad(lengths, share, max_tokens) for share in shares]
+    return _filled(cuts)
+
+
+def _filled(cuts: MicroBatchPlan) -> MicroBatchPlan:
+    """Append empty micro-batches, so that all ranks have the same number."""
     most = max(len(cut) for cut in cuts)
     empty = np.empty(0, dtype=np.int64)
     return [cut + [empty] * (most - len(cut)) for cut in cuts]
@@ -136,7 +182,7 @@ def divide(lengths: NDArray[np.int64], ranks: int, *, by_tokens: bool) -> list[N
     samples, up to a difference of 1.
     """
     order = np.argsort(-lengths, kind="stable")
-    return _by_tokens(lengths, order, ranks) if by_tokens else _in_turns(order, ranks)
+    return balance(lengths, order, ranks) if by_tokens else _in_turns(order, ranks)
 
 
 def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
@@ -149,20 +195,6 @@ def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
     place = position % ranks
     dealt = np.where(position // ranks % 2 == 0, place, ranks - 1 - place)
     return [order[dealt == rank] for rank in range(ranks)]
-
-
-def _by_tokens(lengths: NDArray[np.int64], order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Give each sample, longest first, to the rank with the smallest number of tokens so far (greedy, Graham 1969).
-
-    Equal numbers of tokens mean equal work, because the cost of packed samples depends on the number of their tokens.
-    """
-    loads = [(0, rank) for rank in range(ranks)]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for sample in order.tolist():
-        load, rank = heapq.heappop(loads)
-        shares[rank].append(sample)
-        heapq.heappush(loads, (load + int(lengths[sample]), rank))
-    return [np.array(share, dtype=np.int64) for share in shares]
 
 
 def _count(share: NDArray[np.int64], sequences: int) -> list[NDArray[np.int64]]:
@@ -181,51 +213,3 @@ def _pad(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) 
         cuts.append(share[start : start + fitting])
         start += fitting
     return cuts
-
-
-def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Divide samples into micro-batches of at most `max_tokens` tokens, without padding, by first-fit decreasing.
-
-    share: indices of the samples, longest first. Each sample goes into the first micro-batch that has room. This needs
-    at most 22 % more micro-batches than the optimum. A sample above the limit has a micro-batch of its own.
-    """
-    cuts: list[list[int]] = []
-    room = _FirstFit(len(share), max_tokens)
-    for sample in share.tolist():
-        place = room.take(int(lengths[sample]))
-        if place == len(cuts):
-            cuts.append([])
-        cuts[place].append(sample)
-    return [np.array(cut, dtype=np.int64) for cut in cuts]
-
-
-class _FirstFit:
-    """The free tokens of `count` micro-batches, in a binary tree. A node holds the maximum of its children.
-
-    The first micro-batch with enough room is found in O(log count). Samples arrive longest first, so samples above the
-    limit come before all others; each of them takes the next empty micro-batch.
-    """
-
-    def __init__(self, count: int, max_tokens: int) -> None:
-        self._leaves = 1 << max(0, count - 1).bit_length()
-        self._most = [max_tokens] * (2 * self._leaves)  # node n has the children 2n and 2n + 1; the leaves come last
-        self._overlong = 0
-
-    def take(self, length: int) -> int:
-        """Reserve room for a sample of `length` tokens in the first micro-batch that has room, and return
-        the micro-batch's number.
-
-        A sample that is longer than the limit takes the next empty micro-batch.
-        """
-        most, node = self._most, 1
-        if length > most[node]:
-            node = self._leaves + self._overlong
-            self._overlong += 1
-        while node < self._leaves:
-            node = 2 * node if length <= most[2 * node] else 2 * node + 1
-        place = node - self._leaves
-        most[node] -= length
-        while node > 1:
-            node //= 2
-            most[node] = max(most[2 * node], most[2 * node + 1])
-        return place

@@ -4,7 +4,8 @@
                      └─ which rows of the input predict which cells of the tables ──────────┘
 
 Tables have one row per sample and one column per response token; rows are padded on the right. Padded and packed model
-inputs give the same tables, so the objective is the same for both. A `TokenTable` stores one number for each response
+inputs give the same tables, so the objective is the same for both. The same holds if samples of a group share their
+prompt in the packed row (`models/qwen3_5/shared_prompts.py`). A `TokenTable` stores one number for each response
 token of a rank's share of the batch, without padding.
 """
 
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
@@ -24,6 +26,7 @@ from qwen35_trainer.models.qwen3_5.head import TokenScores
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
+from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class MicroBatch:
     """The tokens of prompts and responses. The last token of each response is left out, because no token
     after it is scored."""
     lengths: Tensor
-    """(n,) int64: number of tokens of each sample in the input; 0 for the placeholder token of an empty micro-batch."""
+    """(n,) int64: number of tokens of each sample in the input, with its prompt even if samples share it; 0 for
+    the placeholder token of an empty micro-batch."""
     rows: Tensor
     """(R,) int64: indices into the flattened input. At `rows[i]`, the model predicts the i-th trained token."""
     targets: Tensor
@@ -112,11 +116,13 @@ def micro_batch(
     config: HFConfig,
     *,
     packed: bool,
+    share_prompts: bool = False,
     device: torch.device,
 ) -> MicroBatch:
     """Build the micro-batch of `samples`, in one packed row or in padded rows.
 
-    config: the configuration of the model, used for samples with pictures.
+    config: the configuration of the model, used for samples with pictures. share_prompts: whether the samples of a group
+    share the tokens of their prompt in the packed row.
 
     If `samples` is empty, the input is one placeholder token. If no token of the samples trains, one token is
     still scored. In both cases the mask excludes the token from the loss. The rank then runs the same collectives
@@ -128,12 +134,15 @@ def micro_batch(
         inputs = ModelInput.of_text([placeholder], packed=packed, device=device)
         input_lengths = rows = targets = cells = placeholder
     else:
-        inputs = _inputs(batch, offsets, samples, config, packed=packed, device=device)
+        shared = _shared_prompts(batch, offsets, samples) if share_prompts else None
+        inputs = _inputs(batch, offsets, samples, config, shared, packed=packed, device=device)
         mask = responses.mask.numpy()
         row, column = (mask if mask.any() else np.arange(mask.size).reshape(mask.shape) == 0).nonzero()
         lengths = batch.lengths[samples] - 1
         starts = np.cumsum(lengths) - lengths if packed else np.arange(len(samples)) * inputs.tokens.shape[1]
         rows = torch.from_numpy(starts[row] + batch.prompt_lengths[samples][row] - 1 + column)
+        if shared is not None:
+            rows = shared.places[rows]
         tokens = offsets.responses[samples][row] + column
         targets = torch.from_numpy(batch.responses[tokens].astype(np.int64))
         kept = None if batch.candidates is None else KeptLogits(batch.candidates.take(tokens), device)
@@ -150,11 +159,25 @@ def micro_batch(
     )
 
 
+def _shared_prompts(batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> SharedPrompts | None:
+    """Return which of the samples share a prompt; None: no samples do. Samples without groups share no prompt."""
+    if batch.group is None:
+        return None
+    first: dict[int, int] = {}
+    leaders = [first.setdefault(group, i) for i, group in enumerate(batch.group[samples].tolist())]
+    lengths = batch.prompt_lengths[samples]
+    prompts = [batch.prompts[start : start + n] for start, n in zip(offsets.prompts[samples], lengths, strict=True)]
+    for prompt, leader in zip(prompts, leaders, strict=True):
+        assert np.array_equal(prompt, prompts[leader]), "samples of a group have different prompts"
+    return SharedPrompts.of(lengths.tolist(), (batch.lengths[samples] - 1).tolist(), leaders)
+
+
 def _inputs(
     batch: TrainBatch,
     offsets: Offsets,
     samples: NDArray[np.int64],
     config: HFConfig,
+    shared: SharedPrompts | None,
     *,
     packed: bool,
     device: torch.device,
@@ -169,10 +192,16 @@ def _inputs(
         learned = batch.trainable[response] if batch.log_probs is None else np.ones_like(batch.trainable[response])
         written.append(torch.from_numpy(np.concatenate((np.zeros(len(prompt), dtype=np.bool_), learned))))
     if batch.pictures is None:
-        return ModelInput.of_text(sequences, packed=packed, device=device)
-    sources = [batch.pictures[sample] for sample in samples]
-    pictures = [None if source is None else source.read() for source in sources]
-    return multimodal_input(sequences, pictures, config, written=written, packed=packed, device=device)
+        inputs = ModelInput.of_text(sequences, packed=packed, device=device)
+        return inputs if shared is None else inputs.sharing(shared)
+    pictures: list[PictureArrays | None] = []
+    for i, sample in enumerate(samples):
+        source = batch.pictures[sample]
+        if shared is not None and shared.repeats_prompt(i):
+            pictures.append(pictures[shared.leaders[i]])
+        else:
+            pictures.append(None if source is None else source.read())
+    return multimodal_input(sequences, pictures, config, written=written, shared=shared, packed=packed, device=device)
 
 
 def response_scores(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -179,7 +179,11 @@ class UpdatingEngine(ABC):
         totals = self._forward_backward(update, self._plan(batch, part))
         norm = self._step(learning_rate)
         self._skipped_updates.add(norm)
-        return self._metrics(totals, norm, learning_rate)
+        metrics = self._metrics(totals, norm, learning_rate)
+        if self._division.share_prompts:
+            saved = self._division.saved_tokens(batch, part) / update.inputs
+            metrics = replace(metrics, means={**metrics.means, "saved_token_share": saved})
+        return metrics
 
     def _metrics(self, totals: Mapping[str, Tensor], norm: float, learning_rate: float) -> UpdateMetrics:
         """Sum the metrics of this rank over all shares, and return them. Collective; every rank

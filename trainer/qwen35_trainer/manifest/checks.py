@@ -32,6 +32,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (layout.resharding, ("train",)),
     (layout.batch, ("mode", "accelerator", "algorithm", "train")),
     (layout.token_budget, ("data", "train")),
+    (layout.shared_prompts, ("mode", "train")),
     (layout.replicas, ("accelerator", "rollout")),
     (contents.model_source, ("model",)),
     (contents.random_model, ("model",)),

@@ -182,6 +182,38 @@ def batch(spec: TrainingSpec) -> Iterator[Problem]:
     )
 
 
+def shared_prompts(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that samples can share their prompt if `train.batch.sharePrompts` is set.
+
+    This needs the FSDP engine, groups, packed rows, and micro-batches that can hold several samples.
+    """
+    path, size = "spec.train.batch.sharePrompts", spec.train.batch
+    if not size.sharePrompts:
+        return
+    if spec.train.engine != "FSDP":
+        yield Problem(
+            path,
+            f"true with {spec.train.engine}, which computes each sample with its own prompt.",
+            "Set it to false, or use engine FSDP.",
+        )
+        return
+    if spec.mode == "SFT":
+        yield Problem(path, "true in mode SFT, whose samples have no groups.", "Set it to false.")
+        return
+    if not size.removePadding:
+        yield Problem(
+            path,
+            "true without removePadding: samples share a prompt only in a packed row.",
+            "Set train.batch.removePadding to true, or sharePrompts to false.",
+        )
+    if size.microBatchSequences == 1 and not size.dynamicMicroBatches:
+        yield Problem(
+            path,
+            "true with microBatchSequences 1: a micro-batch of one sample shares no prompt.",
+            "Set microBatchSequences to at least 2, or dynamicMicroBatches to true, or sharePrompts to false.",
+        )
+
+
 def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that a micro-batch of dynamicMicroBatches holds the longest possible sequence."""
     size = spec.train.batch

@@ -108,6 +108,14 @@ class BatchSpec(Section):
         " start that no layer leaks across sequence boundaries and refuses to run otherwise. Default "
         "false, as in most published recipes. verl: actor_rollout_ref.model.use_remove_padding.",
     )
+    sharePrompts: bool = Field(
+        False,
+        description="Compute the prompt of a group once for all of its samples in a micro-batch, instead of once for each sample "
+        "(prefix grouping, arXiv:2506.05433); FSDP only, and only with removePadding and micro-batches of several samples. "
+        "Loss and gradients stay the same. Whole groups are then divided over ranks, so that ranks have less equal numbers "
+        "of tokens. The engine verifies at start that responses with a shared prompt are computed like separate sequences. "
+        "Default false, because most published recipes do not use it. verl: actor_rollout_ref.actor.use_prefix_grouper.",
+    )
     dynamicMicroBatches: bool = Field(
         False,
         description="Fill micro-batches up to maxTokensPerDevice instead of a number of sequences; padding counts "

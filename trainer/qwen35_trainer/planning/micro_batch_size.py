@@ -12,7 +12,7 @@ class MicroBatchSize:
     """The largest micro-batch of a data-parallel rank, if all sequences have the maximum length of the manifest."""
 
     tokens: float
-    """Number of tokens, with padding, on all context-parallel ranks together."""
+    """Number of tokens, with padding, on all context-parallel ranks together. A shared prompt counts once."""
     length: float
     """Number of tokens of one sequence."""
     scored: float
@@ -26,11 +26,15 @@ class MicroBatchSize:
         # The last token of a response is not an input: nothing is predicted after it.
         length = data.maxPromptTokens + data.maxResponseTokens - 1
         share = -(-spec.samples_per_update // spec.data_parallel)
+        group = spec.algorithm.groupSize if batch.sharePrompts else 1
         if batch.dynamicMicroBatches:
             budget = batch.maxTokensPerDevice * spec.train.parallelism.context
-            tokens = min(budget, length * share)
-            scored = tokens * data.maxResponseTokens / length
-            return cls(tokens, length, scored, max(1, round(share * length / budget)))
+            sharing = max(1, min(group, (budget - data.maxPromptTokens) // data.maxResponseTokens))
+            per_sample = length - data.maxPromptTokens * (sharing - 1) / sharing
+            tokens = min(budget, per_sample * share)
+            scored = tokens * data.maxResponseTokens / per_sample
+            return cls(tokens, length, scored, max(1, round(share * per_sample / budget)))
         sequences = min(batch.microBatchSequences, share)
+        copies = sequences - -(-sequences // group)
         scored = sequences * data.maxResponseTokens
-        return cls(sequences * length, length, scored, -(-share // sequences))
+        return cls(sequences * length - copies * data.maxPromptTokens, length, scored, -(-share // sequences))

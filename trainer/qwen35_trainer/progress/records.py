@@ -131,6 +131,9 @@ class UpdateRecord:
     mtp_nll: float | None = None
     """Mean negative log-likelihood, in nats, of the trained tokens under the head for multi-token prediction, which predicts each token
     from the tokens up to two positions before it and the embedding of the one in between. Not multiplied by its weight."""
+    saved_token_share: float | None = None
+    """Share, 0 to 1, of the input tokens of the update that the train pool did not compute, because the samples of a group
+    shared their prompt. None: `train.batch.sharePrompts` is false."""
     lag_mean: float | None = None
     """Mean lag of the trained tokens of the batch: versions between the generation of a token and its training."""
     lag_max: int | None = None

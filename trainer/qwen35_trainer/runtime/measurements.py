@@ -243,6 +243,7 @@ def update_record(
         router_load_balancing=mean("router_load_balancing"),
         router_z=mean("router_z"),
         mtp_nll=mean("mtp_nll"),
+        saved_token_share=mean("saved_token_share"),
         seconds_waiting=times.waiting if first else 0.0,
         seconds_assembling=times.assembling if first else 0.0,
         seconds_training=times.training if first else 0.0,

@@ -65,7 +65,8 @@ class FSDPEngine(UpdatingEngine):
         if self._has_router_losses and not hasattr(text_config(self._model), "num_experts"):
             raise ValueError(f"spec.train.router: {type(self._model).__name__} has no router; remove its losses")
         if spec.train.batch.removePadding:
-            check_packing(self._model, pictures=self._pictures and hasattr(self._model.model, "visual"))
+            shown = self._pictures and hasattr(self._model.model, "visual")
+            check_packing(self._model, pictures=shown, share_prompts=spec.train.batch.sharePrompts)
         parked = spec.train.offload.optimizer and not spec.train.offload.parameters
         self._optimizers = Optimizers.of(self._model, spec.train.optimizer, torch.device("cpu") if parked else None)
         self._storage = dist.new_group(backend="gloo", timeout=timeout)
@@ -195,5 +196,13 @@ class FSDPEngine(UpdatingEngine):
         return table
 
     def _micro_batch(self, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> MicroBatch:
-        packed = self._spec.train.batch.removePadding
-        return micro_batch(batch, offsets, samples, self._model.config, packed=packed, device=self._device)
+        settings = self._spec.train.batch
+        return micro_batch(
+            batch,
+            offsets,
+            samples,
+            self._model.config,
+            packed=settings.removePadding,
+            share_prompts=settings.sharePrompts,
+            device=self._device,
+        )

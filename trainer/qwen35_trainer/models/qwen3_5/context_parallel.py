@@ -65,7 +65,8 @@ def padded(inputs: ModelInput, group: ProcessGroup) -> ModelInput:
     # Positions start at 0, because the padding of a packed row is a separate sequence.
     places = torch.arange(missing, device=inputs.positions.device).view(1, -1, 1)
     positions = torch.cat((inputs.positions, places.expand(len(inputs.positions), -1, 4)), dim=1)
-    return ModelInput(F.pad(inputs.tokens, (0, missing)), positions, boundaries, pictures)
+    shared = None if inputs.shared is None else inputs.shared.padded(missing)
+    return ModelInput(F.pad(inputs.tokens, (0, missing)), positions, boundaries, pictures, shared)
 
 
 def local_tokens(x: Tensor, group: ProcessGroup) -> Tensor:

@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, full_attention, kernels, router, vision
-from qwen35_trainer.models.qwen3_5.family import text_model
+from qwen35_trainer.models.qwen3_5.buckets import Split
+from qwen35_trainer.models.qwen3_5.family import text_config, text_model
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 from qwen35_trainer.models.qwen3_5.router import Membership
-from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout, Split
+from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
+from qwen35_trainer.models.qwen3_5.shared_prompts import PromptLayout
 
 
 def score(
@@ -143,6 +145,10 @@ def _layout(model: HFModule, inputs: ModelInput, hidden: Tensor, context_group: 
     cos, sin = text_model(model).rotary_emb(hidden, positions[..., 1:].movedim(-1, 0))
     if inputs.boundaries is None:
         return SequenceLayout(cos, sin, context_group=context_group)
+    if inputs.shared is not None:
+        prompts = PromptLayout.of(inputs.shared, text_config(model).linear_conv_kernel_dim, hidden.device)
+        longest = max(inputs.shared.lengths)
+        return SequenceLayout(cos, sin, inputs.boundaries, longest, context_group=context_group, prompts=prompts)
     lengths = inputs.boundaries.diff().tolist()
     everywhere = kernels.has_delta_rule(hidden) and kernels.has_varlen_attention(hidden)
     split = None if everywhere else Split.of(lengths, hidden.device)

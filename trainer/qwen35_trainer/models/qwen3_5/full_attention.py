@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, kernels
 from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
+from qwen35_trainer.models.qwen3_5.shared_prompts import PromptLayout
 
 
 def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
@@ -26,7 +27,9 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
     if layout.context_group is not None:
         key, value = (context_parallel.replicate(x, layout.context_group) for x in (key, value))
         query, key, value = (context_parallel.to_heads(x, layout.context_group) for x in (query, key, value))
-    if layout.boundaries is not None and kernels.has_varlen_attention(query):
+    if layout.prompts is not None:
+        mixed = _attend_to_prompts(layout, layout.prompts, query, key, value)
+    elif layout.boundaries is not None and kernels.has_varlen_attention(query):
         mixed = kernels.varlen_attention(query, key, value, layout.boundaries, layout.longest)
     else:
         mixed = layout.apart(_attend, query, key, value)
@@ -55,6 +58,45 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+def _attend_to_prompts(
+    layout: SequenceLayout, prompts: PromptLayout, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """Compute causal attention of a packed row in which sequences share prompts.
+
+    Arguments and result are (1, T, heads, channels). Queries are computed once for each token of the row. A segment that
+    continues a prompt gets copies of the prompt's keys and values, which have few heads.
+    """
+    if kernels.has_varlen_attention(query):
+        assert layout.boundaries is not None
+        histories = prompts.histories
+        keys, values = histories.cut(key, value)
+        return kernels.varlen_attention(
+            query, keys, values, layout.boundaries, layout.longest, histories.boundaries, histories.longest
+        )
+    beginnings = prompts.beginnings
+    mixed = [beginnings.split.apply(_attend, beginnings.cut(query, key, value))[0]]
+    for prompt, places in prompts.attended:
+        of_prompt = (x.index_select(1, prompt) for x in (key, value))
+        own = (x[0].index_select(0, places.flatten()).unflatten(0, places.shape) for x in (query, key, value))
+        mixed.append(_attend_after(*of_prompt, *own).flatten(0, 1))
+    return torch.cat(mixed).index_select(0, prompts.back_from_attended).unsqueeze(0)
+
+
+def _attend_after(prompt_key: Tensor, prompt_value: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute attention of b right-padded continuations of l tokens to a prompt of P tokens, and causally to themselves.
+
+    prompt_key, prompt_value: (1, P, heads, channels). All others, and the result, are (b, l, heads, channels).
+    """
+    count, length = query.shape[:2]
+    key, value = (
+        torch.cat((before.expand(count, -1, -1, -1), own), dim=1)
+        for before, own in ((prompt_key, key), (prompt_value, value))
+    )
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    visible = torch.ones(length, key.shape[2], dtype=torch.bool, device=query.device).tril(prompt_key.shape[1])
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, enable_gqa=True).transpose(1, 2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

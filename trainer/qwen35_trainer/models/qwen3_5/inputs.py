@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 
 if TYPE_CHECKING:
     from qwen35_trainer.models.qwen3_5.pictures import Pictures
@@ -32,6 +34,9 @@ class ModelInput:
     """(n + 1,) int32 cumulative lengths of the sequences in a packed row, from 0 to T; None: the rows are padded."""
     pictures: Pictures | None = None
     """Images and videos of the sequences; None: text only."""
+    shared: SharedPrompts | None = None
+    """The segments of a packed row in which sequences share prompts. `boundaries` are then those of the segments, and `n`
+    is their number. None: each sequence has its own tokens."""
 
     @classmethod
     def of_text(cls, sequences: Sequence[Tensor], *, packed: bool, device: torch.device | str) -> ModelInput:
@@ -53,4 +58,23 @@ class ModelInput:
             tokens=torch.cat(list(sequences)).unsqueeze(0).to(device),
             positions=torch.cat(positions).unsqueeze(0).to(device),
             boundaries=lengths.cumsum(0, dtype=torch.int32).to(device),
+        )
+
+    def sharing(self, shared: SharedPrompts) -> ModelInput:
+        """Return the packed row with the segments of `shared`, made from this packed row of separate sequences.
+
+        A token that several sequences share gets the positions that it has in the first of them. `pictures` must contain the
+        pictures of a shared prompt once.
+        """
+        kept = shared.tokens.to(self.tokens.device)
+        lengths = torch.tensor([0, *shared.lengths])
+        pictures = self.pictures
+        if pictures is not None:
+            pictures = replace(pictures, token_types=pictures.token_types.index_select(1, kept))
+        return ModelInput(
+            self.tokens.index_select(1, kept),
+            self.positions.index_select(1, kept),
+            lengths.cumsum(0, dtype=torch.int32).to(self.tokens.device),
+            pictures,
+            shared,
         )

@@ -5,7 +5,7 @@
     gated delta rule   flash-linear-attention (`fla`)                             those that `fla` supports
     full attention     torch.nn.attention.varlen (FlashAttention within torch)    NVIDIA
 
-All kernels are optional: without them, a packed row is split (`sequence_layout.py`). Nothing in this file has run on an
+All kernels are optional: without them, a packed row is split (`buckets.py`). Nothing in this file has run on an
 accelerator. The numeric check after loading (`packing.py`) detects wrong results.
 """
 
@@ -93,15 +93,54 @@ def delta_rule(
     return output
 
 
+def delta_rule_from(
+    state: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    boundaries: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gated delta rule of a packed row with flash-linear-attention, from a given state of each sequence.
+
+    state: (sequences, H, K, V) float32 before the first position of each sequence; None: zeros. All other shapes are those
+    of `delta_rule`. Returns the outputs (1, T, H, V), and the states after the last positions (sequences, H, K, V). Both
+    have gradients, and so has `state`.
+    """
+    fla = import_module("fla.ops.gated_delta_rule")
+    output, last = fla.chunk_gated_delta_rule(
+        query,
+        key,
+        value,
+        g=log_decay,
+        beta=beta,
+        initial_state=state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=boundaries.long(),
+    )
+    return output, last
+
+
 def has_varlen_attention(x: Tensor) -> bool:
     return x.device.type == "cuda" and x.dtype in HALF_PRECISIONS
 
 
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int) -> Tensor:
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Tensor,
+    longest: int,
+    key_boundaries: Tensor | None = None,
+    longest_keys: int | None = None,
+) -> Tensor:
     """Compute causal attention within each sequence of a packed row of T tokens.
 
     query, key, value, and the result: (1, T, heads, channels). boundaries: (sequences + 1,) int32 cumulative lengths.
-    longest: maximum length of a sequence.
+    longest: maximum length of a sequence. key_boundaries, longest_keys: the same for keys and values, if each sequence
+    has keys and values of earlier tokens before its own; its last query then reads all of its keys.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -110,9 +149,9 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, boundaries: Tens
         key[0],
         value[0],
         boundaries,
-        boundaries,
+        boundaries if key_boundaries is None else key_boundaries,
         longest,
-        longest,
+        longest if longest_keys is None else longest_keys,
         window_size=(-1, 0),
         enable_gqa=query.shape[2] != key.shape[2],
     )

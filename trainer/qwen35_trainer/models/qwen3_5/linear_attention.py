@@ -2,7 +2,8 @@
 
 The arithmetic is that of `forward` in transformers, with three differences:
 - The sequences of a packed row do not affect each other.
-- The state is explicit, so that sequences of different lengths can share a batch (`decoder.py`).
+- The state is explicit, so that sequences of different lengths can share a batch (`decoder.py`), and responses can begin
+  from the state after a prompt that is computed once (`shared_prompts.py`).
 - A sequence of fewer than 64 positions is not padded to 64 positions (`delta_rule.py`).
 
 Shapes: B sequences, T positions, D hidden, C convolution channels, W convolution width, H value heads, G key heads,
@@ -28,6 +29,7 @@ from qwen35_trainer.models.qwen3_5 import (
     npu_delta_rule,
 )
 from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
+from qwen35_trainer.models.qwen3_5.shared_prompts import CutRow, PromptLayout
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class LinearState:
 
 
 def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-    """Compute a Gated DeltaNet layer for every sequence of `layout`, starting from an empty state.
+    """Compute a Gated DeltaNet layer for every sequence of `layout`, starting from an empty state or from that of its prompt.
 
     hidden: (n, l, D), normalised: n rows, l tokens of this process, D channels. Returns (n, l, D).
     """
@@ -53,7 +55,9 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
     if layout.context_group is not None:
         mixed, filters = _own_channels(layer, mixed, filters, layout.context_group)
         log_decay, beta = (context_parallel.to_heads(x, layout.context_group) for x in (log_decay, beta))
-    if kernels.has_delta_rule(mixed):
+    if layout.prompts is not None:
+        output = _segments(layer, filters, layout.prompts, mixed, log_decay, beta)
+    elif kernels.has_delta_rule(mixed):
         query, key, value = _heads(layer, kernels.convolution(mixed, filters, layout.boundaries))
         output = kernels.delta_rule(query, key, value, log_decay, beta, layout.boundaries)
     else:
@@ -72,6 +76,44 @@ def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, b
     """
     query, key, value = _heads(layer, convolution.convolve(mixed, filters))
     return npu_delta_rule.outputs(query, key, value, log_decay, beta)
+
+
+def _segments(
+    layer: HFModule, filters: Tensor, prompts: PromptLayout, mixed: Tensor, log_decay: Tensor, beta: Tensor
+) -> Tensor:
+    """Compute convolution and delta rule of a packed row in which sequences share prompts. Returns (1, T, value heads, channels).
+
+    The convolution needs no state: each segment is convolved together with the last inputs of its prompt.
+    """
+    windows = prompts.windows
+    [inputs] = windows.cut(mixed)
+    if kernels.has_delta_rule(mixed):
+        convolved = kernels.convolution(inputs, filters, windows.boundaries)
+    else:
+        convolved = windows.split.apply(partial(convolution.convolve, filters=filters), (inputs,))
+    tensors = (*_heads(layer, convolved.index_select(1, prompts.of_windows)), log_decay, beta)
+    beginnings, states = _delta_rule(prompts.beginnings, None, *tensors)
+    continuations, _ = _delta_rule(prompts.continuations, states.index_select(0, prompts.prompts), *tensors)
+    return torch.cat((beginnings, continuations), dim=1).index_select(1, prompts.back)
+
+
+def _delta_rule(row: CutRow, states: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the delta rule for the runs of `row`, each from its state. Returns outputs (1, T', H, V) and the last states.
+
+    tensors: query, key, value, log decay and beta of the whole packed row, (1, T, …). states: (runs, H, K, V) float32.
+    """
+    query, key, value, log_decay, beta = own = row.cut(*tensors)
+    if kernels.has_delta_rule(query):
+        return kernels.delta_rule_from(states, query, key, value, log_decay, beta, row.boundaries)
+    return row.split.scan(_from_state, own, states)
+
+
+def _from_state(
+    state: Tensor | None, real: Tensor, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the delta rule of right-padded sequences from `state`. real: (b, l), false for padding."""
+    mask = real.unsqueeze(-1)
+    return delta_rule.chunked(query, key, value, log_decay * mask, beta * mask, state)
 
 
 def _own_channels(

@@ -16,6 +16,7 @@ from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.pictures import Pictures
 from qwen35_trainer.models.qwen3_5.positions import positions, text_positions, token_types
+from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 
 if TYPE_CHECKING:
     from qwen35_trainer.data.picture_arrays import PictureArrays
@@ -27,6 +28,7 @@ def multimodal_input(
     config: HFConfig,
     *,
     written: Sequence[Tensor] | None = None,
+    shared: SharedPrompts | None = None,
     packed: bool,
     device: torch.device | str,
 ) -> ModelInput:
@@ -37,6 +39,8 @@ def multimodal_input(
     config: the configuration of a vision-language model.
     written: for each sequence (length,) bool, true for tokens that the model generated. Generated placeholders do not
       stand for pictures.
+    shared: the sequences that share a prompt. The pictures of a shared prompt, which each of its sequences has, are read
+      once; None: sequences share no prompt. It needs `packed`.
     packed: whether the sequences are packed into one row; otherwise they are padded.
 
     Raises ValueError naming all sequences whose placeholders do not match their pictures.
@@ -58,11 +62,15 @@ def multimodal_input(
         places.append(torch.from_numpy(rows))
     if problems:
         raise ValueError("\n".join(problems))
-    return replace(
+    read_once = pictures
+    if shared is not None:
+        read_once = [None if shared.repeats_prompt(i) else arrays for i, arrays in enumerate(pictures)]
+    inputs = replace(
         text,
         positions=_joined(places, packed).to(device),
-        pictures=Pictures.of(pictures, _joined(types, packed), device),
+        pictures=Pictures.of(read_once, _joined(types, packed), device),
     )
+    return inputs if shared is None else inputs.sharing(shared)
 
 
 def kinds_and_positions(

@@ -10,6 +10,12 @@ so in a training with pictures it must keep the pictures apart in the same way.
     third pass    a | B | c | D | e                 separate padded sequences: the scores must be nearly equal
     pictures      B, D and e have one picture each; the second pass changes the picture of e, too
 
+With shared prompts (`shared_prompts.py`), the same is done with a row in which B, D and e begin with one prompt:
+
+    shared        a a a p p B B … c D … e e e …     first pass; B, D and e begin with p
+    siblings      x x x p p B B … y D … z z z …     second pass: B and D have other neighbours, one of them a continuation of p
+    copies        a a a p p B B … c p p D … p p e … third pass: a packed row in which each of them has its own p
+
 The second pass is the precise test: both rows have the same shapes and run the same kernels, so that rounding is the
 same, and every difference is a leak. The third pass runs other kernels, which round differently, and 16-bit precision
 amplifies the difference from layer to layer. The third pass only detects results that are clearly wrong.
@@ -31,10 +37,17 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_config, text_model
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
+from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 
 SEQUENCE_LENGTHS = (3, 70, 1, 17, 9)
 """Lengths of the five test sequences a, B, c, D and e, in tokens. Most tokens are near a boundary, where a leak is
 largest. B is longer than the 64 positions of a kernel's chunk, and c is shorter than the width of the convolution."""
+SHARED_PROMPT = 5
+"""Number of tokens of the prompt with which the sequences B, D and e begin in the check of shared prompts. It includes the
+placeholders of a picture."""
+PROMPT_LENGTHS, LEADERS = (3, SHARED_PROMPT, 1, SHARED_PROMPT, SHARED_PROMPT), (0, 1, 2, 1, 1)
+"""Lengths of the test sequences' prompts in the check of shared prompts, and for each sequence the first one with the same
+prompt."""
 PLACEHOLDERS = range(2, 4)
 """Positions of a picture's placeholders in the sequences B, D and e. The sequences a and c
 are too short for a picture."""
@@ -73,7 +86,7 @@ class PackingInexact(RuntimeError):
     failure = FailureReason.PACKING_INEXACT
 
 
-def check_packing(model: HFModule, *, pictures: bool = False) -> None:
+def check_packing(model: HFModule, *, pictures: bool = False, share_prompts: bool = False) -> None:
     """Raise PackingInexact if packing changes log-probs or gradients by more than rounding.
 
     A hundred random tokens are scored and differentiated in three passes: in a packed row, in a packed row with
@@ -86,7 +99,8 @@ def check_packing(model: HFModule, *, pictures: bool = False) -> None:
     sharded over that group too, because gradients are compared after FSDP has reduced them. Before the reduction,
     each process has only the gradient of its own tokens.
 
-    pictures: whether some of the sequences have a picture each; the model must then have a vision tower.
+    pictures: whether some of the sequences have a picture each; the model must then have a vision tower. share_prompts:
+    whether to make the same comparisons with a row in which some sequences share a prompt.
     """
     vocabulary = text_config(model).vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -103,21 +117,52 @@ def check_packing(model: HFModule, *, pictures: bool = False) -> None:
     separate = _difference(
         row, _pass(model, sequences, shown, targets, packed=False), torch.ones(len(targets), dtype=torch.bool)
     )
-    allowed = SEPARATE_TOLERANCES.get(row.precision, SEPARATE_TOLERANCES[torch.bfloat16])
-    problems = [
-        f"{condition}: log-probs differ by {difference.log_prob:.2g} of their spread (allowed {limit.log_prob:g}), gradients by "
-        f"{difference.gradient:.2g} of their norm (allowed {limit.gradient:g})"
-        for condition, difference, limit in (
-            ("with other neighbours in the row", changed, NEIGHBOUR_TOLERANCE),
-            (f"from separate sequences, in {row.precision}", separate, allowed),
-        )
-        if not difference.within(limit)
-    ]
-    if problems:
+    if problems := _problems(changed, separate, "separate sequences", row.precision):
         raise PackingInexact(
             f"a packed row is not exact here, {'; '.join(problems)}. A kernel ignores the boundaries of sequences: set "
             "train.batch.removePadding to false, or remove or update flash-linear-attention"
         )
+    if share_prompts:
+        _check_shared_prompts(model, sequences, neighbours, targets, pictures=pictures)
+
+
+def _check_shared_prompts(
+    model: HFModule, sequences: list[Tensor], neighbours: list[Tensor], targets: Tensor, *, pictures: bool
+) -> None:
+    prompt = sequences[LEADERS[1]][:SHARED_PROMPT]
+    begun, siblings = (
+        [torch.cat((prompt, each[SHARED_PROMPT:])) if LEADERS[i] == LEADERS[1] else each for i, each in enumerate(row)]
+        for row in (sequences, neighbours)
+    )
+    shown = _pictures(model, (1, 1, 1)) if pictures else None
+    shared = SharedPrompts.of(PROMPT_LENGTHS, SEQUENCE_LENGTHS, LEADERS)
+    row = _pass(model, begun, shown, targets, packed=True, shared=shared)
+    changed = _difference(_pass(model, siblings, shown, targets, packed=True, shared=shared), row, ~_of_neighbours())
+    copies = _difference(
+        row, _pass(model, begun, shown, targets, packed=True), torch.ones(len(targets), dtype=torch.bool)
+    )
+    if problems := _problems(changed, copies, "copies of the prompt", row.precision):
+        raise PackingInexact(
+            f"a row with shared prompts is not exact here, {'; '.join(problems)}. A kernel does not begin from the state of "
+            "the prompt: set train.batch.sharePrompts to false, or remove or update flash-linear-attention"
+        )
+
+
+def _problems(changed: PackingDifference, separate: PackingDifference, other: str, precision: torch.dtype) -> list[str]:
+    """Return a text for each difference that is too large.
+
+    changed: difference from other neighbours. separate: difference from the form with the name `other`.
+    """
+    allowed = SEPARATE_TOLERANCES.get(precision, SEPARATE_TOLERANCES[torch.bfloat16])
+    return [
+        f"{condition}: log-probs differ by {difference.log_prob:.2g} of their spread (allowed {limit.log_prob:g}), gradients by "
+        f"{difference.gradient:.2g} of their norm (allowed {limit.gradient:g})"
+        for condition, difference, limit in (
+            ("with other neighbours in the row", changed, NEIGHBOUR_TOLERANCE),
+            (f"from {other}, in {precision}", separate, allowed),
+        )
+        if not difference.within(limit)
+    ]
 
 
 @dataclass(frozen=True)
@@ -160,12 +205,14 @@ def _inputs(
     model: HFModule,
     sequences: list[Tensor],
     pictures: list[PictureArrays | None] | None,
+    shared: SharedPrompts | None,
     *,
     packed: bool,
     device: torch.device,
 ) -> ModelInput:
     if pictures is None:
-        return ModelInput.of_text(sequences, packed=packed, device=device)
+        inputs = ModelInput.of_text(sequences, packed=packed, device=device)
+        return inputs if shared is None else inputs.sharing(shared)
     tokens, drawn = [], []
     for sequence, shown in zip(sequences, pictures, strict=True):
         is_drawn = torch.ones(len(sequence), dtype=torch.bool)
@@ -173,7 +220,7 @@ def _inputs(
             is_drawn[PLACEHOLDERS.start : PLACEHOLDERS.stop] = False
         tokens.append(sequence.where(is_drawn, model.config.image_token_id))
         drawn.append(is_drawn)
-    return multimodal_input(tokens, pictures, model.config, written=drawn, packed=packed, device=device)
+    return multimodal_input(tokens, pictures, model.config, written=drawn, shared=shared, packed=packed, device=device)
 
 
 def _pass(
@@ -183,11 +230,12 @@ def _pass(
     targets: Tensor,
     *,
     packed: bool,
+    shared: SharedPrompts | None = None,
 ) -> _Pass:
     device = text_model(
         model
     ).rotary_emb.inv_freq.device  # that of a buffer, since parameters may be parked on the host
-    inputs = _inputs(model, sequences, pictures, packed=packed, device=device)
+    inputs = _inputs(model, sequences, pictures, shared, packed=packed, device=device)
     width = 0 if packed else inputs.tokens.shape[1]
     starts = (
         torch.tensor([0, *SEQUENCE_LENGTHS]).cumsum(0).tolist()
@@ -195,6 +243,8 @@ def _pass(
         else [i * width for i in range(len(SEQUENCE_LENGTHS))]
     )
     rows = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, SEQUENCE_LENGTHS, strict=False)])
+    if shared is not None:
+        rows = shared.places[rows]
     precisions: list[torch.dtype] = []
     hook = (
         text_model(model)

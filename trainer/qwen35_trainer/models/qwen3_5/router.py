@@ -32,17 +32,21 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """The sequence to which each token belongs.
+    """The sequence to which each token belongs, or its segment in a row with shared prompts.
 
-    Router losses need the membership: they count only real tokens, and balance the load within each sequence.
+    Router losses need the membership: they count only real tokens, and balance the load within each sequence. A token of
+    a shared prompt counts once for each sequence of the prompt, as if each sequence had its own copy.
     """
 
     sequences: Tensor
-    """(t,) int64: index of the sequence of each of this process's t tokens; n, the number of sequences, for padding."""
+    """(t,) int64: index of the sequence of each of this process's t tokens; n, the number of sequences, for padding. With
+    `contained`, the index of the segment."""
     lengths: Tensor
     """(n,) int64: number of real tokens of each whole sequence, including tokens that other processes hold."""
     context_group: ProcessGroup | None
     """Processes that share the sequences; None: this process holds all tokens."""
+    contained: Tensor | None = None
+    """(n, segments) float32, 1 where a sequence contains a segment; None: sequences share no tokens."""
 
     @classmethod
     def of(cls, inputs: ModelInput, lengths: Tensor, context_group: ProcessGroup | None) -> Membership:
@@ -55,9 +59,11 @@ class Membership:
             rows = torch.arange(count, device=lengths.device).unsqueeze(1)
             sequences = torch.where(places < lengths.unsqueeze(1), rows, count)
         else:
-            sequences = torch.searchsorted(lengths.cumsum(0), places, right=True).unsqueeze(0)
+            ends = lengths.cumsum(0) if inputs.shared is None else inputs.boundaries[1:].long()
+            sequences = torch.searchsorted(ends, places, right=True).unsqueeze(0)
         own_sequences = sequences if context_group is None else context_parallel.local_tokens(sequences, context_group)
-        return cls(own_sequences.flatten(), lengths, context_group)
+        contained = None if inputs.shared is None else inputs.shared.contained.to(lengths.device)
+        return cls(own_sequences.flatten(), lengths, context_group, contained)
 
 
 def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,14 +96,19 @@ def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:
     parallelism, or Megatron's sequence parallelism), each returns the contribution of its own tokens; the sum over the
     ranks is the loss of the whole sequences.
     """
-    sequences, lengths = membership.sequences, membership.lengths
+    sequences, lengths, contained = membership.sequences, membership.lengths, membership.contained
     experts, top_k = logits.shape[-1], chosen.shape[-1]
-    table = logits.new_zeros(len(lengths) + 1, experts)
+    count = len(lengths) if contained is None else contained.shape[1]
+    table = logits.new_zeros(count + 1, experts)
     ones = torch.ones_like(chosen, dtype=table.dtype)
     choices = table.index_put((sequences.unsqueeze(1).expand_as(chosen), chosen), ones, accumulate=True)
     if membership.context_group is not None:
         dist.all_reduce(choices, group=membership.context_group)
     probabilities = table.index_add(0, sequences, logits.softmax(-1))
-    of_sequences = (choices * probabilities)[:-1].sum(-1) * experts / (top_k * lengths.clamp(min=1))
-    of_tokens = logits.logsumexp(-1).square() * (sequences < len(lengths))
+    choices, probabilities, copies = choices[:-1], probabilities[:-1], sequences < count
+    if contained is not None:
+        choices, probabilities = contained @ choices, contained @ probabilities
+        copies = F.pad(contained.sum(0), (0, 1))[sequences]
+    of_sequences = (choices * probabilities).sum(-1) * experts / (top_k * lengths.clamp(min=1))
+    of_tokens = logits.logsumexp(-1).square() * copies
     return torch.stack((of_sequences.sum(), of_tokens.sum()))

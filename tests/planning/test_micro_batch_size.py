@@ -1,0 +1,36 @@
+"""The largest micro-batch of a manifest."""
+
+import pytest
+
+from qwen35_trainer.manifest import parse_spec
+from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
+from tests.manifest.conftest import SMALL
+
+
+def size_of(group: int, batch: dict[str, object]) -> MicroBatchSize:
+    """Of prompts of 100 tokens and responses of 50, on one of two devices."""
+    changes = {
+        "data": SMALL["spec"]["data"] | {"maxPromptTokens": 100, "maxResponseTokens": 50},
+        "algorithm": {"groupSize": group},
+        "train": {"batch": {"promptsPerUpdate": 16, "removePadding": True} | batch},
+    }
+    spec, problems = parse_spec(SMALL["spec"] | changes)
+    assert spec is not None, problems
+    return MicroBatchSize.of(spec)
+
+
+@pytest.mark.parametrize(("sequences", "copies"), [(2, 1), (4, 3), (8, 6)])
+def test_a_shared_prompt_counts_once_for_the_samples_of_its_group(sequences, copies) -> None:
+    batch = {"microBatchSequences": sequences}
+    own, shared = (size_of(4, batch | {"sharePrompts": share}) for share in (False, True))
+    assert shared.tokens == own.tokens - 100 * copies == 149 * sequences - 100 * copies
+    assert (shared.scored, shared.count, shared.length) == (own.scored, own.count, own.length)
+
+
+def test_a_token_budget_has_more_scored_tokens_if_prompts_are_shared() -> None:
+    batch = {"dynamicMicroBatches": True, "maxTokensPerDevice": 300}
+    own, shared = (size_of(4, batch | {"sharePrompts": share}) for share in (False, True))
+    assert own.tokens == shared.tokens == 300
+    assert own.scored == pytest.approx(300 * 50 / 149)
+    assert shared.scored == pytest.approx(300 * 50 / (100 / 4 + 49))
+    assert shared.count < own.count
