@@ -175,17 +175,19 @@ def test_the_message_says_how_far_the_start_is():
     ]
 
 
-def edited_in_a_loop(world: World, *, seconds: int, every: int, change) -> list[int]:
-    """Let a program edit the training. Returns the seconds at which RayJobs were created."""
+EVERY_SECONDS = 5
+
+
+def edited_in_a_loop(world: World, *, seconds: int, change) -> list[int]:
+    """Let a program edit the training every EVERY_SECONDS. Returns the seconds at which RayJobs were created."""
     created = []
-    for second in range(seconds):
-        if second % every == 0:
-            change(world, second // every)
+    for second in range(0, seconds, EVERY_SECONDS):
+        change(world, second // EVERY_SECONDS)
         before = set(world.jobs)
         world.reconcile()
         created += [second] * len(set(world.jobs) - before)
         world.kuberay()
-        world.wait(1)
+        world.wait(EVERY_SECONDS)
     return created
 
 
@@ -197,8 +199,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_program_that_edits_in_a_loop_gets_ever_fewer_clusters(change):
-    created = edited_in_a_loop(World(), seconds=1500, every=5, change=CHANGES[change])
-    assert 4 <= len(created) <= 11  # without the wait: 150 to 300
+    created = edited_in_a_loop(World(), seconds=1500, change=CHANGES[change])
+    assert 4 <= len(created) <= 11  # without the wait: 150
     waits = [after - before for before, after in itertools.pairwise(created)]
     assert waits[3:] == sorted(waits[3:])
     assert waits[-1] >= 320
@@ -206,7 +208,7 @@ def test_a_program_that_edits_in_a_loop_gets_ever_fewer_clusters(change):
 
 def test_between_the_clusters_of_such_a_loop_there_are_no_events():
     world = World()
-    created = edited_in_a_loop(world, seconds=600, every=5, change=CHANGES["another seed"])
+    created = edited_in_a_loop(world, seconds=600, change=CHANGES["another seed"])
     assert len(world.events) <= 2 * len(created)  # that one starts, and that it was stopped
 
 
@@ -244,7 +246,7 @@ def test_three_changes_in_an_hour_and_any_number_in_a_week_cost_no_wait():
 
 def test_a_suspended_training_stays_suspended_during_the_wait_and_continues_after_it():
     world = World()
-    edited_in_a_loop(world, seconds=120, every=2, change=CHANGES["another seed"])
+    edited_in_a_loop(world, seconds=120, change=CHANGES["another seed"])
     world.edit(suspend=True)
     world.settle(2)
     assert world.status.state == "Suspended"
@@ -265,6 +267,6 @@ def test_failures_between_the_changes_hide_none_of_them():
 
     world = World()
     world.edit(failurePolicy={"maxRestarts": 1000, "backoffSeconds": 0})
-    created = edited_in_a_loop(world, seconds=900, every=5, change=change_or_fail)
+    created = edited_in_a_loop(world, seconds=900, change=change_or_fail)
     assert "Failed" in {attempt.outcome for attempt in world.status.attempts}
-    assert len(created) <= 25  # without the wait: 180
+    assert len(created) <= 25  # without the wait: 90
