@@ -25,7 +25,7 @@ FREE_CHANGES: Final = 3
 """Number of attempts that a user may stop within an hour before the next attempt has to wait."""
 FIRST_CHANGE_BACKOFF_SECONDS: Final = 10.0
 MAX_CHANGE_BACKOFF_SECONDS: Final = 600.0
-"""Maximum wait of an attempt after changes. A loop of changes then creates at most a dozen clusters in an hour."""
+"""Maximum wait of an attempt after changes. A loop of edits then creates 14 clusters in its first hour, and 10 in the next."""
 
 
 def decide(situation: Situation) -> Verdict:
