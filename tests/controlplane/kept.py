@@ -95,6 +95,7 @@ WRITTEN: list[Document] = [
                 {"name": "C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
             ],
             "sizing": "Profile",
+            "tls": {"secretName": "ray-ca"},
             "head": FRAGMENTS[4],
             "train": FRAGMENTS[15],
         },

@@ -123,6 +123,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "pods.image": ("other:1", SUSPENDED),
     "pods.env": ([{"name": "A", "value": "b"}], SUSPENDED),
     "pods.sizing": ("Profile", SUSPENDED),
+    "pods.tls": ({"secretName": "ray-ca"}, SUSPENDED),
     "pods.head": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),
     "pods.rollout": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),
     "pods.train": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),

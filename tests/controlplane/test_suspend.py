@@ -3,6 +3,7 @@
 import pytest
 
 from qwen35_operator.desired.object_names import LAST_CHECKPOINT
+from qwen35_operator.status.times import parse
 from tests.controlplane.live_training import LiveTraining
 
 pytestmark = pytest.mark.worlds("memory")
@@ -166,3 +167,20 @@ def test_a_training_saves_before_it_is_deleted_if_its_user_wants_that(live_train
     live_training.until(
         lambda: not any(map(live_training.mine, ("rayjobs", "pods", "configmaps"))), "its children go too"
     )
+
+
+def test_a_program_that_suspends_and_resumes_in_a_loop_has_to_wait(live_training: LiveTraining):
+    live_training.apply()
+    for attempt in range(1, 5):
+        live_training.until_job(attempt)
+        live_training.edit(suspend=True)
+        live_training.until_state("Suspended")
+        live_training.edit(suspend=False)
+    live_training.until_condition("Reconciling", "True", "ChangedTooOften")
+    assert live_training.state == "Starting"
+    assert live_training.mine("rayjobs") == []
+    live_training.until_job(5)
+    live_training.until(lambda: len(live_training.attempts) == 5, "the status records the attempt")
+    stopped, started = live_training.attempts[3]["endTime"], live_training.attempts[4]["startTime"]
+    assert (parse(started) - parse(stopped)).total_seconds() >= 10
+    assert live_training.restarts == 0

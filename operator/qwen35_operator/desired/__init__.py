@@ -2,7 +2,7 @@
 
     TrainingResource ──► all_objects.always ──► -config, ServiceAccount, Role, RoleBinding, NetworkPolicy
                      ──► message_config_maps ──► -control, -progress, -history
-                     ──► ray_job ◄── pod_templates ◄── device profile, pod_size, volumes, pod_overrides
+                     ──► ray_job ◄── pod_templates ◄── device profile, pod_size, volumes, ray_tls, pod_overrides
 
 These functions do not read the objects that exist, and do not decide what happens next.
 """

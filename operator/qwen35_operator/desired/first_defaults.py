@@ -229,6 +229,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "pods.env[].value": None,
     "pods.env[].valueFrom": None,
     "pods.sizing": "Planned",
+    "pods.tls": None,
     "pods.head": {},
     "pods.rollout": {},
     "pods.train": {},

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import PodPool
-from qwen35_operator.desired import object_names, volumes
+from qwen35_operator.desired import object_names, ray_tls, volumes
 from qwen35_operator.desired.pod_overrides.merge import merge
 from qwen35_operator.desired.pod_size import size_of
 from qwen35_operator.device_profiles import PROFILES, DeviceProfile
@@ -33,6 +33,8 @@ ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 USER_ID: Final = 1000
 """Numeric id of the user and of the group of the trainer images. On Ascend nodes this user is HwHiAiUser, which owns
 the devices."""
+SECURITY_CONTEXT: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""Field securityContext of the operator's containers."""
 
 
 def template(training: TrainingResource, image: str, pool: PodPool, attempt: int) -> dict[str, Any]:
@@ -66,6 +68,7 @@ def _template(training: TrainingResource, image: str, pool: PodPool, attempt: in
             },
             **_tolerations(profile, pool),
             "affinity": _affinity(training),
+            **ray_tls.init_containers(training.spec, image, pool, SECURITY_CONTEXT),
             "containers": [_container(training, image, pool, attempt)],
             "volumes": volumes.volumes(training, profile, pool, size_of(training, pool).shm_gib),
         },
@@ -79,7 +82,7 @@ def _container(training: TrainingResource, image: str, pool: PodPool, attempt: i
         "image": image,
         "env": _environment(training, profile, pool, attempt),
         "resources": _resources(training, profile, pool),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": SECURITY_CONTEXT,
         "volumeMounts": volumes.mounts(training, profile, pool),
     }
 
@@ -111,6 +114,7 @@ def _environment(
         # Send no usage statistics.
         "RAY_USAGE_STATS_ENABLED": "0",
         **INLINE_ANSWERS,
+        **ray_tls.variables(training.spec),
     }
     if pool == "head":
         # By default Ray kills a job 3 s after its SIGTERM, for example when its RayJob is deleted. The trainer needs longer to

@@ -6,6 +6,7 @@
                                  └─► RUN_FOLDER            its folder runs/<training>; without a claim, an emptyDir
     ConfigMap -config            ──► CONFIG_FOLDER         on the head
     data files without a claim   ──► EXAMPLES_FOLDER       in the image, if their paths are relative
+    certificate for Ray's TLS    ──► TLS_FOLDER            if the spec has pods.tls (ray_tls.py)
 
 A claim that is used for several purposes is still one volume of a pod, because some storage cannot be mounted twice by
 one pod.
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from qwen35_operator.api.training_resource import TrainingResource
-from qwen35_operator.desired import object_names
+from qwen35_operator.desired import object_names, ray_tls
 from qwen35_operator.device_profiles import DeviceProfile
 from qwen35_trainer.contract.shared_names import (
     CHECKPOINT_FOLDER,
@@ -41,7 +42,7 @@ def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_g
     """Return the volumes of a pool's pods.
 
     Every pod has shared memory and the PersistentVolumeClaims of the spec. If the spec has no claim for checkpoints,
-    every pod also has an emptyDir for the run's folder. The head also has the manifest. Other pods also have the device
+    every pod also has an emptyDir for the run's folder. With pods.tls, every pod has the volumes of Ray's TLS. The head also has the manifest. Other pods also have the device
     files of their node. shm_gib: maximum size of the shared memory, in GiB.
     """
     spec = training.spec
@@ -53,6 +54,7 @@ def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_g
         result.append({"name": f"claim-{index}", "persistentVolumeClaim": source})
     if _checkpoint_claim(spec) is None:
         result.append({"name": "run", "emptyDir": {}})
+    result += ray_tls.volumes(spec)
     if pool == object_names.HEAD:
         result.append({"name": "config", "configMap": {"name": config_name(training.name)}})
     else:
@@ -77,6 +79,7 @@ def mounts(training: TrainingResource, profile: DeviceProfile, pool: str) -> lis
         for folder, path in (("checkpoints", CHECKPOINT_FOLDER), ("runs", RUN_FOLDER)):
             inside = posixpath.normpath(posixpath.join(storage.path, folder, name))
             result.append({"name": volume[storage.claimName], "mountPath": path, "subPath": inside})
+    result += ray_tls.mounts(spec)
     if pool == object_names.HEAD:
         result.append(_read_only("config", CONFIG_FOLDER))
     else:

@@ -18,6 +18,8 @@ from qwen35_trainer.contract import ProgressReport
 
 RESET_SECONDS = 3600
 """Minimum time for which an attempt with progress must have been active so that earlier restarts no longer count."""
+CHANGES_WINDOW_SECONDS = 3600
+"""How long an attempt that its user has stopped, by a change of the spec or by spec.suspend, delays the next attempts."""
 MAX_ATTEMPTS = 64
 """Maximum number of attempts that the status keeps; the oldest are dropped."""
 FULL_MESSAGES = 10
@@ -209,6 +211,19 @@ def failures_in_a_row(status_attempts: Sequence[Attempt], retried: int) -> list[
         if _furthest(attempt) > max(map(_furthest, status_attempts[:index]), default=0):
             break
     return failed
+
+
+def stopped_by_changes(status_attempts: Sequence[Attempt], now: datetime) -> int:
+    """Return how many attempts their user has stopped in the last CHANGES_WINDOW_SECONDS.
+
+    Such an attempt ended because the spec changed, or because of spec.suspend.
+    """
+    return sum(
+        attempt.outcome == "Suspended"
+        and attempt.endTime is not None
+        and seconds_since(attempt.endTime, now) < CHANGES_WINDOW_SECONDS
+        for attempt in status_attempts
+    )
 
 
 def counted_restarts(observed: Observed, attempt: Attempt, now: datetime) -> int:

@@ -1,4 +1,14 @@
-"""Starts the next attempt when nothing of earlier attempts may still run, and the backoff is over."""
+"""Starts the next attempt when nothing of earlier attempts may still run, and the backoffs are over.
+
+    attempts that failed in a row                 failurePolicy.backoffSeconds, doubled with each, up to an hour
+    attempts that their user stopped in the last  the first three: none; then 10 s, doubled with each, up to 10 minutes
+    hour, by a changed spec or spec.suspend
+
+Without the second backoff, a program that edits the spec in a loop would have the operator create and delete Ray
+clusters as fast as it edits.
+"""
+
+from typing import Final
 
 from qwen35_operator.api.v1alpha1 import Attempt, State
 from qwen35_operator.desired import object_names, ray_job
@@ -9,12 +19,19 @@ from qwen35_operator.reconcile.situation import Situation
 from qwen35_operator.reconcile.writes import Create, PostEvent
 from qwen35_operator.status.conditions import yes
 from qwen35_operator.status.times import rfc3339, seconds_since
+from qwen35_trainer.contract.retry import backoff_seconds
+
+FREE_CHANGES: Final = 3
+"""Number of attempts that a user may stop within an hour before the next attempt has to wait."""
+FIRST_CHANGE_BACKOFF_SECONDS: Final = 10.0
+MAX_CHANGE_BACKOFF_SECONDS: Final = 600.0
+"""Maximum wait of an attempt after changes. A loop of edits then creates 14 clusters in its first hour, and 10 in the next."""
 
 
 def decide(situation: Situation) -> Verdict:
     """Return the verdict that starts the next attempt, or that waits until this is possible.
 
-    An attempt can start when the backoff is over and nothing of earlier attempts holds it up (leftovers.py).
+    An attempt can start when both backoffs are over and nothing of earlier attempts holds it up (leftovers.py).
     """
     training, now = situation.training, situation.now
     last = attempts.last_attempt(situation.status.attempts)
@@ -22,6 +39,8 @@ def decide(situation: Situation) -> Verdict:
     if last is not None and (wait := _backoff(situation, last)) > 0:
         message = f"attempt {last.number} failed: {last.reason}: {last.message}"
         return Verdict("Restarting", "Backoff", message, after=wait)
+    if last is not None and (wait := _change_backoff(situation)) > 0:
+        return Verdict(state, "ChangedTooOften", _too_many_changes(situation), after=wait)
     number = attempts.next_number(situation.observed)
     if remaining := leftovers.leftovers(situation.observed, number, now):
         return _wait_for(situation, remaining, number, state)
@@ -89,3 +108,33 @@ def _backoff(situation: Situation, last: Attempt) -> float:
         return 0.0
     wait = failure_rules.backoff(situation.spec.failurePolicy.backoffSeconds, len(in_a_row))
     return wait - seconds_since(last.endTime, situation.now)
+
+
+def _change_backoff(situation: Situation) -> float:
+    """Return the seconds until the next attempt may start after those that the user has stopped.
+
+    The result is zero or negative if it may start now.
+    """
+    ends = [attempt.endTime for attempt in situation.status.attempts if attempt.outcome == "Suspended"]
+    stopped = attempts.stopped_by_changes(situation.status.attempts, situation.now)
+    if stopped <= FREE_CHANGES or ends[-1] is None:
+        return 0.0
+    return _wait_after_changes(stopped) - seconds_since(ends[-1], situation.now)
+
+
+def _wait_after_changes(stopped: int) -> float:
+    """Return the seconds from the end of the last stopped attempt to the start of the next one.
+
+    stopped: number of attempts that the user has stopped within an hour; more than FREE_CHANGES.
+    """
+    return backoff_seconds(
+        stopped - FREE_CHANGES, first=FIRST_CHANGE_BACKOFF_SECONDS, maximum=MAX_CHANGE_BACKOFF_SECONDS
+    )
+
+
+def _too_many_changes(situation: Situation) -> str:
+    stopped = attempts.stopped_by_changes(situation.status.attempts, situation.now)
+    return (
+        f"{stopped} attempts were stopped within an hour by changes of the spec or of spec.suspend: the next one starts "
+        f"{_wait_after_changes(stopped):g} s after the last stop. Find out what edits the training so often."
+    )

@@ -64,6 +64,7 @@ REASONS: Final[Mapping[str, str]] = {
     "NodesReady": "All nodes of the pool work.",
     "NodesMissing": "Nodes of the pool do not work or do not exist yet.",
     "Backoff": "An attempt failed; the operator waits before it starts the next one.",
+    "ChangedTooOften": "More than three attempts were stopped within an hour by changes of the spec or of spec.suspend; the operator waits before it starts the next one.",
     "Retried": "A changed annotation rl.qwen35.io/retry has the failed training tried again.",
     "Cleaning": "Pods of an earlier attempt still exist.",
     "PodsNotEnded": "Head or train pods of an earlier attempt may still run, on nodes that do not answer; the message names them, and what to do.",

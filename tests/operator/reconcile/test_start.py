@@ -1,5 +1,6 @@
-"""What holds up the next attempt: anything of an earlier one that may still write to the checkpoints."""
+"""What holds up the next attempt: anything of an earlier one that may still write to the checkpoints, and too many changes."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -172,3 +173,100 @@ def test_the_message_says_how_far_the_start_is():
         "attempt 1: KubeRay submits the trainer to port 8265 of the head",
         "attempt 1: the trainer is starting",
     ]
+
+
+EVERY_SECONDS = 5
+
+
+def edited_in_a_loop(world: World, *, seconds: int, change) -> list[int]:
+    """Let a program edit the training every EVERY_SECONDS. Returns the seconds at which RayJobs were created."""
+    created = []
+    for second in range(0, seconds, EVERY_SECONDS):
+        change(world, second // EVERY_SECONDS)
+        before = set(world.jobs)
+        world.reconcile()
+        created += [second] * len(set(world.jobs) - before)
+        world.kuberay()
+        world.wait(EVERY_SECONDS)
+    return created
+
+
+CHANGES = {
+    "another seed": lambda world, number: world.edit(seed=number),
+    "suspend and resume": lambda world, number: world.edit(suspend=number % 2 == 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_program_that_edits_in_a_loop_gets_ever_fewer_clusters(change):
+    created = edited_in_a_loop(World(), seconds=1500, change=CHANGES[change])
+    assert 4 <= len(created) <= 11  # without the wait: 150
+    waits = [after - before for before, after in itertools.pairwise(created)]
+    assert waits[3:] == sorted(waits[3:])
+    assert waits[-1] >= 320
+
+
+def test_between_the_clusters_of_such_a_loop_there_are_no_events():
+    world = World()
+    created = edited_in_a_loop(world, seconds=600, change=CHANGES["another seed"])
+    assert len(world.events) <= 2 * len(created)  # that one starts, and that it was stopped
+
+
+def test_the_status_says_how_often_the_spec_changed_and_when_the_next_attempt_starts():
+    world = World()
+    for number in range(4):
+        world.settle(4)
+        world.edit(seed=number + 1)
+        world.reconcile()
+    world.settle(2)
+    condition = world.condition("Reconciling")
+    assert (world.status.state, condition.reason) == ("Starting", "ChangedTooOften")
+    assert "4 attempts were stopped within an hour" in condition.message
+    assert "10 s after the last stop" in condition.message
+    assert not world.jobs
+    assert 0 < world.wanted_after < 10
+    world.wait(10)
+    world.settle(2)
+    assert sorted(world.jobs) == ["demo-5"]
+
+
+def test_three_changes_in_an_hour_and_any_number_in_a_week_cost_no_wait():
+    world = World()
+    for number in range(8):
+        for change in range(3):
+            world.settle(4)
+            world.edit(seed=3 * number + change + 1)
+            world.reconcile()
+            assert world.status.state in ("Suspending", "Starting")
+        world.settle(4)
+        assert world.condition("Reconciling").reason != "ChangedTooOften"
+        assert len(world.jobs) == 1
+        world.wait(3600)
+
+
+def test_a_suspended_training_stays_suspended_during_the_wait_and_continues_after_it():
+    world = World()
+    edited_in_a_loop(world, seconds=120, change=CHANGES["another seed"])
+    world.edit(suspend=True)
+    world.settle(2)
+    assert world.status.state == "Suspended"
+    world.edit(suspend=False)
+    world.reconcile()
+    assert world.condition("Reconciling").reason == "ChangedTooOften"
+    world.wait(600)
+    world.settle(2)
+    assert len(world.jobs) == 1
+
+
+def test_failures_between_the_changes_hide_none_of_them():
+    def change_or_fail(world: World, number: int) -> None:
+        if number % 2 and world.jobs:
+            world.report("Failed", reason="WorkerLost", message="a rank is gone")
+        else:
+            world.edit(seed=number)
+
+    world = World()
+    world.edit(failurePolicy={"maxRestarts": 1000, "backoffSeconds": 0})
+    created = edited_in_a_loop(world, seconds=900, change=change_or_fail)
+    assert "Failed" in {attempt.outcome for attempt in world.status.attempts}
+    assert len(created) <= 25  # without the wait: 90

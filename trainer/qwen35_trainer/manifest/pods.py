@@ -54,6 +54,19 @@ class VariableSpec(Section):
     valueFrom: ValueFromSpec | None = Field(None, description="Secret that holds the value. No default. verl: none.")
 
 
+class TLSSpec(Section):
+    """Encryption of Ray's own connections between the pods of a training."""
+
+    secretName: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="Name of a Secret in the training's namespace with a certificate authority: its certificate as tls.crt and "
+        "its private key as tls.key, as in the Secret of a cert-manager Certificate with isCA. Each pod makes its own "
+        "certificate with it before Ray starts. No default. verl: none.",
+    )
+
+
 class PodsSpec(Section):
     """Additions to the pods that the accelerator profile describes."""
 
@@ -78,6 +91,12 @@ class PodsSpec(Section):
         "accelerator.profile for each device, and nothing is refused, for larger devices and for plans that are wrong. "
         "Resources in the templates below override both. Default: Planned, because a pod with too little memory is "
         "killed long after it has started. verl: none.",
+    )
+    tls: TLSSpec | None = Field(
+        None,
+        description="Ray's TLS: the processes of Ray encrypt their connections, and accept only peers with a certificate of this authority. "
+        "Neither Ray's dashboard nor connections outside of Ray are encrypted, such as NCCL's. Default: none, "
+        "because it needs a certificate authority, and costs time where much data passes through Ray. verl: none.",
     )
     head: PodTemplate = Field(
         default_factory=dict[str, Any],

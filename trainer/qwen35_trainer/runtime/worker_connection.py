@@ -18,7 +18,8 @@ caller repeats the call through Ray, which knows whether the process has ended, 
 therefore allow repeated calls. The errors of methods do not travel: a worker whose method raises an error ends the connection.
 
 Messages are pickled, so a peer that can send one can execute code. Both ends therefore prove that they know the key of the worker,
-which travels only through Ray, before they unpickle anything. Like Ray's own calls, messages are not encrypted.
+which travels only through Ray, before they unpickle anything. Messages are not encrypted, also with Ray's TLS (spec.pods.tls):
+that encrypts only what travels through Ray, such as the key.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import PodPool
-from qwen35_operator.desired import volumes
+from qwen35_operator.desired import ray_tls, volumes
 from qwen35_operator.desired.pod_overrides import shape
 from qwen35_operator.desired.pod_size import size_of
 from qwen35_operator.desired.pod_templates import CONTAINER
@@ -70,7 +70,8 @@ RESERVED_CONTAINERS: Final = ("wait-gcs-ready", "autoscaler", "ray-job-submitter
 
 def problems(training: TrainingResource) -> list[Problem]:
     """Return a problem for each part of spec.pods that is malformed or that users cannot set."""
-    result = list(_variables([variable.name for variable in training.spec.pods.env], "spec.pods.env"))
+    names = [variable.name for variable in training.spec.pods.env]
+    result = [*_variables(names, "spec.pods.env"), *_tls_variables(training, names, "spec.pods.env")]
     for pool in POOLS:
         change, place = getattr(training.spec.pods, pool), f"spec.pods.{pool}"
         if not change:
@@ -89,6 +90,8 @@ def _reserved(training: TrainingResource, pool: PodPool, change: Mapping[str, An
     yield from _unknown(metadata, ("labels", "annotations"), f"{place}.metadata")
     yield from _prefixed(metadata.get("labels", {}), LABEL_PREFIXES, f"{place}.metadata.labels")
     yield from _prefixed(metadata.get("annotations", {}), ANNOTATION_PREFIXES, f"{place}.metadata.annotations")
+    if training.spec.pods.tls is not None:
+        yield from ray_tls.problems(change, CONTAINER, place)
     for name, why in POD_FIELDS.items():
         if name in spec:
             yield Problem(f"{place}.spec.{name}", "is set by the operator.", f"Remove it. {why}")
@@ -148,7 +151,9 @@ def _ray_container(
     for name, instead in RAY_CONTAINER_FIELDS.items():
         if name in container:
             yield Problem(f"{place}.{name}", f"is set by the operator in the container {CONTAINER}.", instead)
-    yield from _variables([variable["name"] for variable in container.get("env", ())], f"{place}.env")
+    names = [variable["name"] for variable in container.get("env", ())]
+    yield from _variables(names, f"{place}.env")
+    yield from _tls_variables(training, names, f"{place}.env")
     mounted = {mount["mountPath"] for mount in volumes.mounts(training, profile, pool)} | set(volumes.OWN_FOLDERS)
     for index, mount in enumerate(container.get("volumeMounts", ())):
         if other := next((path for path in sorted(mounted) if _overlap(str(mount["mountPath"]), path)), None):
@@ -160,6 +165,13 @@ def _variables(names: list[str], place: str) -> Iterator[Problem]:
     for index, name in enumerate(names):
         if str(name).startswith("QWEN35_") or name in VARIABLES:
             yield Problem(f"{place}[{index}].name", f"{name} is set by the operator or by KubeRay.", "Remove it.")
+
+
+def _tls_variables(training: TrainingResource, names: list[str], place: str) -> Iterator[Problem]:
+    """Yield a problem for each variable of Ray's TLS that the operator sets. Without pods.tls, users may set them."""
+    for index, name in enumerate(names):
+        if name in ray_tls.variables(training.spec):
+            yield Problem(f"{place}[{index}].name", f"{name} is set by the operator, for spec.pods.tls.", "Remove it.")
 
 
 def _unknown(fields: Mapping[str, Any], allowed: tuple[str, ...], place: str) -> Iterator[Problem]:
