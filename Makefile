@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # All clones share this cache: mypy validates entries by file contents, and checking every library again takes minutes.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/qwen35/mypy
 
-.PHONY: help setup laptop system testbed demo demo-cluster test check soak lint docs generate picture images-check benchmark \
+.PHONY: help setup laptop system testbed demo demo-cluster test check soak lint docs generate picture images-check release benchmark \
     benchmark-operator clean
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make picture            run the demo and take the README's picture of its report"
 	@echo "make testbed            build the Kubernetes control plane that tests start; needs Go, and minutes the first time"
 	@echo "make images-check       install and import what the images for GPUs and NPUs contain; downloads 6 GB, takes 15 GB of disk"
+	@echo "make release            print the commands that build, scan, sign and tag all images; RELEASE=\"--identity ...\" runs them"
 	@echo "make benchmark          compare the trainer with its own synchronous run and with TRL; prints JSON"
 	@echo "make benchmark-operator run the operator with 100, 1,000 and 5,000 trainings; prints JSON, needs an idle machine"
 
@@ -162,6 +163,11 @@ generate: setup
 picture: setup system
 	run="runs/picture-$$(date +%Y%m%d-%H%M%S)"; qwen35 run examples/tiny-grpo.yaml --output "$$run"; \
 	python tools/picture.py "$$run/report.html" docs/images/report.png
+
+# What a release pipeline runs; RELEASE has the signer and the build arguments, see docs/howto/verify.md.
+RELEASE ?= --plan
+release: setup
+	python -m images.release $(RELEASE)
 
 images-check: setup
 	python -m images.check

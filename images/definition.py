@@ -33,7 +33,7 @@ class Definition(BaseModel):
     """Name without a tag; the tag is this repository's version."""
     title: str
     base: str = BASE
-    """The image that the build file starts from. An archive can only be made of BASE."""
+    """The image that the build file starts from; images/bases.yaml has its digest. An archive can only be made of BASE."""
     not_archived: str = ""
     """Why an archive cannot be made of the files of a Debian machine; empty if it can."""
     architectures: tuple[Architecture, ...] = ("amd64",)
@@ -75,7 +75,8 @@ class Definition(BaseModel):
     @property
     def labels(self) -> dict[str, str]:
         prefix = "org.opencontainers.image"
-        return {f"{prefix}.title": self.title, f"{prefix}.licenses": "Apache-2.0"}
+        texts = {"title": self.title, "licenses": "Apache-2.0", "version": version("qwen35")}
+        return {f"{prefix}.{name}": text for name, text in texts.items()}
 
     @property
     def locks(self) -> dict[Architecture, str]:

@@ -9,10 +9,17 @@ import shlex
 import sys
 from collections.abc import Iterator
 
+from images.bases import pinned
 from images.definition import HOME, Definition, definition, names
 from images.repository import REPOSITORY
 
 INSTALL = "pip install --no-cache-dir --no-deps --disable-pip-version-check"
+BUILD_LOCK = "requirements/build.txt"
+"""The lock of what source distributions and this repository are built with."""
+BUILDERS = "/opt/build"
+"""The folder of these packages. The stage `build` has it, and it is mounted for installations, so that it is in no layer."""
+WITH_BUILDERS = f"PYTHONPATH={BUILDERS}"
+MOUNT_BUILDERS = f"--mount=type=bind,from=build,source={BUILDERS},target={BUILDERS}"
 
 
 def render(image: Definition) -> str:
@@ -29,8 +36,9 @@ def render(image: Definition) -> str:
         *_requirements(image),
         *_built(image),
         *(f"RUN {command}" for command in image.commands),
-        "RUN --mount=type=bind,target=/tmp/source,rw \\",
-        f"    {INSTALL} /tmp/source",
+        f"RUN {MOUNT_BUILDERS} \\",
+        "    --mount=type=bind,target=/tmp/source,rw \\",
+        f"    {WITH_BUILDERS} {INSTALL} --no-build-isolation /tmp/source",
         *(f"COPY {here} {there}" for here, there in image.files.items()),
         f"USER {image.user}:{image.user}",
         f"WORKDIR {HOME}",
@@ -40,12 +48,15 @@ def render(image: Definition) -> str:
 
 
 def _base(image: Definition) -> Iterator[str]:
-    """Yield FROM, with an argument for the base where the image has arguments."""
-    if not image.build_arguments:
-        yield f"FROM {image.base}"
-        return
-    yield f"ARG BASE={image.base}"
-    yield "FROM ${BASE}"
+    """Yield the stage `build` and FROM, with an argument for the base where the image has arguments."""
+    base = pinned(image.base)
+    if image.build_arguments:
+        yield f"ARG BASE={base}"
+        base = "${BASE}"
+    yield f"FROM {base} AS build"
+    yield f"RUN --mount=type=bind,source={BUILD_LOCK},target=/tmp/requirements.txt \\"
+    yield f"    {INSTALL} --target {BUILDERS} --require-hashes --requirement /tmp/requirements.txt"
+    yield f"FROM {base}"
     for name, value in image.build_arguments.items():
         yield f"ARG {name}={value}"
         yield f"ENV {name}=${{{name}}}"
@@ -62,12 +73,14 @@ def _requirements(image: Definition) -> Iterator[str]:
     """Yield the installation of the lock. With several architectures, the builder's variable TARGETARCH chooses it."""
     if len(image.architectures) == 1:
         (source,), lock = image.locks.values(), "/tmp/requirements.txt"
-        yield f"RUN --mount=type=bind,source={source},target={lock} \\"
+        yield f"RUN {MOUNT_BUILDERS} \\"
+        yield f"    --mount=type=bind,source={source},target={lock} \\"
     else:
         lock = "/tmp/" + image.requirements.format(architecture="${TARGETARCH}")
         yield "ARG TARGETARCH"
-        yield "RUN --mount=type=bind,source=requirements,target=/tmp/requirements \\"
-    install = f"{INSTALL} --require-hashes --requirement {lock}"
+        yield f"RUN {MOUNT_BUILDERS} \\"
+        yield "    --mount=type=bind,source=requirements,target=/tmp/requirements \\"
+    install = f"{WITH_BUILDERS} {INSTALL} --no-build-isolation --require-hashes --requirement {lock}"
     if not image.compilers:
         yield f"    {install}"
         return

@@ -28,7 +28,7 @@ from images.repository import REPOSITORY
 from images.system import NotBuildable
 
 # Parts of the repository from which its wheel is built.
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "operator", "trainer")
+SOURCES = ("requirements/build.txt", "pyproject.toml", "README.md", "LICENSE", "operator", "trainer")
 # Increased whenever the same inputs give a different layer.
 FORMAT = "1"
 MAX_LOCK_WAIT_SECONDS = 1800.0
@@ -69,6 +69,10 @@ def _lock(image: Definition) -> str:
         if MACHINES[architecture] == machine:
             return lock
     raise NotBuildable(f"{image.name} is for {', '.join(image.architectures)}, and this machine is {machine}")
+
+
+BUILT_WITH = ("--build-constraints", REPOSITORY / "requirements" / "build.txt", "--require-build-hashes")
+"""The options of uv by which it builds with the locked versions, and compares their hashes."""
 
 
 def _short(image: Definition) -> str:
@@ -122,7 +126,7 @@ def _point_to_own_python(script: Path) -> None:
 
 def _fill_own(root: Path, image: Definition) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([_uv(), "build", "--quiet", "--wheel", "--out-dir", folder, REPOSITORY], check=True)
+        subprocess.run([_uv(), "build", "--quiet", "--wheel", "--out-dir", folder, *BUILT_WITH, REPOSITORY], check=True)
         _install(root, *Path(folder).glob("*.whl"))
     for here, there in image.files.items():
         skipped = shutil.ignore_patterns("__pycache__")

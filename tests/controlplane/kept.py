@@ -223,20 +223,25 @@ def _fields(value: Any, node: Document, path: str) -> Iterator[str]:
     """Paths of the fields that are written."""
     if isinstance(value, dict):
         for name, inside in value.items():
-            if name in node.get("properties", {}):
+            if name in (properties := _properties(node)):
                 yield f"{path}.{name}"
-                yield from _fields(inside, node["properties"][name], f"{path}.{name}")
+                yield from _fields(inside, properties[name], f"{path}.{name}")
     elif isinstance(value, list):
         for inside in value:
             yield from _fields(inside, node.get("items", {}), f"{path}[]")
 
 
 def _paths(node: Document, path: str) -> Iterator[str]:
-    for name, inside in node.get("properties", {}).items():
+    for name, inside in _properties(node).items():
         yield f"{path}.{name}"
         yield from _paths(inside, f"{path}.{name}")
     if "items" in node:
         yield from _paths(node["items"], f"{path}[]")
+
+
+def _properties(node: Document) -> Document:
+    """The fields of a section. Those of a pod template are left out: the fragments reach them."""
+    return {} if "x-kubernetes-preserve-unknown-fields" in node else dict(node.get("properties", {}))
 
 
 def _within(part: Any, whole: Any) -> bool:

@@ -95,7 +95,7 @@ LABELS = [
 def _any(node: Document, path: str, wild: bool) -> SearchStrategy[Any]:
     """A value of the node's type; a wild one now and then lies at or beyond a bound, or is null."""
     name = path.rsplit(".", 1)[-1]
-    if "properties" in node:
+    if "properties" in node and "x-kubernetes-preserve-unknown-fields" not in node:
         return _object(node, path, wild)
     if "items" in node:
         return _list(node, path, wild)

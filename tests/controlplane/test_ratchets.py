@@ -4,6 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 from qwen35_operator.api import crd
+from qwen35_operator.api.rules import RULES
 from tests.controlplane.test_changes import SPEC
 from tests.testbed.api import Refused
 from tests.testbed.control_plane import ControlPlane
@@ -11,14 +12,24 @@ from tests.testbed.control_plane import ControlPlane
 GROUP = "older.qwen35.io"
 MERGE = "application/merge-patch+json"
 LANE = {"nodes": 1, "tensorParallel": 4, "afterTokens": 4096}
-OLDER = SPEC | {"rollout": {"nodes": 3, "minNodes": 1, "tensorParallel": 4, "stragglerLane": LANE}}
-"""A lane that fills minNodes, is not larger, begins above maxResponseTokens, and has Torch replicas on accelerators."""
+OLDER = SPEC | {
+    "rollout": {"nodes": 3, "minNodes": 1, "tensorParallel": 4, "stragglerLane": LANE},
+    "algorithm": {"loss": {"type": "SAPO"}},
+}
+"""A lane that fills minNodes, is not larger, begins above maxResponseTokens, and has Torch replicas on accelerators; the loss
+SAPO with the default correction, where its gate does nothing."""
 PATHS = (
     "spec.rollout.minNodes",
     "spec.rollout.stragglerLane.tensorParallel",
     "spec.rollout.stragglerLane.afterTokens",
     "spec.rollout.stragglerLane",
+    "spec.algorithm.correction.type",
 )
+
+
+def test_the_older_training_breaks_every_rule_that_ratchets() -> None:
+    ratcheting = {f"{place}{rule.field}" for place, rules in RULES.items() for rule in rules if rule.ratchets}
+    assert ratcheting == set(PATHS)
 
 
 def definition(*, ratchets: bool) -> dict[str, Any]:
@@ -83,5 +94,9 @@ def test_an_older_training_can_be_suspended_resized_and_corrected(
         again = patched(control_plane, path, {"rollout": {"minNodes": 1}})
         assert again is not None
         assert "minNodes must be more than stragglerLane.nodes" in again
+        assert patched(control_plane, path, {"algorithm": {"correction": {"type": "None"}}}) is None
+        again = patched(control_plane, path, {"algorithm": {"correction": {"type": "TokenTIS"}}})
+        assert again is not None
+        assert "the gate of loss SAPO does nothing" in again
     finally:
         control_plane.api.request("DELETE", this)

@@ -123,6 +123,13 @@ def test_the_image_is_of_this_version_unless_a_tag_is_given(render: Render):
     assert images == [f"ghcr.io/qwen35/operator:{__version__}", "mirror/operator:x"]
 
 
+def test_the_image_is_pinned_by_a_digest_if_one_is_given(render: Render):
+    digest = "sha256:" + "a" * 64
+    (deployment,) = of(render(f'image.digest="{digest}"'), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"ghcr.io/qwen35/operator:{__version__}@{digest}"
+
+
 def test_trainer_images_in_the_values_reach_the_operator(render: Render):
     images = [
         argument for argument in arguments(render('trainerImages.CPU="mine:1"')) if argument.startswith("--image")

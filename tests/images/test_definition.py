@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from images.bases import pinned
 from images.definition import definition, names
 from images.dockerfile import render
 from images.layers import base_layers
@@ -63,8 +64,8 @@ def test_the_build_file_is_current(image: str):
 def test_the_build_files_versions_are_those_of_the_table():
     table = versions().of("trainer-ascend")
     text = render(definition("trainer-ascend"))
-    assert f"ARG BASE=quay.io/ascend/cann:{table['cann']}-910b-ubuntu22.04-py{table['python']}\n" in text
-    assert f" triton-ascend=={table['triton-ascend']}\n" in text
+    assert f"ARG BASE={pinned(f'quay.io/ascend/cann:{table["cann"]}-910b-ubuntu22.04-py{table["python"]}')}\n" in text
+    assert f'"triton-ascend=={table["triton-ascend"]}$hashes"' in text
     assert f" VLLM_VERSION_OVERRIDE={table['vllm']} " in text
 
 

@@ -166,7 +166,7 @@ def validate(
     ],
 ) -> None:
     """Check manifests and report all problems together. Exit code 2: one is invalid; 3: this release cannot run one."""
-    from qwen35_trainer.manifest import ManifestError, cannot_run, load_manifest
+    from qwen35_trainer.manifest import ManifestError, cannot_run, load_manifest, next_version
     from qwen35_trainer.manifest.load import manifests_in
     from qwen35_trainer.manifest.problems import beyond_release
 
@@ -183,6 +183,8 @@ def validate(
             sys.stdout.write(f"{beyond_release(file, beyond)}\n")
         else:
             sys.stdout.write(f"{file}: valid\n")
+        if notices := next_version.notices(manifest.spec):
+            sys.stdout.write("\n".join(["Before v1beta1, change:", *map(str, notices), ""]))
     raise typer.Exit(code)
 
 

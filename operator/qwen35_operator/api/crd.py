@@ -7,11 +7,13 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
 
 from qwen35_operator.api import v1alpha1
+from qwen35_operator.api.pod_template_schema import POD_TEMPLATE
 from qwen35_operator.api.rules import RULES
 from qwen35_trainer.manifest.document import dump_document
 
@@ -19,6 +21,7 @@ type Schema = dict[str, Any]
 
 COPIED_KEYWORDS = (
     "type",
+    "format",
     "enum",
     "minimum",
     "maximum",
@@ -30,6 +33,11 @@ COPIED_KEYWORDS = (
     "maxItems",
     "maxProperties",
 )
+POD_TEMPLATES = ("head", "rollout", "train")
+"""The fields of spec.pods that contain a part of a pod template."""
+SELECTABLE_FIELDS = (".spec.mode", ".status.state")
+"""Fields by which `kubectl get --field-selector` selects trainings."""
+MAX_INT32 = 2**31 - 1
 FREE_VALUE = "Text, number, true or false."
 COLUMNS = (
     ("Mode", "string", ".spec.mode", 1, "How generation and training are arranged."),
@@ -85,6 +93,8 @@ def schema() -> Schema:
             "status": _structural_of(v1alpha1.TrainingStatus, "The operator's report."),
         },
     }
+    for name in POD_TEMPLATES:
+        _at(tree, f"spec.pods.{name}")["properties"] = deepcopy(POD_TEMPLATE)
     for place, rules in RULES.items():
         _at(tree, place)["x-kubernetes-validations"] = [rule.render() for rule in rules]
     return tree
@@ -114,6 +124,7 @@ def _version() -> Schema:
         "served": True,
         "storage": True,
         "additionalPrinterColumns": columns,
+        "selectableFields": [{"jsonPath": path} for path in SELECTABLE_FIELDS],
         "subresources": {
             "status": {},
             "scale": {
@@ -150,6 +161,7 @@ def _structural(source: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if exclusive in node:
             tree |= {bound: node[exclusive], exclusive: True}
+    tree |= _number_format(tree)
     tree |= _default(node, nullable)
     if "properties" in node:
         tree |= {"required": node["required"]} if "required" in node else {}
@@ -193,6 +205,19 @@ def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
     if "properties" in node:
         return {"default": {}}
     return {"default": node["default"]} | ({"nullable": True} if nullable else {})
+
+
+def _number_format(tree: Schema) -> Schema:
+    """Return the keyword `format` for a number, as in the schemas of Kubernetes' own kinds. The API server ignores it.
+
+    tree: a node with its bounds. Generators of typed clients choose the type of the field by the format.
+    """
+    if tree.get("type") == "number":
+        return {"format": "double"}
+    if tree.get("type") != "integer":
+        return {}
+    bounds = tree.get("minimum"), tree.get("maximum")
+    return {"format": "int32" if all(bound is not None and abs(bound) <= MAX_INT32 for bound in bounds) else "int64"}
 
 
 def _list_type(node: Mapping[str, Any], items: Schema) -> Schema:

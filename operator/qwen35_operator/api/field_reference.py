@@ -21,6 +21,9 @@ INTRODUCTION = f"""<!-- Generated from the pydantic models by `python -m qwen35_
 A field without a default is required, unless its default is marked *none*. Unknown fields are errors. The last part
 of each description names the key of verl that the field corresponds to.
 """
+POD_TEMPLATES = """The API server checks the types of these fields in `spec.pods.head`, `spec.pods.rollout` and `spec.pods.train`. Every other
+field of a Kubernetes pod template is preserved, and checked when the training is accepted. null removes what the
+operator's template has."""
 
 
 def text() -> str:
@@ -29,6 +32,7 @@ def text() -> str:
     parts = [INTRODUCTION]
     for path, model in (("spec", v1alpha1.TrainingSpec), ("status", v1alpha1.TrainingStatus)):
         parts += _sections(path, model, nodes)
+    parts.append(_pod_templates(nodes))
     rules = [
         f"| `{f'{place}{rule.field or ""}' or 'metadata.name'}` | {_cell(rule.message)} |"
         for place in RULES
@@ -65,6 +69,23 @@ def _sections(path: str, model: type[BaseModel], nodes: Mapping[str, Any]) -> It
         yield from _sections(place, part, nodes)
 
 
+def _pod_templates(nodes: Mapping[str, Any]) -> str:
+    """Return the Markdown section about the typed fields of the templates in spec.pods, which all have the same fields."""
+    lines = ["## Pod templates", "", POD_TEMPLATES, "", *_table("Field", "Type", "Description")]
+    template = "spec.pods.head."
+    for path, node in nodes.items():
+        if path.startswith(template) and not path.endswith(("[]", "{}")):
+            lines.append(f"| `{path.removeprefix(template)}` | {_template_type(node)} | {_cell(node['description'])} |")
+    return "\n".join(lines)
+
+
+def _template_type(node: Mapping[str, Any]) -> str:
+    if keys := node.get("x-kubernetes-list-map-keys"):
+        return f"list, merged by {' and '.join(keys)}"
+    names = {"array": "list", "object": "map", "string": "text"}
+    return names.get(str(node["type"]), str(node["type"]))
+
+
 def _table(*names: str) -> list[str]:
     return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
 
@@ -74,12 +95,14 @@ def _type(node: Mapping[str, Any], path: str) -> str:
         return ", ".join(f"`{value}`" for value in node["enum"])
     if "items" in node:
         return f"list of {_type(node['items'], f'{path}[]')}, at most {node['maxItems']}"
+    if "x-kubernetes-preserve-unknown-fields" in node and "type" in node:
+        return "[part of a pod template](#pod-templates)" if "properties" in node else "map"
     if "properties" in node:
         return f"[{path.rsplit('.', 1)[-1]}](#{''.join(sign for sign in path.lower() if sign.isalnum())})"
-    if "x-kubernetes-preserve-unknown-fields" in node and "type" in node:
-        return "map"
     if "additionalProperties" in node:
         return f"map, at most {node['maxProperties']}"
+    if node.get("format") == "date-time":
+        return "time"
     type_names = {"string": "text", "boolean": "true, false"}
     return type_names.get(str(node["type"]), str(node["type"])) + _bounds(node)
 

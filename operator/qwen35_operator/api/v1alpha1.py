@@ -25,7 +25,7 @@ State = Literal[
     "Pending", "Queued", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"
 ]
 AttemptOutcome = Literal["Running", "Succeeded", "Suspended", "Failed"]
-Time = Annotated[str, Field(min_length=20, max_length=40)]
+Time = Annotated[str, Field(min_length=20, max_length=40, json_schema_extra={"format": "date-time"})]
 StatusShare = Annotated[float, Field(ge=0, le=1)]
 StatusCount = Annotated[int, Field(ge=0)]
 

@@ -1,6 +1,7 @@
 """The custom resource definition is structural, bounded, current, and says what the models say."""
 
 import copy
+import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from qwen35_operator.api import crd, v1alpha1
+from qwen35_operator.status.times import at, rfc3339
 from qwen35_trainer.manifest import Manifest, TrainingSpec, fields
 
 REPOSITORY = Path(__file__).parents[3]
@@ -21,8 +23,9 @@ UNTYPED = {
     "spec.data.validation[].gym.config{}",
     "spec.rollout.vllm.extraArguments{}",
 }
-# Parts of pod templates: the API server checks them when the RayJob is made from them.
+# Parts of pod templates: test_pod_template_schema.py is about their fields.
 TEMPLATES = {f"spec.pods.{pool}" for pool in ("head", "rollout", "train")}
+IN_TEMPLATES = {path for path in NODES for template in TEMPLATES if path.startswith(f"{template}.")}
 BY_MODE = {
     f"spec.async.{name}"
     for name in ("stalenessThreshold", "maxVersionLag", "onMissedDeadline", "partialRollout", "adaptiveDispatch")
@@ -83,9 +86,11 @@ def test_rendering_gives_the_same_text_each_time():
 
 
 def test_every_node_is_structural_and_bounded():
-    forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "title", "const", "format"}
+    forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "title", "const"}
     for path, node in NODES.items():
         assert not forbidden & node.keys(), path
+        if path in IN_TEMPLATES:
+            continue
         if path in UNTYPED:
             assert node["x-kubernetes-preserve-unknown-fields"] is True, path
             continue
@@ -106,6 +111,39 @@ def test_every_node_is_structural_and_bounded():
                 assert node["properties"], path
 
 
+def test_numbers_and_times_have_the_formats_of_kubernetes():
+    """int32 only where both bounds are: a larger value than the format holds would be refused by generated clients."""
+    for path, node in NODES.items():
+        low, high = node.get("minimum"), node.get("maximum")
+        match node.get("type"):
+            case "number":
+                assert node["format"] == "double", path
+            case "integer":
+                small = None not in (low, high) and low >= -(2**31) and high < 2**31
+                assert node["format"] == ("int32" if small else "int64"), path
+            case _:
+                assert node.get("format") in (None, "date-time"), path
+    times = {path for path, node in NODES.items() if node.get("format") == "date-time"}
+    assert times == {path for path in NODES if path.startswith("status.") and path.endswith(("ime", ".activeSince"))}
+
+
+def test_the_times_that_the_operator_writes_have_the_format():
+    written = rfc3339(at(0.5)), rfc3339(at(1.8e9))
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", text) for text in written)
+
+
+def test_client_side_apply_can_store_the_definition():
+    """`kubectl apply` writes the definition into an annotation, and all annotations together have at most 256 KiB."""
+    assert len(json.dumps(crd.render(), separators=(",", ":")).encode()) < 192 * 1024
+
+
+def test_trainings_are_selected_by_mode_and_state():
+    (version,) = crd.render()["spec"]["versions"]
+    paths = [field["jsonPath"] for field in version["selectableFields"]]
+    assert paths == [".spec.mode", ".status.state"]
+    assert all(NODES[path[1:]]["type"] == "string" for path in paths)
+
+
 def test_every_field_has_a_description():
     fields_of_people = [path for path in NODES if path not in {"metadata"} and path[-2:] not in {"[]", "{}"}]
     assert fields_of_people
@@ -115,7 +153,9 @@ def test_every_field_has_a_description():
 
 def test_items_with_names_are_keyed_by_them():
     keyed = {
-        path: node["x-kubernetes-list-map-keys"] for path, node in NODES.items() if "x-kubernetes-list-map-keys" in node
+        path: node["x-kubernetes-list-map-keys"]
+        for path, node in NODES.items()
+        if "x-kubernetes-list-map-keys" in node and path not in IN_TEMPLATES
     }
     assert keyed == {
         "spec.data.train": ["name"],
@@ -162,7 +202,7 @@ def test_every_default_is_the_models_own():
 
 def test_the_schema_has_exactly_the_fields_of_the_models():
     named = {path for path in NODES if path[-2:] not in {"[]", "{}"} and path.startswith(("spec.", "status."))}
-    assert named == {path for path, _ in MODEL_FIELDS}
+    assert named - IN_TEMPLATES == {path for path, _ in MODEL_FIELDS}
 
 
 def test_only_what_depends_on_the_mode_has_no_default_in_stored_objects():
