@@ -40,7 +40,8 @@ def shrunken(spec: TrainingSpec) -> dict[str, Any]:
         document["rollout"] = {"engine": "Torch", "temperature": spec.rollout.temperature}
     small = degrees(spec.train.parallelism.model_dump())
     shares = RANKS // (small["tensor"] * small["pipeline"] * small["context"])
-    prompts = shares if spec.mode == "SFT" else shares // math.gcd(shares, spec.algorithm.groupSize)
+    micro = spec.train.batch.microBatchSequences
+    prompts = shares * micro if spec.mode == "SFT" else shares // math.gcd(shares, spec.algorithm.groupSize)
     document["train"] |= {"nodes": 1, "parallelism": small}
     document["train"]["batch"] = document["train"].get("batch", {}) | {"promptsPerUpdate": prompts}
     document.pop("checkpoint", None)
