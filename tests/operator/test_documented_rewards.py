@@ -70,7 +70,7 @@ def test_the_functions_can_be_called_as_rewards(code, monkeypatch):
 
 
 def test_an_own_algorithm_is_mounted_where_it_is_looked_for_and_where_it_is_imported():
-    chosen, pods = map(yaml.safe_load, _blocks("yaml", "algorithms.md"))
+    _, chosen, pods = map(yaml.safe_load, _blocks("yaml", "algorithms.md"))
     containers = _containers(chosen | pods)
     for pool in ("head", "train"):
         assert {"name": "PYTHONPATH", "value": "/opt/algorithm"} in containers[pool]["env"]

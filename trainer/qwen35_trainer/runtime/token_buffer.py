@@ -61,7 +61,7 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         candidates: for each token, the tokens that truncated sampling could have drawn; None: sampling was not
         truncated. The rows and the candidates share the memory of this block.
         """
-        ids, log_probs, versions = map(memoryview, self._data)
+        ids, log_probs, versions = (memoryview(column) for column in self._data)
         start = 0
         for name, end in zip(self._names, self._ends.tolist(), strict=True):
             rows = ids[start:end], log_probs[start:end], versions[start:end]

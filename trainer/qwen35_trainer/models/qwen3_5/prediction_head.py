@@ -28,7 +28,9 @@ def shapes(layer_types: list[str], model: Mapping[str, tuple[int, ...]]) -> dict
     """
     prefix = f"model.layers.{layer_types.index(_FULL_ATTENTION)}."
     [channels] = model["model.norm.weight"]
-    head = {f"{PREFIX}{name}.weight": (channels,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    head: dict[str, tuple[int, ...]] = {
+        f"{PREFIX}{name}.weight": (channels,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    }
     head[f"{PREFIX}fc.weight"] = (channels, 2 * channels)
     return head | {LAYER + name.removeprefix(prefix): shape for name, shape in model.items() if name.startswith(prefix)}
 
