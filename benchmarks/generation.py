@@ -2,7 +2,7 @@
 
     for each number of sequences, for each round: vllm ─► engine ─► replica ─► published ─► medians, ratios within a round
 
-    python benchmarks/generation.py [--rounds 5] [--seconds 4] [--sequences 1 64 256] [--threads 1]
+    python -m benchmarks.generation [--rounds 5] [--seconds 4] [--sequences 1 64 256] [--threads 1]
 
 vllm       `LLM.generate`, with the engine core in the same process
 engine     the engine of this project and its thread, in that process and on that engine core
@@ -355,7 +355,8 @@ class Program:
 
     def __init__(self, name: str, threads: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", name],
+            [sys.executable, "-m", "benchmarks.generation", "--serve", name],
+            cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
