@@ -177,7 +177,7 @@ def build_stages(
 
     model: the configuration of a text model in transformers. recompute: whether the backward pass computes the activations
     of each layer again. router_losses: where the routers add their losses; None: they have none. head: settings of the head for
-    multi-token prediction, which the model's last stage then has; None: there is no head.
+    multi-token prediction, which the last stage then has; None: the model has no head.
     """
     config = transformer_config(model, layout, precision, recompute=recompute, with_head=head is not None)
     numbers: Sequence[int | None] = [None] if layout.virtual == 1 else range(layout.virtual)
