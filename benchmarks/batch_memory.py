@@ -30,6 +30,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import AlgorithmSpec
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
 from qwen35_trainer.runtime.process import return_freed_tensors, trim
 
@@ -106,7 +107,7 @@ def _groups(samples: int, longest: int) -> list[ScoredGroup]:
                 GeneratedTokens(
                     np.arange(length, dtype=np.int32),
                     np.full(length, -1.5, dtype=np.float32),
-                    np.sort(random.integers(0, 5, length)).astype(np.int32),
+                    VersionRuns.of(np.sort(random.integers(0, 5, length))),
                 ),
                 EndReason.STOP,
             )

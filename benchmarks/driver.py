@@ -64,6 +64,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     SequenceRequest,
     StepOutput,
 )
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.exporting import Exports
@@ -175,7 +176,7 @@ class CountingEngine:
 
     def _tokens(self, count: int) -> GeneratedTokens:
         ids = self._random.integers(0, VOCABULARY, count, np.int32)
-        return GeneratedTokens(ids, np.zeros(count, np.float32), np.full(count, self.version, np.int32))
+        return GeneratedTokens(ids, np.zeros(count, np.float32), VersionRuns(((self.version, count),)))
 
 
 class FakeReplica(RolloutWorker):
@@ -398,7 +399,7 @@ def memory(replicas: int, slots: int, tokens: int, folder: Path) -> dict[str, An
         for replica, held in names.items():
             generation.start(StartSequences(replica, tuple((name, 0) for name in held)))
         part = GeneratedTokens(
-            np.ones(tokens // 100, np.int32), np.zeros(tokens // 100, np.float32), np.zeros(tokens // 100, np.int32)
+            np.ones(tokens // 100, np.int32), np.zeros(tokens // 100, np.float32), VersionRuns(((0, tokens // 100),))
         )
         for number in range(1, 101):
             for replica, held in names.items():

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens, SequenceRequest
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.rollout.vllm import VLLMEngine
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 from qwen35_trainer.rollout.vllm_environment import set_variables
@@ -37,8 +38,8 @@ type Tokens = Mapping[str, list[Any]]
 def requested(sequence: Mapping[str, Any]) -> SequenceRequest:
     kept = NO_TOKENS
     if tokens := sequence["kept"]:
-        ids, versions = (np.array(tokens[name], np.int32) for name in ("ids", "versions"))
-        kept = GeneratedTokens(ids, np.array(tokens["log_probs"], np.float32), versions)
+        ids, log_probs = np.array(tokens["ids"], np.int32), np.array(tokens["log_probs"], np.float32)
+        kept = GeneratedTokens(ids, log_probs, VersionRuns.of(tokens["versions"]))
     prompt = np.array(sequence["prompt"], np.int32)
     return SequenceRequest((sequence["name"], 0), prompt, MAX_TOKENS, AS_THE_MODEL_SAYS, kept)
 

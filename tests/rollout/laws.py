@@ -24,6 +24,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     Sampling,
     SequenceRequest,
 )
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from tests.rollout.loading import load
 
 MAX_STEPS = 400
@@ -150,7 +151,7 @@ class _History:
         requests = [SequenceRequest((group, index), prompt, limit, sampling) for index in range(count)]
         if self.random.integers(4) == 0 and limit > 2:  # after a tool's output
             kept = GeneratedTokens(
-                np.array([8, 9], np.int32), np.zeros(2, np.float32), np.full(2, ENVIRONMENT_VERSION, np.int32)
+                np.array([8, 9], np.int32), np.zeros(2, np.float32), VersionRuns.of([ENVIRONMENT_VERSION] * 2)
             )
             requests[0] = replace(requests[0], kept=kept)
         wrong = self._wrong() if self.random.integers(3) == 0 else []
@@ -294,7 +295,7 @@ class _History:
 
     def _check_candidates(self, request: SequenceRequest, tokens: GeneratedTokens) -> None:
         name, candidates = request.sequence, tokens.candidates
-        drawn = np.flatnonzero(tokens.versions != ENVIRONMENT_VERSION).tolist()
+        drawn = np.flatnonzero(np.asarray(tokens.versions) != ENVIRONMENT_VERSION).tolist()
         if not request.sampling.truncates:
             self.law(6, candidates is None, f"{name} has candidates without truncation")
         elif drawn:

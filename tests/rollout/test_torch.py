@@ -24,6 +24,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     StepOutput,
 )
 from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP
 from qwen35_trainer.weights.segment import MemorySegment
 from tests.profiles import examples
@@ -89,11 +90,11 @@ def assert_same(actual: GeneratedTokens, expected: GeneratedTokens) -> None:
 
 
 def test_tokens_join_in_order_and_are_cut_in_all_their_parts() -> None:
-    first = GeneratedTokens(np.array([4, 5], np.int32), np.array([-1, -2], np.float32), np.array([0, 1], np.int32))
-    second = GeneratedTokens(np.array([6], np.int32), np.array([-3], np.float32), np.array([2], np.int32))
+    first = GeneratedTokens(np.array([4, 5], np.int32), np.array([-1, -2], np.float32), VersionRuns.of([0, 1]))
+    second = GeneratedTokens(np.array([6], np.int32), np.array([-3], np.float32), VersionRuns.of([2]))
     joined = GeneratedTokens.join([first, second])
     assert len(joined) == 3
-    assert_same(joined[1:], GeneratedTokens(*(np.array(part) for part in ([5, 6], [-2, -3], [1, 2]))))
+    assert_same(joined[1:], GeneratedTokens(np.array([5, 6]), np.array([-2, -3]), VersionRuns.of([1, 2])))
     assert_same(GeneratedTokens.join([]), NO_TOKENS)
 
 
@@ -310,7 +311,7 @@ def test_tokens_that_a_sequence_came_with_do_not_count_as_progress(make_model) -
 
 def test_what_waits_is_taken_with_the_tokens_it_came_with_and_what_is_over_or_unknown_not_at_all(make_model) -> None:
     engine = engine_of(make_model(), slots=1, end_token=NEVER)
-    kept = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
+    kept = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), VersionRuns.of([0, 3]))
     engine.submit(
         [
             SequenceRequest((0, 0), (3,), 1),
@@ -417,7 +418,7 @@ def request_of(prompt: Sequence[int], limit: int, kept: GeneratedTokens = NO_TOK
     return SequenceRequest((7, 0), np.array(prompt, np.int32), limit, kept=kept)
 
 
-PREFIX = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
+PREFIX = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), VersionRuns.of([0, 3]))
 
 
 @pytest.mark.parametrize(
@@ -477,7 +478,7 @@ def test_tokens_of_the_environment_are_continued_and_never_changed(make_model, t
     prompt = tuple(tokens(7).tolist())
     engine = engine_of(make_model(), end_token=NEVER)
     load(engine, make_model(seed=1).state_dict(), 4)
-    versions = np.array([0, 0, ENVIRONMENT_VERSION, ENVIRONMENT_VERSION], np.int32)
+    versions = VersionRuns.of([0, 0, ENVIRONMENT_VERSION, ENVIRONMENT_VERSION])
     kept = GeneratedTokens(np.array([5, 6, 7, 8], np.int32), np.array([-1, -2, 0, 0], np.float32), versions)
     engine.submit([SequenceRequest((0, 0), prompt, 12, kept=kept)])
     assert engine.step().started == {}

@@ -31,6 +31,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     Sampling,
     SequenceRequest,
 )
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL, VLLMEngine
 from qwen35_trainer.rollout.vllm_candidates import TIED_TOKENS
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, replace_weights
@@ -366,7 +367,7 @@ def test_progress_returns_each_new_token_once_and_first_tokens_start_sequences(r
         new, whole = GeneratedTokens.join(grown[name]), finished[name].tokens
         assert new.ids.tolist() == whole.ids[: len(new)].tolist()
         assert len(whole) - len(new) == 1  # the last one came with the end
-        assert started[name] == whole.versions[0]
+        assert started[name] == whole.versions.runs[0][0]
 
 
 def test_taken_sequences_return_their_tokens_and_get_no_more(replica: Replica) -> None:
@@ -557,7 +558,7 @@ def test_a_sequence_that_waits_for_a_slot_during_a_commit_starts_from_the_new_we
     finished = replica.steps(3)
     version = replica.load(1)
     finished |= replica.finish()
-    new = [finished[name] for name in waiting if finished[name].tokens.versions[0] == version]
+    new = [finished[name] for name in waiting if finished[name].tokens.versions.runs[0][0] == version]
     assert len(new) > 2, "most have waited"
     assert any(len(set(finished[name].tokens.versions.tolist())) == 2 for name in running), "those with tokens continue"
     assert mean_difference(replica, new, prompt, 1) <= 0.02
@@ -641,7 +642,7 @@ def test_a_stop_token_of_a_request_ends_its_sequence_and_no_other(replica: Repli
 
 def test_tokens_of_the_environment_are_continued_and_never_changed(replica: Replica) -> None:
     prompt = prompt_of(9)
-    versions = np.array([0, ENVIRONMENT_VERSION, ENVIRONMENT_VERSION], np.int32)
+    versions = VersionRuns.of([0, ENVIRONMENT_VERSION, ENVIRONMENT_VERSION])
     kept = GeneratedTokens(np.array([5, 6, END], np.int32), np.array([-1, 0, 0], np.float32), versions)
     [completed] = replica.generate(prompt, 12, kept=kept)
     for part in ("ids", "log_probs", "versions"):

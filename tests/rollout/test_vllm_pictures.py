@@ -22,6 +22,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     GeneratedTokens,
     SequenceRequest,
 )
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.rollout.vllm_core import CoreSettings, core_arguments
 from qwen35_trainer.rollout.vllm_pictures import PlacedPictures, placed, position_settings
 from tests.models.scenes import END, IMAGE, START, VIDEO, show
@@ -205,7 +206,7 @@ def test_log_probs_of_prompts_with_pictures_are_those_of_the_library(replica: Re
 def test_a_sequence_that_moves_to_another_replica_continues_with_its_pictures(replica: Replica) -> None:
     """Also after a placeholder that the model drew, which stands for no picture."""
     scenes = shown_scenes()
-    kept = GeneratedTokens(np.array([IMAGE, 5, VIDEO], np.int32), np.zeros(3, np.float32), np.zeros(3, np.int32))
+    kept = GeneratedTokens(np.array([IMAGE, 5, VIDEO], np.int32), np.zeros(3, np.float32), VersionRuns.of([0, 0, 0]))
     requests = [
         each.request(group, index, kept=kept[:length])
         for group, each in enumerate(scenes)

@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, SequenceRequest
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime.replica_channel import (
     CommandOrder,
     EngineReport,
@@ -136,7 +137,7 @@ class Writer(Engine):
         name, tokens, finished = request.sequence, self._next.get("tokens", {}), self._next.get("finished", {})
         self._end(name)
         ids = np.full(self.tokens, sum(name) % 7, np.int32)
-        new = GeneratedTokens(ids, np.full(self.tokens, -0.5, np.float32), np.full(self.tokens, self.version, np.int32))
+        new = GeneratedTokens(ids, np.full(self.tokens, -0.5, np.float32), VersionRuns.of([self.version] * self.tokens))
         self.tell(
             tokens=tokens | {name: [new]},
             finished=finished | {name: EndReason.STOP},

@@ -15,13 +15,14 @@ from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed, EndReason, GeneratedTokens
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
 
 
 def sequence(*versions: int) -> Completed:
     length = len(versions)
     tokens = GeneratedTokens(
-        np.arange(length, dtype=np.int32), np.full(length, -0.5, dtype=np.float32), np.array(versions, dtype=np.int32)
+        np.arange(length, dtype=np.int32), np.full(length, -0.5, dtype=np.float32), VersionRuns.of(versions)
     )
     return Completed((0, 0), tokens, EndReason.STOP)
 

@@ -24,6 +24,7 @@ from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.replica_channel import MAX_REPORT_SECONDS, EngineReport
 from qwen35_trainer.runtime.rollout_worker import (
@@ -474,7 +475,7 @@ class Played:
 
 
 def numbers(ids: Sequence[int]) -> GeneratedTokens:
-    return GeneratedTokens(np.array(ids, np.int32), np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32))
+    return GeneratedTokens(np.array(ids, np.int32), np.zeros(len(ids), np.float32), VersionRuns.of([0] * len(ids)))
 
 
 @pytest.mark.parametrize("method", ["step", "submit", "commit"])

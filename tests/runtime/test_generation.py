@@ -25,6 +25,7 @@ from qwen35_trainer.pipeline.replica_times import ReplicaTimes
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime import generation
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.measurements import TrainingClock
@@ -197,7 +198,7 @@ def replica(number: int) -> Any:
 
 def tokens(*ids: int, version: int = 0) -> GeneratedTokens:
     count = len(ids)
-    return GeneratedTokens(np.array(ids, np.int32), np.full(count, -0.5, np.float32), np.full(count, version, np.int32))
+    return GeneratedTokens(np.array(ids, np.int32), np.full(count, -0.5, np.float32), VersionRuns.of([version] * count))
 
 
 @pytest.fixture

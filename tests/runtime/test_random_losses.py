@@ -35,6 +35,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import (
@@ -247,14 +248,14 @@ class Room:
         for group in self.generation.take(order.groups):
             for sequence in group.sequences:
                 assert sequence.tokens.ids.tolist() in self.complete[sequence.sequence]
-                assert order.version - sequence.tokens.versions.min() <= self.window.max_version_lag
+                assert order.version - min(sequence.tokens.versions.tolist()) <= self.window.max_version_lag
             self.trained.append(int(group.prompt.token_ids[0]))
         self.inputs.append(on.BatchTrained(order.batch))
 
 
 def tokens_of(made: list[tuple[int, int]]) -> GeneratedTokens:
     ids, versions = np.array(made, np.int32).reshape(-1, 2).T
-    return GeneratedTokens(ids.copy(), np.zeros(len(made), np.float32), versions.copy())
+    return GeneratedTokens(ids.copy(), np.zeros(len(made), np.float32), VersionRuns.of(versions))
 
 
 PICKS = st.integers(0, 3)

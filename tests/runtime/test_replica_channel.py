@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayError, RayTaskError
 
 from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, SequenceRequest
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.replica_channel import (
     ANSWER_SECONDS,
@@ -204,7 +205,7 @@ def test_messages_arrive_as_they_were_sent():
     assert isinstance(arrived.commands[0], SubmitSequences)
     assert arrived.commands[0].requests[0].sequence == (3, 1)
     assert arrived.commands[0].requests[0].prompt.tolist() == [0, 1, 2, 3, 4]
-    tokens = GeneratedTokens(np.arange(3, dtype=np.int32), np.float32([-1, -2, -0.5]), np.zeros(3, np.int32))
+    tokens = GeneratedTokens(np.arange(3, dtype=np.int32), np.float32([-1, -2, -0.5]), VersionRuns.of([0, 0, 0]))
     report = EngineReport(7, tokens=TokenBlock({(3, 1): [tokens]}), finished={(3, 1): EndReason.STOP}, loaded=2)
     (received,) = unpack(pack((report,)))
     assert (received.number, received.finished, received.loaded) == (7, report.finished, 2)
@@ -214,10 +215,10 @@ def test_messages_arrive_as_they_were_sent():
 
 def test_large_arrays_of_a_report_are_not_copied_into_its_pickle():
     count = 100_000
-    tokens = GeneratedTokens(np.arange(count, dtype=np.int32), np.zeros(count, np.float32), np.zeros(count, np.int32))
+    tokens = GeneratedTokens(np.arange(count, dtype=np.int32), np.zeros(count, np.float32), VersionRuns.of([0] * count))
     pickled, arrays = pack((EngineReport(1, tokens=TokenBlock({(0, 0): [tokens]})),))
     assert len(pickled) < 2000
-    assert [array.nbytes for array in arrays] == [12 * count]
+    assert [array.nbytes for array in arrays] == [8 * count]
     (received,) = unpack((pickled, arrays))
     assert received.tokens[0, 0].ids.tolist() == list(range(count))
     assert np.shares_memory(received.tokens[0, 0].ids, arrays[0])

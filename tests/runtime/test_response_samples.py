@@ -14,6 +14,7 @@ from qwen35_trainer.progress.sample_file import read_samples
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.response_samples import Sampler, held_out, pieces, prompt_text, sample, trained
 from tests.patience import PATIENCE
@@ -31,7 +32,7 @@ class Bytes:
 
 
 def spelled(text: bytes, *versions: int) -> GeneratedTokens:
-    born = np.array(versions or [0] * len(text), np.int32)
+    born = VersionRuns.of(versions or [0] * len(text))
     return GeneratedTokens(np.frombuffer(text, np.uint8).astype(np.int32), np.zeros(len(text), np.float32), born)
 
 

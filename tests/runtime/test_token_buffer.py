@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
+from qwen35_trainer.rollout.version_runs import VersionRun, VersionRuns
 from qwen35_trainer.runtime.token_buffer import TokenBlock, TokenBuffer, TokenRows
 
-BYTES_PER_TOKEN = 12
+BYTES_PER_TOKEN = 8
 
 
 def drawn(count: int, seed: int = 0, *, truncated: bool = False) -> GeneratedTokens:
@@ -22,27 +23,31 @@ def drawn(count: int, seed: int = 0, *, truncated: bool = False) -> GeneratedTok
     return GeneratedTokens(
         random.integers(0, 2**31, count, np.int32),
         -random.random(count, np.float32),
-        random.integers(0, 9, count, np.int32),
+        VersionRuns.of(np.sort(random.integers(0, 9, count, np.int32))),
         Candidates(counts, random.integers(0, 2**31, counts.sum(), np.int32)) if truncated and count else None,
     )
 
 
-def packed(tokens: GeneratedTokens) -> tuple[TokenRows, Candidates | None]:
+def packed(tokens: GeneratedTokens) -> tuple[TokenRows, list[VersionRun], Candidates | None]:
     """As a report contains them."""
-    [(_, rows, candidates)] = TokenBlock({(0, 0): [tokens]}).parts()
-    return rows, candidates
+    [(_, *part)] = TokenBlock({(0, 0): [tokens]}).parts()
+    return tuple(part)
 
 
 def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
     """Every bit is the same."""
     arrays = [
-        [tokens.ids, tokens.log_probs, tokens.versions]
+        [tokens.ids, tokens.log_probs]
         + ([] if tokens.candidates is None else [tokens.candidates.counts, tokens.candidates.ids])
         for tokens in (left, right)
     ]
-    return len(arrays[0]) == len(arrays[1]) and all(
-        first.dtype == second.dtype and first.tobytes() == second.tobytes()
-        for first, second in zip(*arrays, strict=True)
+    return (
+        left.versions == right.versions
+        and len(arrays[0]) == len(arrays[1])
+        and all(
+            first.dtype == second.dtype and first.tobytes() == second.tobytes()
+            for first, second in zip(*arrays, strict=True)
+        )
     )
 
 
@@ -117,7 +122,7 @@ def test_a_buffer_keeps_no_array_of_a_report_alive():
         buffers.append(TokenBuffer())
         buffers[-1].append(*part)
         [(*rows, candidates)] = buffers[-1]._parts
-        assert [type(row) for row in rows] == [bytes] * 3, "which own their memory"
+        assert [type(row) for row in rows] == [bytes] * 2, "which own their memory"
         assert not np.shares_memory(candidates.ids, block._candidates.ids)
     assert [len(buffer) for buffer in buffers] == [3, 5000]
 
@@ -146,9 +151,9 @@ def test_a_block_contains_the_tokens_of_each_sequence_even_after_it_was_sent(len
     }
     block = pickle.loads(pickle.dumps(TokenBlock(parts), protocol=5))
     assert list(block) == list(parts)
-    for name, rows, _ in block.parts():
+    for name, rows, *_ in block.parts():
         joined = GeneratedTokens.join(parts[name])
         assert same(block[name], joined)
         assert same(buffer_of([joined]).tokens(), joined)
-        assert [len(row) for row in rows] == [len(joined)] * 3
+        assert [len(row) for row in rows] == [len(joined)] * 2
     assert (9, 9) not in block

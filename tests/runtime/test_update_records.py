@@ -13,6 +13,7 @@ from qwen35_trainer.progress.sinks.scalars import scalars
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
 from qwen35_trainer.runtime.measurements import (
     PipelineMeasures,
@@ -25,7 +26,7 @@ from qwen35_trainer.runtime.measurements import (
 
 def sequence(length: int, *, version: int = 0, truncated: bool = False) -> Completed:
     tokens = GeneratedTokens(
-        np.zeros(length, np.int32), np.zeros(length, np.float32), np.full(length, version, np.int32)
+        np.zeros(length, np.int32), np.zeros(length, np.float32), VersionRuns.of([version] * length)
     )
     return Completed((0, 0), tokens, EndReason.LENGTH if truncated else EndReason.STOP)
 

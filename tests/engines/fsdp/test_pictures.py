@@ -22,6 +22,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     SequenceRequest,
 )
 from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from tests.models.scenes import IMAGE, VIDEO, vision_language
 from tests.publications import published_by
 from tests.rollout.loading import load
@@ -147,7 +148,7 @@ def test_a_kept_placeholder_that_the_model_drew_stands_for_no_picture() -> None:
     model = vision_language()
     reference = copy.deepcopy(model)
     for group, each in enumerate(shown_scenes()):
-        kept = GeneratedTokens(np.array([IMAGE, VIDEO], np.int32), np.zeros(2, np.float32), np.zeros(2, np.int32))
+        kept = GeneratedTokens(np.array([IMAGE, VIDEO], np.int32), np.zeros(2, np.float32), VersionRuns.of([0, 0]))
         tokens = run(engine_of(copy.deepcopy(model)), each.request(group, kept=kept))[group, 0].tokens
         expected = scored_by_the_library(reference, each, tokens.ids)
         np.testing.assert_allclose(tokens.log_probs[2:], expected[2:], atol=EXACT)

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.data.picture_arrays import PictureSource
 from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.version_runs import VersionRuns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,8 +84,8 @@ class GeneratedTokens:
     """(tokens,) token ids, including the end token if the model produced it."""
     log_probs: NDArray[np.float32]
     """(tokens,) log-probability of each token under its sampling distribution; 0 for tokens of the environment."""
-    versions: NDArray[np.int32]
-    """(tokens,) version of the weights that computed each token; ENVIRONMENT_VERSION for tokens of the environment."""
+    versions: VersionRuns
+    """The version of the weights that computed each token; ENVIRONMENT_VERSION for tokens of the environment."""
     candidates: Candidates | None = None
     """The tokens that could have been drawn at each position. None: at each position, all tokens of the vocabulary."""
 
@@ -102,12 +103,12 @@ class GeneratedTokens:
         return cls(
             np.concatenate([part.ids for part in all_parts]),
             np.concatenate([part.log_probs for part in all_parts]),
-            np.concatenate([part.versions for part in all_parts]),
+            VersionRuns.join(part.versions for part in all_parts),
             Candidates.join((part.candidates for part in all_parts), map(len, all_parts)),
         )
 
 
-NO_TOKENS = GeneratedTokens(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
+NO_TOKENS = GeneratedTokens(np.empty(0, np.int32), np.empty(0, np.float32), VersionRuns())
 
 
 @dataclass(frozen=True)

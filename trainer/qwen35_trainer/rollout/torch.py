@@ -39,6 +39,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     failed,
 )
 from qwen35_trainer.rollout.sampling import sample
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
 from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
 from qwen35_trainer.weights.memory_change import MemoryChange
@@ -373,7 +374,7 @@ class TorchEngine:
         end = int(self._generated[slot])
         tables = (self._tokens, self._log_probs, self._versions)
         ids, log_probs, versions = (table[slot, start:end].cpu().numpy().copy() for table in tables)
-        return GeneratedTokens(ids, log_probs, versions, self._candidates.candidates(slot, start, end))
+        return GeneratedTokens(ids, log_probs, VersionRuns.of(versions), self._candidates.candidates(slot, start, end))
 
     def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[Completed, ...]]:
         """Remove finished sequences from their slots.
@@ -398,7 +399,7 @@ class TorchEngine:
                 GeneratedTokens(
                     ids[:length],
                     log_probs[:length],
-                    versions[:length],
+                    VersionRuns.of(versions[:length]),
                     self._candidates.candidates(slot, 0, length),
                 ),
                 EndReason.STOP if complete else EndReason.LENGTH,

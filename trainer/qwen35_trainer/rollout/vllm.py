@@ -52,6 +52,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     StepOutput,
     failed,
 )
+from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.rollout.vllm_adapters import AdapterSlot
 from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
 from qwen35_trainer.rollout.vllm_core import (
@@ -105,7 +106,7 @@ class _Generating:
         return GeneratedTokens(
             np.array(self.ids[start:], np.int32),
             np.array(self.log_probs[start:], np.float32),
-            np.array(self.versions[start:], np.int32),
+            VersionRuns.of(self.versions[start:]),
             self.candidates.since(start) if self.request.sampling.truncates else None,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -138,40 +137,26 @@ def _mark_trainable(
     T: tokens of all sequences together.
 
     trains: for each sequence, whether any of its tokens may train. Tokens of the environment do not train and have no
-    lag. Raises BoundBroken for a token with a lag above `max_lag`, unless `mask_old`. Lags are computed for each run of
-    tokens with equal versions, because a sequence has few such runs.
+    lag. Raises BoundBroken for a token with a lag above `max_lag`, unless `mask_old`.
     """
     histogram: Counter[int] = Counter()
-    masked = begin = 0
+    masked = end = 0
     mask[:] = False
     for sequence, may_train in zip(sequences, trains, strict=True):
-        versions = sequence.tokens.versions
-        for generated_by, start, end in _runs(versions):
+        for generated_by, count in sequence.tokens.versions.runs:
+            start, end = end, end + count
+            lag = version - generated_by
             if generated_by == ENVIRONMENT_VERSION:
                 continue
-            lag = version - generated_by
             if lag <= max_lag:
                 if may_train:
-                    mask[begin + start : begin + end] = True
-                    histogram[lag] += end - start
+                    mask[start:end] = True
+                    histogram[lag] += count
             elif mask_old:
-                masked += end - start
+                masked += count
             else:
                 raise BoundBroken(f"a token of lag {lag} in a batch of version {version}; the bound is {max_lag}")
-        begin += len(versions)
     return TokenAge(dict(sorted(histogram.items())), masked)
-
-
-def _runs(versions: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    """Return (version, start, end) of each run of consecutive tokens with equal versions.
-
-    versions: (T,) version of each of the T tokens of a sequence. T may be 0.
-    """
-    if not len(versions):
-        return []
-    changes = (versions[1:] != versions[:-1]).nonzero()[0].tolist()  # each is the last token of a run
-    ends = [*(last + 1 for last in changes), len(versions)]
-    return [(int(versions[end - 1]), start, end) for start, end in itertools.pairwise([0, *ends])]
 
 
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:

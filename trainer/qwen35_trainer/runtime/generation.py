@@ -226,9 +226,9 @@ class Generation:
                 self.tell(on.SequenceStarted(name, version))
         lengths: dict[SequenceId, int] = {}
         holders, buffers = self._holders, self._buffers
-        for name, tokens, candidates in report.tokens.parts():  # the driver's most frequent operation
+        for name, tokens, versions, candidates in report.tokens.parts():  # the driver's most frequent operation
             if holders.get(name) == here:
-                lengths[name] = buffers[name].append(tokens, candidates)
+                lengths[name] = buffers[name].append(tokens, versions, candidates)
         for name, reason in report.finished.items():
             if self._holders.get(name) == here:
                 lengths.pop(name, None)

@@ -21,11 +21,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
+from operator import itemgetter
 from os.path import commonprefix
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.data.prompt import ChatMessage, Image, Prompt, Video
@@ -182,15 +181,15 @@ def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[
     whole = decode(ids)
     text_pieces: list[TextPiece] = []
     count = at = 0
-    lags = np.where(tokens.versions == ENVIRONMENT_VERSION, 0, version - tokens.versions)
-    for lag, part in groupby(lags.tolist()):
-        count += len(list(part))
+    lags = [(0 if by == ENVIRONMENT_VERSION else version - by, length) for by, length in tokens.versions.runs]
+    for lag, part in groupby(lags, key=itemgetter(0)):
+        count += sum(length for _, length in part)
         start = whole if count == len(ids) else decode(ids[:count])
         if not whole.startswith(start):  # its last character is not complete yet
             start = commonprefix([whole, start])  # noqa: RUF071  # characters, not paths
         end = max(at, len(start))
         if end > at:
-            text_pieces.append((int(lag), whole[at:end]))
+            text_pieces.append((lag, whole[at:end]))
         at = end
     return text_pieces
 

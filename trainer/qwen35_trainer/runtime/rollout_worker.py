@@ -884,7 +884,7 @@ def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:
         at = int(np.isfinite(tokens.log_probs).argmin())
         raise NotFiniteLogProbs(
             f"token {tokens.ids[at]} of sequence {name} has the log-prob {tokens.log_probs[at]} with the weights of version "
-            f"{tokens.versions[at]}"
+            f"{tokens.versions.tolist()[at]}"
         )
 
 
