@@ -12,6 +12,9 @@ Weights are announced as with shared memory; in Ray's object store, each publica
 
 processor   microseconds of this process, Ray's threads included, per finished sequence of 2,000 and of 32,000 tokens; and
             what remains without the processor time that this process takes while it is connected to Ray and does nothing
+slowdown    how many times longer a fixed piece of Python takes in the middle of the driver's work than again and again on its
+            own. A driver mostly waits, so its processor has slept and its caches belong to others when a report arrives.
+            Processor times of different machines can only be compared together with this number
 memory      resident bytes of this process with 64 × 128 sequences of 32,000 tokens, all of them unfinished
 """
 
@@ -23,6 +26,7 @@ import gc
 import json
 import logging
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -89,6 +93,8 @@ TOKENS_PER_SECOND = 50.0
 """Of one sequence: what a replica of one GPU gives a model of some 10 to 30 billion parameters at 128 to 256 sequences."""
 STEP_SECONDS = 0.02
 IDLE_SECONDS = 10.0
+REFERENCE_STEPS, REFERENCE_SECONDS = 5_000, 0.25
+"""Size of the fixed piece of Python, about 0.2 ms, and the interval at which it runs during a measurement."""
 GROUP, PROMPT_TOKENS, ANSWERS = 16, 200, 64
 VOCABULARY = 50_000
 INTERVALS = ("PROGRESS_SECONDS", "MIN_GATHER_SECONDS", "MAX_GATHER_SECONDS", "MAX_REPORT_SECONDS")
@@ -294,6 +300,21 @@ def tokenizer_of() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")))
 
 
+def reference() -> float:
+    """Return the processor time, in seconds, of a fixed piece of Python."""
+    started, total = time.thread_time(), 0
+    for number in range(REFERENCE_STEPS):
+        total += number
+    return time.thread_time() - started
+
+
+async def references(times: list[float]) -> None:
+    """Append the time of the fixed piece of Python to `times` at intervals of REFERENCE_SECONDS."""
+    while True:
+        await asyncio.sleep(REFERENCE_SECONDS)
+        times.append(reference())
+
+
 def idle_share(seconds: float) -> float:
     """Return the share of a processor that this process takes while it is connected to Ray and does nothing."""
     before = time.process_time()
@@ -301,8 +322,11 @@ def idle_share(seconds: float) -> float:
     return (time.process_time() - before) / seconds
 
 
-async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float) -> dict[str, Any]:
-    """Run a driver under a load. warm, seconds: real time before and during the measurement. idle: from `idle_share`."""
+async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float, rest: float) -> dict[str, Any]:
+    """Run a driver under a load.
+
+    warm, seconds: real time before and during the measurement. idle: from `idle_share`. rest: the time of `reference` on its own.
+    """
     spec, counts = spec_of(load), Counts()
     data = [
         EncodedPrompt(Prompt(f"p/{n}", "p", "text", "1"), np.arange(PROMPT_TOKENS, dtype=np.int32))
@@ -344,9 +368,12 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
             )  # fmt: skip
             running = asyncio.create_task(loop.run(await FakeTrainPool().publication(0), []))
             await asyncio.wait({running}, timeout=warm)
+            times: list[float] = []
             before, started, updates = replace(counts), time.process_time(), training.update
+            referring = asyncio.create_task(references(times))
             await asyncio.wait({running}, timeout=seconds)
-            spent = time.process_time() - started
+            referring.cancel()
+            spent = time.process_time() - started - sum(times)
             if running.done():
                 running.result()
             after = replace(counts)
@@ -366,6 +393,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
         "partsPerSequence": round((after.parts - before.parts) / finished, 1) if finished else None,
         "processorMicrosecondsPerSequence": round(spent / finished * 1e6, 1) if finished else None,
         "withoutIdleMicroseconds": round((spent - idle * seconds) / finished * 1e6, 1) if finished else None,
+        "slowdown": round(statistics.median(times) / rest, 2),
         "processorShare": round(spent / seconds, 3),
         "idleShare": round(idle, 4),
         "runningSequences": loop.coordinator.running,
@@ -424,13 +452,13 @@ def main() -> None:
         held = memory(64, 128, 32_000, Path(folder))
     os.environ |= INLINE_ANSWERS  # as in a run
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    idle = idle_share(IDLE_SECONDS)
+    idle, rest = idle_share(IDLE_SECONDS), min(reference() for _ in range(1_000))
     results = []
     for tokens in arguments.tokens:
         # A sequence takes about 10 seconds of real time, on a clock that is faster accordingly.
         load = Load(tokens, tokens / TOKENS_PER_SECOND / 10.0, arguments.replicas, arguments.slots)
         with tempfile.TemporaryDirectory(prefix="driver-") as folder:
-            results.append(asyncio.run(run(load, Path(folder), 15.0, arguments.seconds, idle)))
+            results.append(asyncio.run(run(load, Path(folder), 15.0, arguments.seconds, idle, rest)))
             print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps({"processor": results, "memory": held}, indent=2))
 
