@@ -145,7 +145,12 @@ def test_a_config_map_that_somebody_made_immutable_is_created_again(live_trainin
     first = live_training.get("configmaps", "demo-control")["metadata"]["uid"]
     live_training.patch(live_training.path("configmaps", "demo-control"), {"immutable": True})
     live_training.scale(3)
-    live_training.until(lambda: live_training.control["rolloutNodes"] == 3, "the trainer gets the size")
+
+    def has_size() -> bool:  # the operator deletes the object before it creates another
+        made = live_training.find("configmaps", "demo-control")
+        return made is not None and json.loads(made["data"]["control.json"])["rolloutNodes"] == 3
+
+    live_training.until(has_size, "the trainer gets the size")
     assert live_training.get("configmaps", "demo-control")["metadata"]["uid"] != first
     live_training.until_pods("rollout", 3)
 
