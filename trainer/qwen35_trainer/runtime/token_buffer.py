@@ -86,7 +86,8 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
 class TokenBuffer:
     """The tokens of one sequence, to which new tokens are appended in parts.
 
-    The buffer takes 8 bytes per token and about 400 bytes per part. Candidates, the tokens that truncated sampling could have drawn at each position, take further memory. Parts are joined only when the tokens are read, because growing one
+    The buffer takes 8 bytes per token and about 400 bytes per part. Candidates, the tokens that truncated sampling could
+    have drawn at each position, take further memory. Parts are joined only when the tokens are read, because growing one
     array would copy each token several times. There are few parts, because a long sequence reports new tokens only when
     they are at least a certain share of its earlier tokens (`rollout_worker.PROGRESS_SHARE`).
     """
@@ -106,8 +107,9 @@ class TokenBuffer:
     def append(self, tokens: TokenRows, versions: Iterable[VersionRun], candidates: Candidates | None = None) -> int:
         """Append a copy of `tokens`. Returns the number of all tokens in the buffer.
 
-        versions: the versions of the weights that computed `tokens`. candidates: for each of `tokens`, the tokens that truncated sampling could have drawn in its place, which are
-        copied too; None: sampling was not truncated, so it could have drawn any token of the vocabulary.
+        versions: the versions of the weights that computed `tokens`. candidates: for each of `tokens`, the tokens that
+        truncated sampling could have drawn in its place, which are copied too; None: sampling was not truncated, so it
+        could have drawn any token of the vocabulary.
         """
         ids, log_probs = tokens
         copied = None if candidates is None else candidates.copy()
