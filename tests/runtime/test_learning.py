@@ -58,7 +58,7 @@ def test_the_example_learns_with_vllm_that_takes_turns_with_the_trainer(command,
     """Two processes for one device: vLLM and a train rank."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     turns = ["mode=Colocated", 'async={"batchesPerPublication": 1}']
-    _learns(command, tmp_path, updates=300, example="tiny-grpo-vllm.yaml", changes=turns)
+    _learns(command, tmp_path, updates=200, example="tiny-grpo-vllm.yaml", changes=turns)
 
 
 def _learns(
