@@ -154,7 +154,7 @@ def test_a_row_of_responses_of_one_token_has_nothing_that_continues_a_prompt(
     sequences = [tokens(lengths[leader], seed=leader) for leader in leaders]
     shared = SharedPrompts.of(lengths, lengths, leaders)
     assert shared is not None
-    assert not shared.continues
+    assert shared.prompts == (None, None)
     inputs = ModelInput.of_text(sequences, packed=True, device="cpu").sharing(shared)
     assert inputs.tokens.numel() == 73
     model, library = adapt(make_model(experts=experts)), make_model(experts=experts)
