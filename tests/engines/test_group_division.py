@@ -91,6 +91,14 @@ def test_one_group_is_divided_over_ranks_that_would_wait_for_it() -> None:
     assert [[len(part) for part in share] for share in planned] == [[2], [2]]
 
 
+def test_a_prompt_longer_than_the_equal_share_of_a_rank_is_shared() -> None:
+    """With a rank for each sample, every rank would compute two prompts, and two ranks without work are better."""
+    batch = batch_of([(40, [2, 2, 2, 2])] * 2)
+    planned = division(4, max_tokens=200).micro_batches(batch, np.arange(8))
+    assert sorted(tokens_of(batch, part) for share in planned for part in share if len(part)) == [48, 48]
+    assert division(4, max_tokens=200).saved_tokens(batch, np.arange(8)) == 2 * 3 * 40
+
+
 def test_a_prompt_above_the_budget_shares_nothing() -> None:
     batch = batch_of([(50, [3, 2])])
     [share] = division(1, max_tokens=40).micro_batches(batch, np.arange(2))

@@ -142,6 +142,36 @@ def test_a_prompts_token_counts_in_the_losses_of_routers_once_for_each_of_its_se
             compare(name, own.grad, theirs.grad)
 
 
+@EXPERTS
+@pytest.mark.parametrize("with_kernels", [False, True], ids=["split", "kernels"])
+def test_a_row_of_responses_of_one_token_has_nothing_that_continues_a_prompt(
+    make_model, tokens, monkeypatch, experts, with_kernels
+):
+    """The last token of each prompt predicts every response to it."""
+    if with_kernels:
+        kernels_stand_in.install(monkeypatch)
+    lengths, leaders, targets = [70, 70, 3, 3], [0, 0, 2, 2], torch.tensor([4, 5, 6, 4])
+    sequences = [tokens(lengths[leader], seed=leader) for leader in leaders]
+    shared = SharedPrompts.of(lengths, lengths, leaders)
+    assert shared is not None
+    assert shared.prompts == (None, None)
+    inputs = ModelInput.of_text(sequences, packed=True, device="cpu").sharing(shared)
+    assert inputs.tokens.numel() == 73
+    model, library = adapt(make_model(experts=experts)), make_model(experts=experts)
+    expected = torch.stack(
+        [
+            library(input_ids=sequence[None], use_cache=False).logits[0, -1].log_softmax(-1)[target]
+            for sequence, target in zip(sequences, targets, strict=True)
+        ]
+    )
+    scores = model(inputs, shared.places[torch.tensor(lengths).cumsum(0) - 1], targets)
+    torch.testing.assert_close(scores.log_probs, expected.detach(), atol=1e-5, rtol=1e-5)
+    (scores.log_probs * weights(4)).sum().backward()
+    (expected * weights(4)).sum().backward()
+    for (name, own), theirs in zip(model.named_parameters(), library.parameters(), strict=True):
+        compare(name, own.grad, theirs.grad)
+
+
 def test_the_row_of_the_docstring() -> None:
     shared = SharedPrompts.of([4, 4, 2], [7, 6, 3], [0, 0, 2])
     assert shared is not None

@@ -6,7 +6,8 @@
     micro     as many parts as fit; a prompt counts once for each part
 
 A part is computed by one rank in one micro-batch. A group that fits into a micro-batch is one part, unless it has more
-tokens than an equal share of a rank: then it is divided further, so that no rank waits for it.
+tokens than an equal share of a rank: then it is divided further, so that no rank waits for it. Every part computes the prompt
+again, so a group whose responses are shorter than its prompt stays whole.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class GroupParts:
                 count = -(-len(own) // min(sequences, -(-len(group) // ranks)))
                 samples += np.array_split(own, count)
             else:
-                room = min(max_tokens, -(-total // ranks)) - int(prompts[first[number]])
+                prompt = int(prompts[first[number]])
+                room = min(max_tokens, max(-(-total // ranks), 2 * prompt)) - prompt
                 samples += first_fit(responses, own, max(0, room))
         tokens = [int(prompts[part[0]] + responses[part].sum()) for part in samples]
         return cls(samples, np.array(tokens, dtype=np.int64), sequences, max_tokens)

@@ -145,7 +145,7 @@ def _layout(model: HFModule, inputs: ModelInput, hidden: Tensor, context_group: 
     cos, sin = text_model(model).rotary_emb(hidden, positions[..., 1:].movedim(-1, 0))
     if inputs.boundaries is None:
         return SequenceLayout(cos, sin, context_group=context_group)
-    if inputs.shared is not None:
+    if inputs.shared is not None and inputs.shared.continues:
         prompts = PromptLayout.of(inputs.shared, text_config(model).linear_conv_kernel_dim, hidden.device)
         longest = max(inputs.shared.lengths)
         return SequenceLayout(cos, sin, inputs.boundaries, longest, context_group=context_group, prompts=prompts)

@@ -40,8 +40,8 @@ class SequenceLayout:
     membership: Membership | None = None
     """The sequence of each token, for the losses of routers; None: these losses are not computed."""
     prompts: PromptLayout | None = None
-    """The segments of a packed row in which sequences share prompts. `boundaries` are then those of the segments, and mixers
-    do not use `split`. None: no sequences share a prompt."""
+    """The segments of a packed row in which segments continue a prompt. `boundaries` are then those of the segments, and mixers
+    do not use `split`. None: every segment begins a sequence."""
 
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Apply `mix` so that no sequence affects the result of another one.

@@ -98,6 +98,14 @@ class SharedPrompts:
                 table[sequence, prompt] = 1
         return table
 
+    @property
+    def continues(self) -> bool:
+        """Whether any segment continues a prompt.
+
+        The result is False if every response to a shared prompt has one token, which no token after it needs as an input.
+        """
+        return any(prompt is not None for prompt in self.prompts)
+
     def padded(self, missing: int) -> SharedPrompts:
         """Return the same segments, and one more with `missing` tokens, which belongs to no sequence."""
         return replace(self, lengths=(*self.lengths, missing), prompts=(*self.prompts, None))
@@ -141,7 +149,7 @@ class CutRow:
 
 @dataclass(frozen=True, eq=False)
 class PromptLayout:
-    """The places at which the mixers of a forward pass find the tokens of a row with shared prompts.
+    """The places at which the mixers of a forward pass find the tokens of a row in which segments continue a prompt.
 
     W: width of the convolution.
     """
