@@ -184,6 +184,16 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         running.kill()
 
 
+@pytest.fixture(autouse=True)
+def _no_run_outlives_its_test(command: Command) -> Iterator[None]:
+    """A run whose test has failed would take processor time from all later tests."""
+    before = len(command.started)
+    yield
+    for running in command.started[before:]:
+        if running.process.poll() is None:
+            running.kill()
+
+
 @pytest.fixture(scope="session")
 def _local_room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from .local import Local  # imports torch
