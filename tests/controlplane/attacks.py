@@ -22,8 +22,9 @@ type Act = Callable[[LiveTraining], object]
 type Kind = Literal["spec", "metadata", "report", "child", "foreign", "loop"]
 
 DOMAIN = "rl.qwen35.io"
-OTHER = "neighbour-0"
-"""Name of a training of another tenant, in another namespace."""
+NEIGHBOURS = ("neighbour-0", "neighbour-1")
+"""Names of the trainings of another tenant, in another namespace."""
+OTHER = NEIGHBOURS[0]
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b]52;c;ZWNobw==\x07\x9b31m\u202egnp.exe"
 """Renames the window of a terminal, clears it, writes to the clipboard, colours text, and reverses text."""
 WORST_PATTERN = r"(\w\w?){400}needle"
@@ -139,9 +140,9 @@ def write(text: str) -> Act:
     return lambda own: own.write(text)
 
 
-def report(**fields: Any) -> Act:
+def report(state: str = "Running", **fields: Any) -> Act:
     """Report these fields as the trainer."""
-    return lambda own: own.report(**fields)
+    return lambda own: own.report(state, **fields)
 
 
 def after_another(*acts: Act) -> Act:
@@ -498,7 +499,7 @@ METADATA = (
         Harmless(keeps_queue_labels_only, "its RayJob has no such label"),
     ),
     Attack(
-        "annotations of 200 kilobytes",
+        "long annotations",
         "metadata",
         create(
             metadata={"annotations": {f"{DOMAIN}/{name}": "x" * 60_000 for name in ("retry", "update", "force-start")}}
@@ -506,7 +507,11 @@ METADATA = (
         STARTS,
     ),
     Attack(
-        "name of a neighbour", "metadata", create(), Harmless(is_nowhere_else, "only its own namespace"), named=OTHER
+        "name of a neighbour",
+        "metadata",
+        create(),
+        Harmless(is_nowhere_else, "only its own namespace"),
+        named=NEIGHBOURS[1],
     ),
     Attack(
         "finalizer that nobody removes",

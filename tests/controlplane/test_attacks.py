@@ -19,7 +19,7 @@ from qwen35_operator.console.screen import draw
 from qwen35_operator.console.training_view import TrainingView
 from qwen35_operator.status.times import at
 from tests.controlplane import chart_release
-from tests.controlplane.attacks import ATTACKS, OTHER, Attack, RefusedByServer, Reported
+from tests.controlplane.attacks import ATTACKS, NEIGHBOURS, OTHER, Attack, RefusedByServer, Reported
 from tests.controlplane.conftest import fresh_namespace
 from tests.controlplane.live_training import CHILDREN, LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
@@ -143,8 +143,7 @@ def named(attack: Attack) -> Iterator[None]:
 def neighbourhood(world: StoryPlace, operator: OperatorProcess | VirtualOperator) -> Iterator[Neighbourhood]:
     """Two healthy trainings in a namespace of their own."""
     with fresh_namespace(world.plane, f"others-{secrets.token_hex(4)}") as other:
-        names = (OTHER, "neighbour-1")
-        yield Neighbourhood(operator, [LiveTraining(world.plane, other, name) for name in names])
+        yield Neighbourhood(operator, [LiveTraining(world.plane, other, name) for name in NEIGHBOURS])
 
 
 def attack_all(attacks: list[Attack], live_training: LiveTraining, neighbourhood: Neighbourhood) -> None:
@@ -166,6 +165,8 @@ def attack_all(attacks: list[Attack], live_training: LiveTraining, neighbourhood
                 assert [attempt["number"] for attempt in victim.attempts] == [1]
             elif own.find("qwen35trainings", own.name) is not None:
                 own.delete()
+    pods = f"{live_training.path('pods', None)}?labelSelector=rl.qwen35.io/training={OTHER}"
+    plane.api.request("DELETE", pods)
 
 
 def test_at_least_forty_attacks_are_tried_on_both_and_each_has_a_name() -> None:
