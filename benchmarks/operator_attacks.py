@@ -45,7 +45,7 @@ ATTACKER = "attacker"
 MAX_RATIO = 1.2
 VICTIM = "victim"
 """Name of the training that some attacks share."""
-KEPT = {VICTIM, f"{VICTIM}-1", *(f"{VICTIM}-{part}" for part in ("config", "progress", "history", "control"))}
+VICTIM_OBJECTS = {VICTIM, f"{VICTIM}-1", *(f"{VICTIM}-{part}" for part in ("config", "progress", "history", "control"))}
 """Names of its objects."""
 WORKERS = 8
 """Attacks that may run at the same time: some wait for what the operator creates."""
@@ -108,7 +108,7 @@ class Attacker:
         """Delete everything but the shared training, so that each round begins alike."""
         for kind in (TRAINING, RAY_JOB, CONFIG_MAP, POD):
             names = {item["metadata"]["name"] for item in self.plane.api.get(kind.path(ATTACKER))["items"]}
-            for name in names - KEPT:
+            for name in names - VICTIM_OBJECTS:
                 self._delete(kind.path(ATTACKER, name))
 
     def _delete(self, path: str) -> None:

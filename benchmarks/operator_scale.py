@@ -162,9 +162,9 @@ async def _idle(bed: Bed, seconds: float) -> Json:
 
 
 async def events(bed: Bed, count: int, per_second: float = EVENTS_PER_SECOND, first: int = 1) -> Json:
-    """Every event is of another training than the one before, and of a checkpoint that its training has not had.
+    """Measure how long events take to reach the status.
 
-    first: number of the first checkpoint.
+    Every event is of another training than the one before, and of a checkpoint that its training has not had. first: number of the first checkpoint.
     """
     before, seen = bed.look(), bed.seen
     answered: dict[int, float] = {}
@@ -214,7 +214,7 @@ def training(name: str) -> Json:
 
 
 async def save(seen: Observer, training: str, update: int) -> None:
-    """The trainer's report after this checkpoint. It names no RayCluster: without KubeRay the RayJob has none."""
+    """Send the trainer's report after this checkpoint. It names no RayCluster: without KubeRay the RayJob has none."""
     now = time.time()
     saved = CheckpointReport(uri=f"/run/checkpoints/{update}", update=update, time=now)
     report = ProgressReport(attempt=1, cluster="", state="Running", time=now, phase="training", checkpoint=saved)

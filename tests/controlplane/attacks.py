@@ -1,9 +1,9 @@
-"""What a hostile tenant tries on the operator, and what must come of each attack.
+"""What a hostile tenant tries on the operator, and the expected outcome of each attack.
 
     attack.act ─► the tenant creates or changes objects of its own namespace
     attack.outcome ─┬─ RefusedByServer   the API server refuses the request: its schema, or the chart's policy
                     ├─ Reported          the operator refuses the training, or reports the fault, in a condition
-                    └─ Harmless          nothing comes of it, and the check holds
+                    └─ Harmless          the attack has no effect, and the check holds
 
 Attacks on a running training share one, which must continue after each attack. All others bring a training of their own.
 `test_attacks.py` and `benchmarks/operator_attacks.py` read this table.
@@ -50,7 +50,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Harmless:
-    """Nothing comes of it: this holds soon."""
+    """The attack has no effect: this holds soon."""
 
     holds: Act
     what: str
@@ -227,7 +227,7 @@ def levels(count: int) -> Document:
     return document
 
 
-# What must come of it.
+# Expected outcomes.
 
 
 def invalid(words: str) -> Reported:

@@ -78,14 +78,14 @@ class Neighbourhood:
 
 def children(training: LiveTraining) -> dict[str, Any]:
     """Every object of a training, with what changes when somebody changes it."""
-    found = {}
+    marks = {}
     for plural in {*CHILDREN, *OWN_WRITERS}:
         for item in training.mine(plural):
             metadata = item["metadata"]
             own = plural in OWN_WRITERS or metadata["name"] == f"{training.name}-progress"
             mark = metadata.get("generation") if plural != "pods" else None
-            found[f"{plural}/{metadata['name']}"] = metadata["uid"], mark if own else metadata["resourceVersion"]
-    return found
+            marks[f"{plural}/{metadata['name']}"] = metadata["uid"], mark if own else metadata["resourceVersion"]
+    return marks
 
 
 def begin(training: LiveTraining) -> None:

@@ -102,7 +102,7 @@ def _config_map(raw: KubeObject) -> Child:
 def _last_written(raw: KubeObject, key: str) -> datetime | None:
     """Return when the field `key` of a ConfigMap's `data` was last written; None if managedFields does not contain the time.
 
-    Whoever may patch the ConfigMap, as the trainer may, can also write managedFields, with times that Python cannot
+    Users who may patch the ConfigMap, as the trainer may, can also write managedFields, with times that Python cannot
     represent.
     """
     times = []

@@ -298,7 +298,7 @@ def test_a_report_was_written_when_the_newest_owner_of_its_key_wrote() -> None:
 
 
 def test_times_that_somebody_made_up_do_not_hide_a_report() -> None:
-    """Whoever may patch an object may also patch managedFields; the API server accepts any year from 0000 to 9999."""
+    """Users who may patch an object may also patch managedFields; the API server accepts any year from 0000 to 9999."""
     fields = [written("progress.json", "0000-01-01T00:00:00Z"), written("progress.json", "2026-01-01T01:00:00Z")]
     body = raw_objects.config_map(data={"progress.json": "x"}, managedFields=fields)
     assert object_parsing.record(CONFIG_MAP, body).written == at(1)
