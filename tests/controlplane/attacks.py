@@ -176,7 +176,9 @@ def made_up_time(own: LiveTraining) -> None:
     path = own.path("configmaps", f"{own.name}-progress")
     entries = own.plane.api.get(path)["metadata"]["managedFields"]
     entries = [entry | {"time": "0000-06-01T00:00:00Z"} for entry in entries]
-    own.patch(path, {"metadata": {"managedFields": entries}})
+    # The API server takes back a change of nothing but times, and gives the present one to who changes data.
+    change = {"metadata": {"managedFields": entries}, "data": {"more": "x"}}
+    own.patch(f"{path}?fieldManager=somebody", change)
 
 
 def fails_with(message: str) -> Act:
@@ -348,7 +350,7 @@ SPECS = (
     Attack("a million letters", "spec", pods({"spec": {"hostAliases": "x" * 1_000_000}}), invalid("bytes as JSON")),
     Attack("nested 90 times", "spec", pods({"spec": {"dnsConfig": levels(90)}}), invalid("levels of objects")),
     Attack("nested 200 times", "spec", pods({"spec": {"dnsConfig": levels(200)}}), invalid("levels of objects")),
-    Attack("nested 5,000 times", "spec", create_nested(5000), invalid("levels of objects"), real_only=True),
+    Attack("nested 1,000 times", "spec", create_nested(1000), invalid("levels of objects"), real_only=True),
     Attack("network of the host", "spec", pods({"spec": {"hostNetwork": True}}), invalid("train.spec.hostNetwork")),
     Attack(
         "account of others", "spec", pods({"spec": {"serviceAccountName": "admin"}}), invalid("spec.serviceAccountName")
@@ -600,13 +602,15 @@ CHILDREN = tuple(
         Attack(
             "job with long annotations",
             "child",
-            patch("rayjobs", "{own}-1", {"metadata": {"annotations": {f"{DOMAIN}/update": "x" * 200_000}}}),
-            RUNS,
-        ),
-        Attack(
-            "job with a long version",
-            "child",
-            patch("rayjobs", "{own}-1", {"spec": {"rayClusterSpec": {"rayVersion": "9" * 1000}}}),
+            patch(
+                "rayjobs",
+                "{own}-1",
+                {
+                    "metadata": {
+                        "annotations": {f"{DOMAIN}/{part}": "x" * 80_000 for part in ("update", "image", "hash")}
+                    }
+                },
+            ),
             RUNS,
         ),
     )
