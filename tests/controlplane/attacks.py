@@ -176,7 +176,7 @@ def made_up_time(own: LiveTraining) -> None:
     path = own.path("configmaps", f"{own.name}-progress")
     entries = own.plane.api.get(path)["metadata"]["managedFields"]
     entries = [entry | {"time": "0000-06-01T00:00:00Z"} for entry in entries]
-    # The API server takes back a change of nothing but times, and gives the present one to who changes data.
+    # The API server undoes a change of nothing but times. Another manager, which changes data too, gets the present time.
     change = {"metadata": {"managedFields": entries}, "data": {"more": "x"}}
     own.patch(f"{path}?fieldManager=somebody", change)
 
@@ -292,7 +292,7 @@ def is_kept(own: LiveTraining) -> bool:
     return True
 
 
-OPEN = {"spec": {"ingress": [{}], "egress": [{}], "podSelector": {}}}
+OPEN: Document = {"spec": {"ingress": [{}], "egress": [{}], "podSelector": {}}}
 ANYTHING = {"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
 LABELLED = {"labels": {f"{DOMAIN}/training": OTHER}}
 POD = {
