@@ -125,7 +125,7 @@ lint: setup $(LOCKED)
 	mypy
 	mypy tools examples --exclude tools/language
 	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
-	mypy --explicit-package-bases tools/demo_cluster.py benchmarks/cluster.py benchmarks/operator_scale.py \
+	mypy --explicit-package-bases tools/demo_cluster.py benchmarks/cluster.py benchmarks/operator_scale.py benchmarks/operator_attacks.py \
 	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py \
 	    benchmarks/numerics.py benchmarks/export.py benchmarks/refusals.py benchmarks/driver.py benchmarks/batch_memory.py \
 	    benchmarks/generation.py benchmarks/weight_sync.py benchmarks/weight_plan.py benchmarks/weight_changes.py \
@@ -177,6 +177,7 @@ benchmark: setup
 
 benchmark-operator: setup testbed
 	python -m benchmarks.operator_scale
+	python -m benchmarks.operator_attacks
 
 clean:
 	rm -rf $(VENV) $(DOCS_VENV) $(OLDEST_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

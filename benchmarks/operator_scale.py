@@ -109,11 +109,11 @@ async def _measure(plane: ControlPlane, size: int, options: argparse.Namespace) 
     async with observing(plane.api, TRAINING.path(NAMESPACE), RAY_JOB.path(NAMESPACE)) as seen:
         bed = Bed(plane, operator, seen, size)
         phases: dict[str, Callable[[], Awaitable[Json]]] = {
-            "create": lambda: _create(bed),
-            "run": lambda: _run(bed),
+            "create": lambda: create(bed),
+            "run": lambda: run(bed),
             "settle": lambda: _settle(bed),
             "idle": lambda: _idle(bed, options.idle_seconds),
-            "events": lambda: _events(bed, round(EVENTS_PER_SECOND * options.event_seconds)),
+            "events": lambda: events(bed, round(EVENTS_PER_SECOND * options.event_seconds)),
             "apply": lambda: _apply(bed, options.pairs),
         }
         measured = {}
@@ -123,18 +123,18 @@ async def _measure(plane: ControlPlane, size: int, options: argparse.Namespace) 
     return measured
 
 
-async def _create(bed: Bed) -> Json:
+async def create(bed: Bed) -> Json:
     await asyncio.to_thread(bed.operator.start)
     before, seen = bed.look(), bed.seen
-    await each(bed.size, lambda number: seen.request("POST", seen.trainings, _training(f"t{number}")))
+    await each(bed.size, lambda number: seen.request("POST", seen.trainings, training(f"t{number}")))
     posted = time.monotonic() - before.at
     await until(lambda: len(seen.added) == len(seen.states) == bed.size, "every training has a RayJob and a state")
     return bed.look().since(before, bed.size) | {"postedSeconds": round(posted, 2)}
 
 
-async def _run(bed: Bed) -> Json:
+async def run(bed: Bed) -> Json:
     before, seen = bed.look(), bed.seen
-    await each(bed.size, lambda number: _save(seen, f"t{number}", 0))
+    await each(bed.size, lambda number: save(seen, f"t{number}", 0))
     await until(lambda: all(state == "Running" for state in seen.states.values()), "every training is Running")
     return bed.look().since(before, bed.size)
 
@@ -161,20 +161,23 @@ async def _idle(bed: Bed, seconds: float) -> Json:
     return passed | {"requestsPerMinutePerTraining": round(passed["requestsPerTraining"] * 60 / passed["seconds"], 4)}
 
 
-async def _events(bed: Bed, count: int) -> Json:
-    """Every event is of another training than the one before, and of a checkpoint that its training has not had."""
+async def events(bed: Bed, count: int, per_second: float = EVENTS_PER_SECOND, first: int = 1) -> Json:
+    """Measure how long events take to reach the status.
+
+    Every event is of another training than the one before, and of a checkpoint that its training has not had. first: number of the first checkpoint.
+    """
     before, seen = bed.look(), bed.seen
     answered: dict[int, float] = {}
 
     async def event(number: int) -> None:
-        await _save(seen, f"t{number % bed.size}", 1 + number)
+        await save(seen, f"t{number % bed.size}", first + number)
         answered[number] = time.monotonic()
 
     def shown(number: int) -> float | None:
         """A later checkpoint of the training shows that this one was seen too."""
-        return next((at for at, update in seen.saved[f"t{number % bed.size}"] if update >= 1 + number), None)
+        return next((at for at, update in seen.saved[f"t{number % bed.size}"] if update >= first + number), None)
 
-    await paced(count, EVENTS_PER_SECOND, event)
+    await paced(count, per_second, event)
     await until(lambda: all(shown(number) is not None for number in range(count)), "every event is in a status")
     latencies = [max(0.0, (shown(number) or 0.0) - at) for number, at in answered.items()]
     return bed.look().since(before, bed.size) | spread(latencies)
@@ -192,7 +195,7 @@ async def _apply(bed: Bed, pairs: int) -> Json:
         return seen.added[job] - sent
 
     for number in range(pairs):
-        through.append(await one(seen.trainings, _training(f"applied{number}"), f"applied{number}-1"))
+        through.append(await one(seen.trainings, training(f"applied{number}"), f"applied{number}-1"))
         job = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": f"bare{number}"}, "spec": spec}
         bare.append(await one(seen.jobs, job, f"bare{number}"))
     ours, alone = spread(through), spread(bare)
@@ -206,15 +209,15 @@ def _example() -> Json:
     return document
 
 
-def _training(name: str) -> Json:
+def training(name: str) -> Json:
     return _example() | {"metadata": {"name": name}}
 
 
-async def _save(seen: Observer, training: str, update: int) -> None:
-    """The trainer's report after this checkpoint."""
+async def save(seen: Observer, training: str, update: int) -> None:
+    """Send the trainer's report after this checkpoint. It names no RayCluster: without KubeRay the RayJob has none."""
     now = time.time()
     saved = CheckpointReport(uri=f"/run/checkpoints/{update}", update=update, time=now)
-    report = ProgressReport(attempt=1, state="Running", time=now, phase="training", checkpoint=saved)
+    report = ProgressReport(attempt=1, cluster="", state="Running", time=now, phase="training", checkpoint=saved)
     body = {"data": {PROGRESS_KEY: report.model_dump_json(exclude_none=True)}}
     await seen.request("PATCH", CONFIG_MAP.path(NAMESPACE, progress_name(training)), body, MERGE_PATCH)
 

@@ -1,6 +1,7 @@
 """What one side writes, the other reads; anything else is refused with the name of the key and the place."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from qwen35_trainer.contract.message import MAX_MESSAGE_BYTES
 
 counts = st.integers(0, 2**63 - 1)
 numbers = st.floats(0, 1e12, allow_nan=False)
+times = st.floats(0, 2.5e11, allow_nan=False)
 words = st.text(min_size=1, max_size=64)
 controls = st.builds(
     Control,
@@ -43,15 +45,15 @@ reports = st.builds(
     ProgressReport,
     attempt=st.integers(1, 10_000),
     state=st.sampled_from(["Running", "Succeeded", "Stopped", "Failed"]),
-    time=numbers,
+    time=times,
     stopAcknowledged=st.none() | words,
     reason=st.none() | words,
     message=words,
     update=counts,
     updates=st.none() | counts,
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
-    checkpoint=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
-    export=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
+    checkpoint=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=times),
+    export=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=times),
     replicas=st.lists(
         st.builds(ReplicaReport, pods=st.tuples(words), idle=st.floats(0, 1), drained=st.none() | st.booleans()),
         max_size=3,
@@ -97,6 +99,14 @@ def test_a_refusal_names_key_and_place(text, expected):
         parse_control(text)
     assert str(caught.value).startswith("control.json is not a Control: ")
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("time", ["1e12", "1e300", "253402300800", "1e999"])
+def test_a_time_that_no_status_can_contain_is_refused(time):
+    with pytest.raises(ContractError, match=r"time: |Invalid JSON"):
+        parse_progress(f'{{"attempt": 1, "state": "Running", "time": {time}}}')
+    last = parse_progress('{"attempt": 1, "state": "Running", "time": 253402300799}').time
+    assert datetime.fromtimestamp(last, UTC).year == 9999
 
 
 def test_a_message_of_absurd_length_is_not_even_parsed():

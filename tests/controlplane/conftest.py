@@ -12,6 +12,7 @@ from the tests after it.
 import secrets
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 from tests.controlplane import operator_process, scripted_trainer
 from tests.controlplane.in_process import operators
-from tests.controlplane.live_training import LiveTraining
+from tests.controlplane.live_training import LiveTraining, Plane
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.scenarios import LIFE, SCENARIOS
 from tests.controlplane.story_place import StoryPlace
@@ -94,17 +95,22 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 @pytest.fixture
 def namespace(world: StoryPlace) -> Iterator[str]:
     """A fresh namespace that takes pods. What makes pods is deleted at the end."""
-    name = f"test-{secrets.token_hex(4)}"
-    world.plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
-    control_plane = world.plane
-    if not isinstance(control_plane, ControlPlane):
+    with fresh_namespace(world.plane, f"test-{secrets.token_hex(4)}") as name:
+        yield name
+
+
+@contextmanager
+def fresh_namespace(plane: Plane, name: str) -> Iterator[str]:
+    """A new namespace that takes pods. What makes pods is deleted at the end."""
+    plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
+    if not isinstance(plane, ControlPlane):
         yield name
         return
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     # Its watches back off for up to a minute when the API server has been away.
-    control_plane.processes.wait("kube-controller-manager", lambda: control_plane.api.exists(account))
+    plane.processes.wait("kube-controller-manager", lambda: plane.api.exists(account))
     yield name
-    clear(control_plane, name)
+    clear(plane, name)
 
 
 @pytest.fixture(scope="package")

@@ -480,7 +480,7 @@ CASES = {
     "rule pattern that needs too much memory": (
         {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "((\\pL{1,1000}){1,1000})"}]},
         "spec.failurePolicy.rules[0].onMessagePattern",
-        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "\\pL{1,10}"}]},
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "\\pL{1,3}"}]},
     ),
 }
 

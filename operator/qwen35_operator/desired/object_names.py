@@ -45,6 +45,8 @@ HISTORY = "history"
 MAX_NAME_LENGTH = 40
 """Maximum length of a training's name, in characters. KubeRay allows 47 characters in the name of a RayJob, which
 consists of the training's name, a dash, and the number of the attempt with at most six digits."""
+MAX_ATTEMPT_NUMBER = 999_999
+"""Maximum number of an attempt: see MAX_NAME_LENGTH."""
 
 
 def labels(training: str, component: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -26,6 +27,13 @@ from qwen35_trainer.contract.shared_names import CONTROL_KEY, PROGRESS_KEY
 RAY_CONTAINER: Final = "ray"
 MAX_MESSAGE_CHARACTERS: Final = 512
 """Maximum length of a message of a pod or a cluster; longer messages are cut."""
+MAX_JOB_MESSAGE_CHARACTERS: Final = 4096
+"""The same for a RayJob, whose message can contain the end of the trainer's log."""
+MAX_IMAGE_CHARACTERS, MAX_VERSION_CHARACTERS, MAX_REQUEST_CHARACTERS = 1024, 64, 253
+"""Maximum lengths in a status (ReleaseStatus). A RayJob may have longer texts if somebody has edited it; they are cut."""
+MAX_HASH_CHARACTERS: Final = 64
+"""Maximum length of a hash; those of the operator have 16 characters. An annotation may have 256 KiB, and each object with the
+operator's label has a record."""
 POOLS: Final[Mapping[str, PodPool]] = {"head": "head", "rollout": "rollout", "train": "train"}
 DISRUPTION_REASONS: Final = {
     "PreemptionByScheduler": "Preempted",
@@ -77,7 +85,7 @@ def _child(kind: str, raw: KubeObject) -> dict[str, Any]:
         "uid": metadata["uid"],
         "version": metadata["resourceVersion"],
         "owner": None if owner is None else owner["uid"],
-        "hash": metadata.get("annotations", {}).get(object_names.HASH),
+        "hash": _annotation(raw, object_names.HASH)[:MAX_HASH_CHARACTERS] or None,
         "deleting": _time(metadata.get("deletionTimestamp")),
     }
 
@@ -86,10 +94,29 @@ def _config_map(raw: KubeObject) -> Child:
     name, data = str(raw["metadata"]["name"]), raw.get("data") or {}
     for suffix, key in (("-progress", PROGRESS_KEY), ("-control", CONTROL_KEY)):
         if name.endswith(suffix):
-            times = [entry.get("time") for entry in raw["metadata"].get("managedFields", ()) if _owns(entry, key)]
-            written = max((parse_time(text) for text in times if text), default=None)
+            written = _last_written(raw, key)
             return MessageConfigMap(**_child(CONFIG_MAP.name, raw), text=_bounded(data.get(key)), written=written)
     return Child(**_child(CONFIG_MAP.name, raw))
+
+
+def _last_written(raw: KubeObject, key: str) -> datetime | None:
+    """Return when the field `key` of a ConfigMap's `data` was last written; None if managedFields does not contain the time.
+
+    Users who may patch the ConfigMap, as the trainer may, can also write managedFields, with times that Python cannot
+    represent.
+    """
+    times = []
+    for entry in raw["metadata"].get("managedFields", ()):
+        if _owns(entry, key) and entry.get("time"):
+            with suppress(ValueError):
+                times.append(parse_time(entry["time"]))
+    return max(times, default=None)
+
+
+def _annotation(raw: KubeObject, name: str) -> str:
+    """Return the value of an annotation; empty if the object does not have it."""
+    value: str = raw["metadata"].get("annotations", {}).get(name, "")
+    return value
 
 
 def _bounded(text: str | None) -> bytes | None:
@@ -107,30 +134,34 @@ def _job(raw: KubeObject) -> RayJob:
         **_child(RAY_JOB.name, raw),
         training=training_of(raw),
         attempt=_attempt(raw),
-        spec_hash=metadata.get("annotations", {}).get(object_names.SPEC_HASH, ""),
+        spec_hash=_annotation(raw, object_names.SPEC_HASH)[:MAX_HASH_CHARACTERS],
         created=parse_time(metadata["creationTimestamp"]),
         suspended=bool(raw.get("spec", {}).get("suspend")),
         deployment=sys.intern(status.get("jobDeploymentStatus", "")),
         status=sys.intern(status.get("jobStatus", "")),
-        reason=status.get("reason", ""),
-        message=status.get("message", ""),
+        reason=status.get("reason", "")[:MAX_MESSAGE_CHARACTERS],
+        message=status.get("message", "")[:MAX_JOB_MESSAGE_CHARACTERS],
         cluster=status.get("rayClusterName", ""),
         queued=QUEUE_LABEL in metadata.get("labels", {}),
         rollout_nodes=_rollout_nodes(raw),
         image=_image(raw),
-        image_reference=sys.intern(metadata.get("annotations", {}).get(object_names.IMAGE, "")),
-        ray_version=sys.intern(str((raw.get("spec", {}).get("rayClusterSpec") or {}).get("rayVersion") or "")),
-        update_request=metadata.get("annotations", {}).get(object_names.UPDATE, ""),
+        image_reference=sys.intern(_annotation(raw, object_names.IMAGE)[:MAX_IMAGE_CHARACTERS]),
+        ray_version=sys.intern(_ray_version(raw)),
+        update_request=_annotation(raw, object_names.UPDATE)[:MAX_REQUEST_CHARACTERS],
     )
+
+
+def _ray_version(raw: KubeObject) -> str:
+    version = (raw.get("spec", {}).get("rayClusterSpec") or {}).get("rayVersion")
+    return str(version or "")[:MAX_VERSION_CHARACTERS]
 
 
 def _image(raw: KubeObject) -> str:
     """Return the image of Ray's container in the head group of a RayJob; empty if there is none."""
     head = (raw.get("spec", {}).get("rayClusterSpec") or {}).get("headGroupSpec") or {}
     containers = head.get("template", {}).get("spec", {}).get("containers", ())
-    return next(
-        (sys.intern(str(each.get("image", ""))) for each in containers if each.get("name") == RAY_CONTAINER), ""
-    )
+    images = (str(each.get("image", "")) for each in containers if each.get("name") == RAY_CONTAINER)
+    return sys.intern(next(images, "")[:MAX_IMAGE_CHARACTERS])
 
 
 def _rollout_nodes(raw: KubeObject) -> int:

@@ -24,6 +24,12 @@ KubeRay fails a RayJob up to 300 s after its head is gone. An attempt that fails
 MAX_BACKOFF_SECONDS = 3600.0
 MAX_SEARCHED_CHARACTERS = 4096
 """Number of characters of a message that the regular expression of a rule searches. Trainers send no longer messages."""
+MAX_SEARCH_STEPS = 1 << 20
+"""Maximum number of steps of one rule's regular expression in one decision: its instructions × the searched characters.
+
+They take about 10 ms, in which the operator works on no other training. A usual expression has up to 100 instructions, and
+then searches 10,000 characters. A larger one searches less of the messages.
+"""
 
 FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
 """Values of `Pod.reason` for pods that have ended.
@@ -105,7 +111,7 @@ def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) 
     built-in rules are tried only on the first piece, which is the cause.
     """
     for rule in rules:
-        if (match := next((piece for piece in evidence if _matches(rule, piece)), None)) is not None:
+        if (match := _first_match(rule, evidence)) is not None:
             return RuleDecision(rule.action, rule.name, match)
     cause = evidence[0]
     built_in = next(rule for rule in BUILT_IN if _matches_built_in(rule, cause))  # the last one matches everything
@@ -163,24 +169,31 @@ def backoff(seconds: float, failures: int) -> float:
     return backoff_seconds(failures, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
 
 
-def _matches(rule: FailureRuleSpec, piece: Evidence) -> bool:
+def _first_match(rule: FailureRuleSpec, evidence: Sequence[Evidence]) -> Evidence | None:
+    """Return the first piece of evidence that a user's rule matches; None if there is none."""
+    candidates = (piece for piece in evidence if _matches_fields(rule, piece))
+    if rule.onMessagePattern is None:
+        return next(candidates, None)
+    try:
+        pattern = rule_pattern(rule.onMessagePattern)
+    except PatternRefused:  # only trainings that an earlier release has accepted have such an expression
+        return None
+    remaining = MAX_SEARCH_STEPS // pattern.size
+    for piece in candidates:
+        text = piece.message[: min(MAX_SEARCHED_CHARACTERS, remaining)]
+        remaining -= len(text)
+        if pattern.is_found(text):
+            return piece
+    return None
+
+
+def _matches_fields(rule: FailureRuleSpec, piece: Evidence) -> bool:
+    """Return whether a rule matches a piece of evidence, apart from the message."""
     return (
         (rule.onPool is None or rule.onPool == piece.pool)
         and (not rule.onExitCodes or piece.exit_code in rule.onExitCodes)
         and (not rule.onReasons or piece.reason in rule.onReasons)
-        and (rule.onMessagePattern is None or _is_found(rule.onMessagePattern, piece.message))
     )
-
-
-def _is_found(pattern: str, message: str) -> bool:
-    """Return whether the regular expression is found in the message; False for an expression that RE2 refuses.
-
-    Only trainings that were created by a release with another library have such expressions.
-    """
-    try:
-        return rule_pattern(pattern)(message[:MAX_SEARCHED_CHARACTERS])
-    except PatternRefused:
-        return False
 
 
 def _matches_built_in(rule: BuiltInRule, piece: Evidence) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.desired import object_names
 from qwen35_operator.desired.object_names import FORCE_START, RETRY, UPDATE
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.queueing import copied_to_job
@@ -107,7 +108,7 @@ async def observe(
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]
     key, created = (namespace, name), parse_time(metadata["creationTimestamp"])
     training, problems = parser.parse(raw)
-    jobs = [job for job in cache.stores[RAY_JOB].of(key) if isinstance(job, RayJob) and job.owner == uid]
+    jobs = _jobs(cache, key, uid)
     children = _children(cache, key, uid)
     changed, repair_after = drifted(children.values(), client.now())
     progress = await _final_report(children.get(("ConfigMap", progress_name(name))), jobs, client)
@@ -173,6 +174,20 @@ def _children(cache: ObjectCache, key: TrainingKey, uid: str) -> dict[ChildKey, 
     stores = (store for kind, store in cache.stores.items() if kind not in (RAY_JOB, RAY_CLUSTER, POD))
     records = [record for store in stores for record in store.of(key)]
     return {(child.kind, child.name): child for child in records if isinstance(child, Child) and child.owner == uid}
+
+
+def _jobs(cache: ObjectCache, key: TrainingKey, uid: str) -> list[RayJob]:
+    """Return the RayJobs that the operator has created for a training. uid: uid of the training.
+
+    The name must fit the number of the attempt: a copy that somebody has made of a RayJob has the owner and the labels of
+    the original, and would count as a second RayJob of the same attempt.
+    """
+    jobs = (job for job in cache.stores[RAY_JOB].of(key) if isinstance(job, RayJob) and job.owner == uid)
+    return [
+        job
+        for job in jobs
+        if job.attempt <= object_names.MAX_ATTEMPT_NUMBER and job.name == object_names.job_name(key[1], job.attempt)
+    ]
 
 
 def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[RayCluster, ...]:

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 def rfc3339(time: datetime) -> str:
     """Format a time in UTC and whole seconds: 2026-01-02T03:04:05Z."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # strftime would write the year 5 with one digit.
+    return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def parse(text: str) -> datetime:

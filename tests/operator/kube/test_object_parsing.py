@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from qwen35_operator.api.v1alpha1 import ReleaseStatus
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube import object_parsing
 from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ROLE
@@ -294,6 +295,37 @@ def test_a_report_was_written_when_the_newest_owner_of_its_key_wrote() -> None:
         CONFIG_MAP, raw_objects.config_map(data={"progress.json": "x"}, managedFields=fields)
     )
     assert (message.text, message.written) == (b"x", at(2))
+
+
+def test_times_that_somebody_made_up_do_not_hide_a_report() -> None:
+    """Users who may patch an object may also patch managedFields; the API server accepts any year from 0000 to 9999."""
+    fields = [written("progress.json", "0000-01-01T00:00:00Z"), written("progress.json", "2026-01-01T01:00:00Z")]
+    body = raw_objects.config_map(data={"progress.json": "x"}, managedFields=fields)
+    assert object_parsing.record(CONFIG_MAP, body).written == at(1)
+    body["metadata"]["managedFields"] = fields[:1]
+    assert object_parsing.record(CONFIG_MAP, body).written is None
+
+
+def test_of_long_texts_only_the_beginning_is_kept() -> None:
+    long = "x" * 200_000
+    body = raw_objects.ray_job(status={"message": long, "reason": long})
+    body["metadata"]["annotations"] = dict.fromkeys(
+        (object_names.HASH, object_names.SPEC_HASH, object_names.IMAGE, object_names.UPDATE), long
+    )
+    head = {"template": {"spec": {"containers": [{"name": "ray", "image": long}]}}}
+    body["spec"] = {"rayClusterSpec": {"rayVersion": long, "headGroupSpec": head}}
+    job = object_parsing.record(RAY_JOB, body)
+    assert max(len(text) for text in (getattr(job, name) for name in job.__slots__) if isinstance(text, str)) <= 4096
+    release = ReleaseStatus(
+        attempt=1,
+        image=job.image,
+        reference=job.image_reference,
+        rayVersion=job.ray_version,
+        request=job.update_request,
+    )
+    assert release.rayVersion == "x" * 64
+    account = {"metadata": raw_objects.metadata("demo-trainer", annotations={object_names.HASH: long})}
+    assert len(object_parsing.record(ROLE, account).hash or "") == 64
 
 
 @pytest.mark.parametrize("data", [None, {}, {"other": "x"}, {"progress.json": ""}])

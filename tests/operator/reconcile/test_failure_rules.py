@@ -198,6 +198,16 @@ def test_a_rule_searches_what_a_trainer_can_say_and_no_more():
     assert apply_rules([own], [Evidence("Error", " " * 4091 + "needle")]).rule == "anything-else"
 
 
+def test_the_larger_an_expression_the_less_of_all_messages_it_searches():
+    """One with 3,000 instructions would take 0.1 s for each message, and there can be 32 rules and a thousand failed pods."""
+    many = [Evidence("Error", "a" * 400) for _ in range(1000)]
+    large, small = (rule(onMessagePattern=pattern) for pattern in (r"(\w\w?){300}", "a{300}b|needle"))
+    assert apply_rules([large], many).rule == "mine"
+    assert apply_rules([large], [*[Evidence("Error", ".")] * 1000, many[0]]).rule == "anything-else"
+    assert apply_rules([small], [*many[:5], Evidence("Error", "needle")]).rule == "mine"
+    assert apply_rules([small], [*many, Evidence("Error", "needle")]).rule == "anything-else"
+
+
 def test_an_expression_that_only_an_earlier_release_accepted_matches_nothing():
     own = rule(onMessagePattern="(?=look)ahead")
     assert apply_rules([own], [Evidence("Error", "lookahead")]).rule == "anything-else"

@@ -114,6 +114,22 @@ async def test_what_has_another_owner_is_not_its_child(setup) -> None:
     assert [job.name for job in seen.jobs] == ["demo-1"]
 
 
+async def test_a_copy_of_a_job_is_not_a_second_job_of_the_attempt(setup) -> None:
+    """A copy has the owner and the labels of the original. No status can contain two attempts of one number, or 10**30."""
+    setup.put(
+        RAY_JOB,
+        raw_objects.ray_job("demo-1"),
+        raw_objects.ray_job("demo-copy", attempt=1, uid="u2"),
+        raw_objects.ray_job("demo-2x", attempt=2, uid="u3"),
+        raw_objects.ray_job(f"demo-{10**30}", attempt=10**30, uid="u4"),
+    )
+    setup.put(CONFIG_MAP, raw_objects.config_map("demo-config"))
+    setup.put(ROLE, {"metadata": raw_objects.metadata("demo-trainer")})
+    seen = await setup.observe()
+    assert set(seen.children) == {("ConfigMap", "demo-config"), ("Role", "demo-trainer")}
+    assert [job.name for job in seen.jobs] == ["demo-1"]
+
+
 async def test_a_report_or_order_of_somebody_else_is_none(setup) -> None:
     order = raw_objects.config_map("demo-control", {"control.json": '{"attempt": 1}'}, uid="u2", owner="other")
     setup.put(CONFIG_MAP, report(owner="other"), order)

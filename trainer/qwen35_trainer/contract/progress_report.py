@@ -12,6 +12,8 @@ type AttemptState = Literal["Running", "Succeeded", "Stopped", "Failed"]
 ReportedCount = Annotated[int, Field(ge=0, lt=2**63)]
 ReportedShare = Annotated[float, Field(ge=0, le=1)]
 ReportedSeconds = Annotated[float, Field(ge=0)]
+ReportedTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
+"""Unix time in seconds, at most that of the end of the year 9999: no status can contain a later one."""
 
 
 class CheckpointReport(ContractMessage):
@@ -19,7 +21,7 @@ class CheckpointReport(ContractMessage):
 
     uri: Annotated[str, Field(min_length=1, max_length=2048)]
     update: ReportedCount
-    time: ReportedSeconds
+    time: ReportedTime
     """Unix time at which the checkpoint or the export became complete."""
 
 
@@ -45,7 +47,7 @@ class ProgressReport(ContractMessage):
     """Number of the attempt that reports. A report with another number describes an earlier attempt and is ignored."""
     state: AttemptState
     """Running, or how the attempt ended. Only a report with the state Succeeded makes an attempt a success."""
-    time: ReportedSeconds
+    time: ReportedTime
     """Unix time of this report."""
     stopAcknowledged: str | None = None
     """`StopOrder.id` of the order that the driver is carrying out or, in state Stopped, has carried out.
@@ -71,7 +73,7 @@ class ProgressReport(ContractMessage):
     update: ReportedCount = 0
     updates: ReportedCount | None = None
     version: ReportedCount = 0
-    versionTime: ReportedSeconds | None = None
+    versionTime: ReportedTime | None = None
     """Unix time of the latest publication of weights; None until this attempt has published."""
     versionSeconds: ReportedSeconds | None = None
     """Median seconds between the latest versions of the weights; None until three versions exist."""

@@ -76,6 +76,11 @@ def _list(items: list[Any], path: tuple[str, ...], place: str) -> Iterator[Probl
         for key in invalid:
             kind = "number" if key == "containerPort" else "string"
             yield Problem(here, f"has no {key}, by which its list is merged.", f"Add {key}, a {kind}.")
+        for key in keys[1:]:  # may be absent
+            if not isinstance(item.get(key), str | None):
+                yield Problem(
+                    f"{here}.{key}", f"{_shown(item[key])} is not a string.", "Write a string, or leave it out."
+                )
         if keys and not invalid:
             if (name := repr(identity(path, item))) in identities:
                 yield Problem(here, f"{item[keys[0]]} is listed twice.", "Keep one.")

@@ -1,0 +1,191 @@
+"""Measures what attacks of a tenant cost 100 trainings of others, on a real API server. Prints one JSON object.
+
+    create ─► run ─► three rounds of: reports alone, and reports while another namespace attacks
+
+reports   trainers report new checkpoints; latency until another client's watch shows each in the status
+attacks   all attacks of tests/controlplane/attacks.py, begun evenly over the same time. Whether each has the expected outcome is
+          the matter of tests/controlplane/test_attacks.py
+
+The figure is the 99th percentile of the latency, the median of the rounds, with attacks over without. Rounds begin by turns
+with one and with the other. As in operator_scale.py, the operator is a separate process with the rights of its role, KubeRay
+is stopped, and everything shares this machine.
+
+    python -m benchmarks.operator_attacks [--size 100] [--rounds 3] [--seconds 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.observer import Json, observing
+from benchmarks.operator_scale import NAMESPACE, QUIET_SECONDS, Bed, create, events, run
+from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_JOB, TRAINING
+from tests.controlplane import operator_process
+from tests.controlplane.attacks import ATTACKS, Attack
+from tests.controlplane.live_training import LiveTraining
+from tests.testbed import binaries
+from tests.testbed.api import Refused
+from tests.testbed.control_plane import ControlPlane, control_plane
+
+ATTACKER = "attacker"
+"""Namespace of the attacks."""
+MAX_RATIO = 1.2
+VICTIM = "victim"
+"""Name of the training that some attacks share."""
+VICTIM_OBJECTS = {VICTIM, f"{VICTIM}-1", *(f"{VICTIM}-{part}" for part in ("config", "progress", "history", "control"))}
+"""Names of its objects."""
+WORKERS = 8
+"""Attacks that may run at the same time: some wait for what the operator creates."""
+
+
+class TrainingWithoutKubeRay(LiveTraining):
+    """A training whose trainer reports although there is no RayCluster, because KubeRay is stopped."""
+
+    def report(self, state: str = "Running", *, attempt: int = 1, **fields: Any) -> None:  # noqa: ANN401  # JSON
+        super().report(state, attempt=attempt, cluster="", **fields)
+
+    def _may_report(self, attempt: int) -> bool:
+        return True
+
+
+@dataclass
+class Attacker:
+    """Carries out all attacks, in a namespace of its own."""
+
+    plane: ControlPlane
+    results: Counter[str] = field(default_factory=Counter)
+    round: int = 0
+
+    @property
+    def attacks(self) -> list[Attack]:
+        """All but those that need the chart's policy, which is not installed here."""
+        return [attack for attack in ATTACKS if not attack.policy]
+
+    def begin(self) -> None:
+        """Create the training that some attacks share."""
+        self.plane.api.post("/api/v1/namespaces", {"metadata": {"name": ATTACKER}})
+        victim = self.training(VICTIM).apply()
+        victim.report()
+        victim.until_state("Running")
+
+    def training(self, name: str) -> LiveTraining:
+        return TrainingWithoutKubeRay(self.plane, ATTACKER, name)
+
+    def attack(self, seconds: float) -> None:
+        """Begin all attacks within this time, and wait for their ends."""
+        self.round += 1
+        began, pause = time.monotonic(), seconds / len(self.attacks)
+        with ThreadPoolExecutor(WORKERS) as workers:
+            for number, attack in enumerate(self.attacks):
+                time.sleep(max(0.0, began + number * pause - time.monotonic()))
+                workers.submit(self._carry_out, attack)
+
+    def _carry_out(self, attack: Attack) -> None:
+        try:
+            attack.act(self.training(VICTIM if attack.running else attack.training))
+        except Refused:
+            self.results["refused"] += 1
+        except (OSError, AssertionError) as problem:
+            print(f"{attack.name}: {problem!r}"[:400], file=sys.stderr, flush=True)
+            self.results["failed"] += 1
+        else:
+            self.results["carried out"] += 1
+
+    def clean_up(self) -> None:
+        """Delete everything but the shared training, so that each round begins alike."""
+        for kind in (TRAINING, RAY_JOB, CONFIG_MAP, POD):
+            names = {item["metadata"]["name"] for item in self.plane.api.get(kind.path(ATTACKER))["items"]}
+            for name in names - VICTIM_OBJECTS:
+                self._delete(kind.path(ATTACKER, name))
+
+    def _delete(self, path: str) -> None:
+        try:
+            self.plane.api.request("DELETE", path)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+
+
+def main() -> None:
+    options = _arguments()
+    load = os.getloadavg()
+    with (
+        tempfile.TemporaryDirectory(prefix="operator-attacks-", ignore_cleanup_errors=True) as folder,
+        control_plane(binaries.find(), Path(folder)) as plane,
+    ):
+        result = asyncio.run(_measure(plane, options))
+    cores = len(os.sched_getaffinity(0))
+    header = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": cores, "loadBefore": load}
+    print(json.dumps(header | result, indent=2))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What attacks cost other trainings; prints one JSON object.")
+    parser.add_argument("--size", type=int, default=100, help="number of other trainings")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60.0, help="time of each part of a round")
+    parser.add_argument("--reports-per-second", type=float, default=20.0, help="of all trainings together")
+    return parser.parse_args()
+
+
+async def _measure(plane: ControlPlane, options: argparse.Namespace) -> Json:
+    plane.stop_kuberay()
+    plane.api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    operator = operator_process.process(plane, operator_process.user(plane, operator_process.rules()))
+    attacker, count = Attacker(plane), round(options.reports_per_second * options.seconds)
+    parts: dict[str, list[Json]] = {"alone": [], "attacked": []}
+    async with observing(plane.api, TRAINING.path(NAMESPACE), RAY_JOB.path(NAMESPACE)) as seen:
+        bed = Bed(plane, operator, seen, options.size)
+        await create(bed)
+        await run(bed)
+        await asyncio.to_thread(attacker.begin)
+        first = 1
+        for number in range(options.rounds):
+            for name in ("alone", "attacked") if number % 2 == 0 else ("attacked", "alone"):
+                await asyncio.sleep(QUIET_SECONDS)
+                measured = await _part(bed, attacker, options, count, first, attacked=name == "attacked")
+                print(f"round {number + 1}, {name}: {json.dumps(measured)}", file=sys.stderr, flush=True)
+                parts[name].append(measured)
+                first += count
+        ready, text = await asyncio.to_thread(operator.readiness)
+    medians = {name: statistics.median(part["p99"] for part in measured) for name, measured in parts.items()}
+    ratio = medians["attacked"] / medians["alone"]
+    return {
+        "trainings": options.size,
+        "attacks": len(attacker.attacks),
+        "results": dict(attacker.results),
+        "readyz": [ready, text],
+        "bugsInTheLog": operator.log.count("this is a bug"),
+        "medianP99Seconds": medians,
+        "ratio": {"value": round(ratio, 3), "atMost": MAX_RATIO, "reached": ratio <= MAX_RATIO},
+        "rounds": parts,
+    }
+
+
+async def _part(
+    bed: Bed, attacker: Attacker, options: argparse.Namespace, count: int, first: int, *, attacked: bool
+) -> Json:
+    """Return the latencies of the reports in one part of a round, and what the operator used."""
+    attacks = asyncio.create_task(asyncio.to_thread(attacker.attack, options.seconds)) if attacked else None
+    measured = await events(bed, count, options.reports_per_second, first)
+    if attacks is not None:
+        await attacks
+        await asyncio.to_thread(attacker.clean_up)
+    return measured
+
+
+if __name__ == "__main__":
+    main()
