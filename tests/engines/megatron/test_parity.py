@@ -268,13 +268,13 @@ def test_norms_stay_modules_of_their_own_where_transformer_engine_would_join_the
 
 
 def test_settings_of_the_manifest_reach_megatron_core(groups: Callable[[int], Group]) -> None:
-    settings = {"bias_activation_fusion": True, "attention_backend": "unfused", "cuda_graph_warmup_steps": 5}
+    settings = {"bias_activation_fusion": True, "attention_backend": "auto", "cuda_graph_warmup_steps": 5}
     spec = policy_spec_of(1, random=TEXT["dense"], kl="Loss", engine="Megatron", overrideTransformerConfig=settings)
     trained, reference_model = groups(1).run("settings_of", spec=spec, names=[*settings, "bias_dropout_fusion"])[0]
     assert trained == reference_model
     assert trained == {
         "bias_activation_fusion": "True",
-        "attention_backend": "AttnBackend.unfused",
+        "attention_backend": "AttnBackend.auto",
         "cuda_graph_warmup_steps": "5",
         "bias_dropout_fusion": "False",
     }

@@ -25,7 +25,7 @@ SOURCES = (
 """Files in the package megatron.core, and the class in each, whose fields are the settings. The second class is derived from the first."""
 ENUMS = "transformer/enums.py"
 """File in the package megatron.core with the enumerations that are types of settings."""
-WORDS = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text"}
+WORDS = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a string"}
 """Name of a type in Python → its values, as the text of a message."""
 
 
