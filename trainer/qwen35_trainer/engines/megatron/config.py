@@ -92,14 +92,14 @@ def transformer_config(
         recompute_num_layers=1 if recompute else None,
         mtp_num_layers=1 if with_head else None,
         **(_experts(model) if hasattr(model, "num_experts") else {"ffn_hidden_size": model.intermediate_size}),
-        **{**FUSIONS, **_with_members(overrides or {})},
+        **_with_members({**FUSIONS, **(overrides or {})}),
     )
 
 
-def _with_members(overrides: Mapping[str, SettingValue]) -> dict[str, Any]:
+def _with_members(settings: Mapping[str, SettingValue]) -> dict[str, Any]:
     """Return the settings, with the members of enumerations in place of their names."""
     types = {field.name: field.type for field in fields(TransformerConfig)}
-    return {name: _member(types[name], value) for name, value in overrides.items()}
+    return {name: _member(types[name], value) for name, value in settings.items()}
 
 
 def _member(annotation: object, value: SettingValue) -> Any:  # noqa: ANN401  # any member

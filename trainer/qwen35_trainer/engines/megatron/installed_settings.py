@@ -60,19 +60,19 @@ def problems(settings: Mapping[str, SettingValue], version: str) -> Iterator[Pro
     """
     if not settings:
         return
-    known = installed()
+    types = installed()
     for name, value in settings.items():
         if name.replace("-", "_") in RESERVED_SETTINGS:
             continue
         path = f"{FIELD}.{name}"
-        if name not in known:
-            matches = near(name, known.keys() - RESERVED_SETTINGS.keys())
+        if name not in types:
+            matches = near(name, types.keys() - RESERVED_SETTINGS.keys())
             fix = "Use the name of a field of megatron-core's class TransformerConfig."
             if matches:
                 fix = f"Did you mean {either(matches)}?"
             yield Problem(path, f"megatron-core {version} has no such setting.", fix)
-        elif not known[name].accepts(value):
-            yield _mistyped(path, value, known[name], version)
+        elif not types[name].accepts(value):
+            yield _mistyped(path, value, types[name], version)
 
 
 def _mistyped(path: str, value: SettingValue, expected: SettingType, version: str) -> Problem:
@@ -91,13 +91,13 @@ def installed() -> Mapping[str, SettingType]:
         return {}
     folder = Path(package.origin).parent
     members = {node.name: _members(node) for node in _classes(folder / ENUMS)}
-    found: dict[str, SettingType] = {}
+    types: dict[str, SettingType] = {}
     for file, name in SOURCES:
         [settings] = [node for node in _classes(folder / file) if node.name == name]
         for field in settings.body:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = _type_of(field.annotation, members)
-    return {name: kind for name, kind in found.items() if not name.startswith("_")}
+                types[field.target.id] = _type_of(field.annotation, members)
+    return {name: kind for name, kind in types.items() if not name.startswith("_")}
 
 
 def _classes(file: Path) -> list[ast.ClassDef]:
@@ -133,7 +133,8 @@ def _type_of(annotation: ast.expr, members: Mapping[str, list[str]]) -> SettingT
             inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             kind = ast.unparse(node.value).rpartition(".")[2]
             if kind == "Literal":
-                values += [each.value for each in inside if isinstance(each, ast.Constant)]  # type: ignore[misc]
+                constants = [each.value for each in inside if isinstance(each, ast.Constant)]
+                values += [each for each in constants if isinstance(each, (str, int, float))]
             elif kind in ("Optional", "Union"):
                 remaining += inside
     return SettingType(frozenset(types), tuple(values), ast.unparse(annotation))
