@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import yaml
@@ -77,6 +78,22 @@ def test_a_manifest_on_standard_input_is_validated():
     result = invoke("validate", "-", stdin="kind: Qwen35Training\n")
     assert result.exit_code == 2
     assert result.stderr.startswith("-: ")
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
+def test_settings_of_megatron_core_that_do_not_exist_are_named_with_the_other_problems():
+    settings = {"hidden_size": 8, "bias_activation_fuson": True, "cuda_graph_warmup_steps": "many"}
+    train = SMALL["spec"]["train"] | {"engine": "Megatron", "overrideTransformerConfig": settings}
+    result = invoke("validate", "-", stdin=yaml.safe_dump({**SMALL, "spec": {**SMALL["spec"], "train": train}}))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("-: 3 problems\n")
+    for name, text in {
+        "hidden_size": "it cannot be set here: it follows from config.json in the model's folder",
+        "bias_activation_fuson": "has no such setting.\n      Did you mean bias_activation_fusion",
+        "cuda_graph_warmup_steps": 'expects an integer, not "many".',
+    }.items():
+        assert f"spec.train.overrideTransformerConfig.{name}: " in result.stderr
+        assert text in result.stderr
 
 
 def test_what_the_next_version_will_refuse_is_printed_and_no_error():

@@ -160,6 +160,12 @@ WRITTEN: list[Document] = [
             "loss": {"type": "DPPOBinaryKL", "maxDivergence": 0.1},
             "correction": {"type": "None"},
         },
+        "train": {
+            "engine": "Megatron",
+            "updates": 10,
+            "batch": {"promptsPerUpdate": 4},
+            "overrideTransformerConfig": {"bias_activation_fusion": True, "attention_backend": "fused"},
+        },
     },
 ]
 

@@ -56,10 +56,11 @@ KNOWN = {
     "reward_patterns": "CEL cannot tell whether a text is a regular expression",
     "rule_patterns": "CEL cannot tell whether a text is a regular expression",
     "vllm_arguments": "CEL cannot read a map whose values have no type",
+    "transformer_settings": "CEL cannot read a map whose values have no type",
     "random_model": "only for characters that repeat: CEL would have to compare each of 512 with every other",
 }
 """Checks that the API server does not make, and why."""
-UNTYPED = (".gym.config.", ".vllm.extraArguments.")
+UNTYPED = (".gym.config.", ".vllm.extraArguments.", ".overrideTransformerConfig.")
 """The places whose values have no type in the definition: structural schemas have no unions."""
 COLLECTIONS = {
     "Qwen35Training": "apis/rl.qwen35.io/v1alpha1/namespaces/{}/qwen35trainings",

@@ -98,6 +98,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "train.collectiveTimeoutSeconds": (900.0, SUSPENDED),
     "train.lora": ({"rank": 8}, FIXED),
     "train.multiTokenPrediction": ({"lossWeight": 0.3}, FIXED),
+    "train.overrideTransformerConfig": ({"moe_permute_fusion": True}, SUSPENDED),
     "async.stalenessThreshold": (1.0, SUSPENDED),
     "async.maxVersionLag": (9, SUSPENDED),
     "async.onMissedDeadline": ("Discard", SUSPENDED),

@@ -265,6 +265,16 @@ CASES = {
         "spec.rollout.vllm.extraArguments.speculative_config",
         {"rollout": {"engine": "VLLM"}},
     ),
+    "settings of megatron-core for another engine": (
+        {"train.overrideTransformerConfig": {"bias_activation_fusion": True}},
+        "spec.train.overrideTransformerConfig",
+        {"train.engine": "Megatron", "train.overrideTransformerConfig": {"bias_activation_fusion": True}},
+    ),
+    "a setting of megatron-core with a field of its own": (
+        {"train.engine": "Megatron", "train.overrideTransformerConfig": {"tensor_model_parallel_size": 1}},
+        "spec.train.overrideTransformerConfig.tensor_model_parallel_size",
+        {"train.engine": "Megatron", "train.overrideTransformerConfig": {}},
+    ),
     "unbounded top-p with vLLM": (
         {"rollout": {"engine": "VLLM", "topP": 0.9}},
         "spec.rollout.topK",

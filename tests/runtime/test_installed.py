@@ -75,6 +75,35 @@ def test_megatron_needs_its_version_of_megatron_core(monkeypatch, present: str |
     assert [(each.path, each.message) for each in problems] == ([("spec.train.engine", message)] if message else [])
 
 
+def megatron_with(**settings: object) -> TrainingSpec:
+    document = spec_with().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return TrainingSpec.model_validate(
+        document | {"rollout": None, "train": {"engine": "Megatron", "overrideTransformerConfig": settings}}
+    )
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
+def test_settings_of_megatron_core_are_compared_with_the_installed_version() -> None:
+    spec = megatron_with(bias_activation_fuson=True, cuda_graph_warmup_steps="many", bias_dropout_fusion=True)
+    place = "spec.train.overrideTransformerConfig"
+    paths = [f"{place}.bias_activation_fuson", f"{place}.cuda_graph_warmup_steps"]
+    assert [each.path for each in machine.uninstalled(spec)] == paths
+    assert [each.path for each in machine.unknown_settings(spec)] == paths
+
+
+@pytest.mark.parametrize("present", ["0.18.0", None])
+def test_without_the_version_that_it_needs_settings_wait_for_the_start(monkeypatch, present: str | None) -> None:
+    def version(package: str) -> str:
+        if present is None:
+            raise PackageNotFoundError(package)
+        return present
+
+    monkeypatch.setattr(machine, "version", version)
+    spec = megatron_with(bias_activation_fuson=True)
+    assert machine.unknown_settings(spec) == []
+    assert [each.path for each in machine.uninstalled(spec)] == ["spec.train.engine"]
+
+
 @pytest.mark.parametrize(
     ("profile", "engine", "packages", "is_refused"),
     [

@@ -81,6 +81,7 @@ def run(
     from qwen35_trainer.runtime.checkpoint_store import CheckpointError
     from qwen35_trainer.runtime.link.operator_link import LinkRefused
     from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, reporting
+    from qwen35_trainer.runtime.machine import unknown_settings
     from qwen35_trainer.runtime.results import NOTHING_SAVED, failure_text, print_end
     from qwen35_trainer.runtime.run_command import ReportFailed
     from qwen35_trainer.runtime.run_command import run as run_manifest
@@ -90,7 +91,7 @@ def run(
     how_to_resume = _how_to_resume(file, changes or [], output)
     try:
         with reporting(link) as reporter:
-            manifest = load_manifest(file, changes or (), new=resume is None)
+            manifest = load_manifest(file, changes or (), new=resume is None, on_machine=unknown_settings)
             finished = run_manifest(
                 manifest,
                 file=file,
@@ -169,11 +170,12 @@ def validate(
     from qwen35_trainer.manifest import ManifestError, cannot_run, load_manifest, next_version
     from qwen35_trainer.manifest.load import manifests_in
     from qwen35_trainer.manifest.problems import beyond_release
+    from qwen35_trainer.runtime.machine import unknown_settings
 
     code = 0
     for file in (file for place in files for file in manifests_in(place)):
         try:
-            manifest = load_manifest(file)
+            manifest = load_manifest(file, on_machine=unknown_settings)
         except ManifestError as error:
             code = REFUSED
             sys.stderr.write(f"{error}\n")

@@ -198,6 +198,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "train.multiTokenPrediction": None,
     "train.multiTokenPrediction.lossWeight": 0.1,
     "train.multiTokenPrediction.detached": False,
+    "train.overrideTransformerConfig": {},
     "async.stalenessThreshold": 0.5,
     "async.maxVersionLag": 4,
     "async.onMissedDeadline": "Wait",

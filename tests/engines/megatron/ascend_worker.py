@@ -24,6 +24,8 @@ from qwen35_trainer.runtime.site import WorkerLocation  # noqa: E402
 from qwen35_trainer.runtime.train_worker import TrainWorker  # noqa: E402
 from tests.distributed.samples import spec_of  # noqa: E402
 
+OVERRIDES: dict[str, Any] = {"moe_shared_expert_overlap": True}
+
 
 class Worker(TrainWorker):
     """Not an actor of Ray."""
@@ -43,7 +45,7 @@ def message_of(spec: Any) -> str:
 def main(folder: Path) -> None:
     wanted = spec_of(1)
     wanted["accelerator"] = {"profile": "Ascend", "devicesPerNode": 1}
-    wanted["train"]["engine"] = "Megatron"
+    wanted["train"] |= {"engine": "Megatron", "overrideTransformerConfig": OVERRIDES}
     spec, problems = parse_spec(wanted)
     assert spec is not None, problems
     # Tensors stay on the CPU: only the order of the libraries is that of NPUs.

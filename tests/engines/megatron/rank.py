@@ -194,6 +194,29 @@ def refusal_of(folder: Path, spec: dict[str, Any]) -> tuple[str, bool]:
         parallel_state.destroy_model_parallel()
 
 
+def settings_of(spec: dict[str, Any], names: list[str]) -> list[dict[str, str]]:
+    """Settings of megatron-core in the configurations of the trained and the reference model, by name."""
+    parsed, source = _parsed(spec, None)
+    try:
+        engine = MegatronEngine(source, parsed, CPU)
+        stages = [*engine._stages, *(engine._reference or ())]
+        return [{name: str(getattr(stage.config, name)) for name in names} for stage in stages]
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def refusal_of_settings(spec: dict[str, Any]) -> tuple[str, bool]:
+    """The text of the refusal of an engine, and whether there were model-parallel groups at that time."""
+    parsed, source = _parsed(spec, None)
+    try:
+        MegatronEngine(source, parsed, CPU)
+    except ValueError as error:
+        return str(error), parallel_state.is_initialized()
+    finally:
+        parallel_state.destroy_model_parallel()
+    return "it was accepted", True
+
+
 def classes_of_linear_layers() -> list[str]:
     """Names of the classes of the linear layers after norms, with a stand-in for Transformer Engine, which joins both."""
 

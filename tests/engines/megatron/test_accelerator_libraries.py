@@ -19,10 +19,12 @@ RAY = ["--node-ip-address=10.0.0.1", "--tensor-model-parallel-size=8"]
 """Arguments of a worker's process. MindSpeed would take both for settings."""
 
 
-def spec_with(profile: str = "Ascend", engine: str = "Megatron", **degrees: int) -> TrainingSpec:
+def spec_with(
+    profile: str = "Ascend", engine: str = "Megatron", overrides: dict[str, object] | None = None, **degrees: int
+) -> TrainingSpec:
     wanted = spec_of(max(1, *degrees.values()) if degrees else 1)
     wanted["accelerator"] |= {"profile": profile}
-    wanted["train"] |= {"engine": engine, "parallelism": degrees}
+    wanted["train"] |= {"engine": engine, "parallelism": degrees, "overrideTransformerConfig": overrides or {}}
     spec, problems = parse_spec(wanted)
     assert spec is not None, problems
     return spec
@@ -60,7 +62,8 @@ def test_a_worker_applies_the_patches_of_the_run_before_it_forms_its_groups(tmp_
     assert code == 0, "\n".join(lines)
     [line] = [line for line in lines if line.startswith('{"steps"')]
     recorded = json.loads(line)
-    settings = accelerator_libraries.mindspeed_settings(spec_with())
+    settings = accelerator_libraries.mindspeed_settings(spec_with(overrides={"moe_shared_expert_overlap": True}))
+    assert settings["moe_shared_expert_overlap"] is True
     assert recorded["steps"] == [
         ["torch_npu is imported", {"process group": False}],
         [
@@ -91,6 +94,16 @@ def test_the_settings_are_those_of_the_run(imported):
         "expert_model_parallel_size": 1,
         "expert_tensor_parallel_size": 1,
     }
+
+
+def test_the_patches_get_the_settings_of_the_manifest(imported):
+    wanted = spec_with(overrides={"moe_shared_expert_overlap": True, "attention_backend": "auto"})
+    accelerator_libraries.load(wanted)
+    settings = imported[2]
+    assert (settings["moe_shared_expert_overlap"], settings["attention_backend"]) == (True, "auto")
+    accelerator_libraries.require_mindspeed(wanted)
+    with pytest.raises(LibrariesUnusable, match="another run: moe_shared_expert_overlap True, not None, attention"):
+        accelerator_libraries.require_mindspeed(spec_with())
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,15 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "1 process, dense": (1, "dense", {}, {}),
     "1 process, MoE": (1, "MoE", {}, {}),
     "1 process, recomputed activations": (1, "dense", {}, {"activationCheckpointing": True}),
+    "1 process, fused": (
+        1,
+        "MoE",
+        {},
+        {
+            "engine": "Megatron",
+            "overrideTransformerConfig": {"bias_activation_fusion": True, "bias_dropout_fusion": True},
+        },
+    ),
     "1 process, micro-batch 4": (1, "MoE", {}, {"batch": {"microBatchSequences": 4}}),
     "2 data-parallel, dense": (2, "dense", {}, {}),
     "tensor 2, dense": (2, "dense", {"tensor": 2}, {}),
@@ -256,3 +265,37 @@ def test_norms_stay_modules_of_their_own_where_transformer_engine_would_join_the
 ) -> None:
     """Transformer Engine is not installed here: its part is played by classes that say what they join."""
     assert set(groups(2).run("classes_of_linear_layers")[0]) == {"ColumnParallelLinear"}
+
+
+def test_settings_of_the_manifest_reach_megatron_core(groups: Callable[[int], Group]) -> None:
+    settings = {"bias_activation_fusion": True, "attention_backend": "auto", "cuda_graph_warmup_steps": 5}
+    spec = policy_spec_of(1, random=TEXT["dense"], kl="Loss", engine="Megatron", overrideTransformerConfig=settings)
+    trained, reference_model = groups(1).run("settings_of", spec=spec, names=[*settings, "bias_dropout_fusion"])[0]
+    assert trained == reference_model
+    assert trained == {
+        "bias_activation_fusion": "True",
+        "attention_backend": "AttnBackend.auto",
+        "cuda_graph_warmup_steps": "5",
+        "bias_dropout_fusion": "False",
+    }
+
+
+def test_wrong_settings_are_refused_together_before_groups_form(groups: Callable[[int], Group]) -> None:
+    settings = {"bias_activation_fuson": True, "cuda_graph_warmup_steps": "many"}
+    spec = spec_of(1, random=TEXT["dense"], engine="Megatron", overrideTransformerConfig=settings)
+    text, formed = groups(1).run("refusal_of_settings", spec=spec)[0]
+    assert "overrideTransformerConfig.bias_activation_fuson: megatron-core 0.19" in text
+    assert "Did you mean bias_activation_fusion" in text
+    assert "overrideTransformerConfig.cuda_graph_warmup_steps: " in text
+    assert not formed
+
+
+def test_what_megatron_core_itself_refuses_is_named_before_groups_form(groups: Callable[[int], Group]) -> None:
+    settings = {"bias_activation_fusion": True, "use_te_activation_func": True}
+    spec = spec_of(1, random=TEXT["dense"], engine="Megatron", overrideTransformerConfig=settings)
+    text, formed = groups(1).run("refusal_of_settings", spec=spec)[0]
+    assert text.startswith(
+        "spec.train.overrideTransformerConfig: megatron-core refuses the settings bias_activation_fusion: True, "
+        "use_te_activation_func: True: bias_activation_fusion and use_te_activation_func cannot be both true."
+    )
+    assert not formed

@@ -89,6 +89,7 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
         "headPrecision",
         "freeze",
         "multiTokenPrediction",
+        "overrideTransformerConfig",
     )
     for section in kept:
         assert getattr(spec.train, section) == getattr(recipe.train, section)

@@ -22,6 +22,7 @@ UNTYPED = {
     "spec.data.train[].gym.config{}",
     "spec.data.validation[].gym.config{}",
     "spec.rollout.vllm.extraArguments{}",
+    "spec.train.overrideTransformerConfig{}",
 }
 # Parts of pod templates: test_pod_template_schema.py is about their fields.
 TEMPLATES = {f"spec.pods.{pool}" for pool in ("head", "rollout", "train")}

@@ -66,7 +66,8 @@ def load(spec: TrainingSpec) -> None:
 def mindspeed_settings(spec: TrainingSpec) -> dict[str, object]:
     """Return the settings of a run that decide which of MindSpeed's patches are applied.
 
-    The names are those of Megatron-LM's and MindSpeed's command lines. MindSpeed also gives them to each TransformerConfig whose
+    The names are those of Megatron-LM's and MindSpeed's command lines, and those of `overrideTransformerConfig`, which cannot
+    change the others (`RESERVED_SETTINGS`). MindSpeed also gives them to each TransformerConfig whose
     caller does not set them (`engines/megatron/config.py` sets all that are its fields).
     """
     degrees = spec.train.parallelism
@@ -80,6 +81,7 @@ def mindspeed_settings(spec: TrainingSpec) -> dict[str, object]:
         "context_parallel_size": degrees.context,
         "expert_model_parallel_size": degrees.expert,
         "expert_tensor_parallel_size": degrees.expertTensor,
+        **spec.train.overrideTransformerConfig,
     }
 
 
@@ -99,7 +101,9 @@ def require_mindspeed(spec: TrainingSpec) -> None:
         message = "the model-parallel groups would be formed before MindSpeed's patches are applied."
     else:
         changed = [
-            f"{name} {_applied.get(name)}, not {value}" for name, value in wanted.items() if _applied.get(name) != value
+            f"{name} {_applied.get(name)}, not {wanted.get(name)}"
+            for name in {**_applied, **wanted}
+            if _applied.get(name) != wanted.get(name)
         ]
         message = f"MindSpeed's patches were applied for another run: {', '.join(changed)}."
     raise LibrariesUnusable(f"{message} Call accelerator_libraries.load with the run's manifest first.")

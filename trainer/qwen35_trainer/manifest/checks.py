@@ -52,6 +52,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.vllm_options, ("rollout",)),
     (contents.vllm_arguments, ("rollout",)),
     (contents.vllm_candidates, ("rollout",)),
+    (contents.transformer_settings, ("train",)),
     (contents.checkpoint_storage, ("checkpoint",)),
     (contents.publication_folder, ("publication",)),
     (contents.variables, ("pods",)),

@@ -7,6 +7,7 @@ are not unique, and values that exclude each other.
 from collections import Counter
 from collections.abc import Iterator
 
+from qwen35_trainer.manifest import megatron
 from qwen35_trainer.manifest.base import Section
 from qwen35_trainer.manifest.problems import Problem, either
 from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
@@ -82,6 +83,18 @@ def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
             yield Problem(path, f"it cannot be set here: {reason}.", "Remove it.")
         if name == EXPERT_PARALLEL and truth_of(value) is None:
             yield Problem(path, f"{value} is neither true nor false.", "Set it to true or false.")
+
+
+def transformer_settings(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that overrideTransformerConfig is set only with the engine Megatron, and has no setting that
+    another field, the model's folder or the engine decides.
+    """
+    train = spec.train
+    if train.overrideTransformerConfig and train.engine != "Megatron":
+        message = f"engine {train.engine} has no TransformerConfig."
+        yield Problem(megatron.FIELD, message, "Remove it, or use engine Megatron.")
+    for name, reason in megatron.reserved(train.overrideTransformerConfig):
+        yield Problem(f"{megatron.FIELD}.{name}", f"it cannot be set here: {reason}.", "Remove it.")
 
 
 def gym_reward(spec: TrainingSpec) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from qwen35_trainer.manifest.checks import Check
 from qwen35_trainer.manifest.document import dump_document, parse_document
 from qwen35_trainer.manifest.overrides import override
 from qwen35_trainer.manifest.parse import parse_manifest
@@ -28,11 +29,14 @@ def manifests_in(path: Path) -> list[Path]:
     return [file for file in files if _OUR_KIND.search(file.read_bytes())] or [path]
 
 
-def load_manifest(path: Path, overrides: Sequence[str] = (), *, new: bool = True) -> Manifest:
+def load_manifest(
+    path: Path, overrides: Sequence[str] = (), *, new: bool = True, on_machine: Check | None = None
+) -> Manifest:
     """Load a manifest from a file, or from standard input (`STDIN`), and apply `--set` overrides.
 
     new: whether the manifest is of a new training. False skips the checks that an earlier release did not have, for a
-    training that has begun. Raises ManifestError with every problem found.
+    training that has begun. on_machine: a check of what is installed on this machine, whose problems are reported with the
+    others; None: there is none. Raises ManifestError with every problem found.
     """
     document, problems = parse_document(_read(path))
     if problems:
@@ -40,7 +44,7 @@ def load_manifest(path: Path, overrides: Sequence[str] = (), *, new: bool = True
     if isinstance(document, Mapping):
         document, problems = override(document, overrides)
     try:
-        manifest = parse_manifest(document, path, new=new)
+        manifest = parse_manifest(document, path, new=new, on_machine=on_machine)
     except ManifestError as error:
         raise ManifestError(path, [*problems, *error.problems]) from None
     if problems:

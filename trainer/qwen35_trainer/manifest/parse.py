@@ -7,19 +7,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from qwen35_trainer.manifest import fields
-from qwen35_trainer.manifest.checks import check
+from qwen35_trainer.manifest.checks import Check, check
 from qwen35_trainer.manifest.errors import explain
 from qwen35_trainer.manifest.problems import ManifestError, Problem
 from qwen35_trainer.manifest.resource import API_VERSION, KIND, Manifest
 from qwen35_trainer.manifest.training import TrainingSpec
 
 
-def parse_spec(document: object, *, new: bool = True) -> tuple[TrainingSpec | None, list[Problem]]:
+def parse_spec(
+    document: object, *, new: bool = True, on_machine: Check | None = None
+) -> tuple[TrainingSpec | None, list[Problem]]:
     """Parse and check a spec. Returns (spec or None, problems). The spec is None if a field is invalid.
 
     Checks across fields run on the sections that are valid, so that one typo does not hide other problems.
     new: whether the spec is of a new training. False skips `checks.NEW_TRAINING_CHECKS`, because an earlier
-    release may have accepted the spec.
+    release may have accepted the spec. on_machine: a further check, of what is installed on this machine. It runs if the
+    fields of all sections are valid.
     """
     try:
         spec = TrainingSpec.model_validate(document, by_alias=True, by_name=False)
@@ -29,26 +32,29 @@ def parse_spec(document: object, *, new: bool = True) -> tuple[TrainingSpec | No
         if isinstance(document, Mapping):
             problems += check(_parsed_part(document, failed), without=failed, new=new)
         return None, problems
-    return spec, check(spec, new=new)
+    return spec, [*check(spec, new=new), *(on_machine(spec) if on_machine else ())]
 
 
-def parse_manifest(document: object, file: Path | None = None, *, new: bool = True) -> Manifest:
+def parse_manifest(
+    document: object, file: Path | None = None, *, new: bool = True, on_machine: Check | None = None
+) -> Manifest:
     """Parse and check a manifest. Raises ManifestError with every problem found.
 
     file: path of the manifest, for the error. new: whether the manifest is of a new training. False skips
-    `checks.NEW_TRAINING_CHECKS`, because an earlier release may have accepted the manifest.
+    `checks.NEW_TRAINING_CHECKS`, because an earlier release may have accepted the manifest. on_machine: a further check, as
+    in `parse_spec`.
     """
     if wrong := _wrong_kind(document):
         raise ManifestError(file, wrong)
     assert isinstance(document, Mapping)
     try:
         manifest = Manifest.model_validate(document, by_alias=True, by_name=False)
-        problems = check(manifest.spec, new=new)
+        problems = [*check(manifest.spec, new=new), *(on_machine(manifest.spec) if on_machine else ())]
     except ValidationError as error:
         envelope = [detail for detail in error.errors() if detail["loc"][:1] != ("spec",) or len(detail["loc"]) == 1]
         problems = explain(envelope, document, Manifest, ())
         if isinstance(document.get("spec"), Mapping):
-            problems += parse_spec(document["spec"], new=new)[1]
+            problems += parse_spec(document["spec"], new=new, on_machine=on_machine)[1]
         raise ManifestError(file, problems) from None
     if problems:
         raise ManifestError(file, problems)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from qwen35_trainer.manifest.accelerator import MAX_NODES
 from qwen35_trainer.manifest.base import Section
+from qwen35_trainer.manifest.megatron import SettingName, SettingValue
 from qwen35_trainer.manifest.model import Precision
 
 TrainEngineName = Literal["FSDP", "Megatron"]
@@ -405,4 +406,12 @@ class TrainSpec(Section):
         description="Load the head for multi-token prediction from the model's folder and train it, so that checkpoints and exports "
         "have it; SFT with Megatron only. Default: none, exports have the head of the model's folder, unchanged. verl: "
         "actor_rollout_ref.model.mtp.enable_train.",
+    )
+    overrideTransformerConfig: dict[SettingName, SettingValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Further settings of megatron-core, under the names of its class TransformerConfig, such as "
+        "bias_activation_fusion; Megatron only. Names and types are checked against the installed version when the training "
+        "starts; settings that follow from other fields or from the model's folder are refused. Default: none, the engine's. "
+        "verl: actor_rollout_ref.actor.megatron.override_transformer_config.",
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from qwen35_trainer.engines.megatron import installed_settings
 from qwen35_trainer.manifest import Problem, TrainingSpec
 from qwen35_trainer.manifest.problems import either, near
 from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
@@ -109,8 +110,8 @@ def device(profile: ProfileName) -> torch.device:
 def uninstalled(spec: TrainingSpec) -> list[Problem]:
     """Return the reasons why the installed packages cannot run a spec. The list is empty if they can.
 
-    The package of an engine may be missing or have another version than the required one, or vLLM may lack an argument
-    that the spec sets.
+    The package of an engine may be missing or have another version than the required one, or vLLM or megatron-core may
+    lack an argument or a setting of the spec.
     """
     return [*_vllm(spec), *_megatron(spec), *_mindspeed(spec)]
 
@@ -124,10 +125,26 @@ def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
         message = "the package megatron-core, which it needs, is not installed."
     else:
         if present.startswith(f"{MEGATRON_VERSION}."):
+            yield from installed_settings.problems(spec.train.overrideTransformerConfig, present)
             return
         message = f"it needs megatron-core {MEGATRON_VERSION}, and {present} is installed."
     fix = f"Install {MEGATRON_SOURCES[spec.accelerator.profile]}, or set it to FSDP."
     yield Problem("spec.train.engine", message, fix)
+
+
+def unknown_settings(spec: TrainingSpec) -> list[Problem]:
+    """Return the problems of `train.overrideTransformerConfig` with the installed megatron-core.
+
+    The list is empty if megatron-core is not installed, or not in the version that the engine needs: then the settings can
+    only be checked where the training runs.
+    """
+    try:
+        present = version("megatron-core")
+    except PackageNotFoundError:
+        return []
+    if spec.train.engine != "Megatron" or not present.startswith(f"{MEGATRON_VERSION}."):
+        return []
+    return list(installed_settings.problems(spec.train.overrideTransformerConfig, present))
 
 
 def _mindspeed(spec: TrainingSpec) -> Iterator[Problem]:

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any, get_args
 
 import torch
 from megatron.core.transformer import TransformerConfig
 from torch.nn import functional as F
 
 from qwen35_trainer.engines.megatron.layout import Layout, stage_sizes
+from qwen35_trainer.manifest.megatron import SettingValue
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
+
+FUSIONS: Mapping[str, SettingValue] = {
+    "gradient_accumulation_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "apply_rope_fusion": False,
+}
+"""Settings of the engine that a manifest may change: kernels that join several operations. Some need further packages."""
 
 
 def transformer_config(
-    model: HFConfig, layout: Layout, precision: torch.dtype, *, recompute: bool = False, with_head: bool = False
+    model: HFConfig,
+    layout: Layout,
+    precision: torch.dtype,
+    *,
+    recompute: bool = False,
+    with_head: bool = False,
+    overrides: Mapping[str, SettingValue] | None = None,
 ) -> TransformerConfig:
     """Return megatron-core's configuration of a text model, divided over ranks by `layout`.
 
     model: the configuration of a text model in transformers. precision: type of the computation. recompute: whether the
     backward pass computes the activations of each layer again. with_head: whether the model has its head for multi-token
-    prediction.
+    prediction. overrides: further settings, `overrideTransformerConfig` of the manifest.
     """
     first, last = stage_sizes(model.num_hidden_layers, layout.pipeline, layout.virtual)
     interleaved = layout.virtual > 1
@@ -67,18 +86,27 @@ def transformer_config(
         calculate_per_token_loss=True,  # gradients are summed: losses are shares of a sum (`UpdatingEngine`)
         use_cpu_initialization=True,
         perform_initialization=False,
-        gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
         persist_layer_norm=False,
-        apply_rope_fusion=False,
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
         mtp_num_layers=1 if with_head else None,
         **(_experts(model) if hasattr(model, "num_experts") else {"ffn_hidden_size": model.intermediate_size}),
+        **_with_members({**FUSIONS, **(overrides or {})}),
     )
+
+
+def _with_members(settings: Mapping[str, SettingValue]) -> dict[str, Any]:
+    """Return the settings, with the members of enumerations in place of their names."""
+    types = {field.name: field.type for field in fields(TransformerConfig)}
+    return {name: _member(types[name], value) for name, value in settings.items()}
+
+
+def _member(annotation: object, value: SettingValue) -> Any:  # noqa: ANN401  # any member
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, Enum) and value in kind.__members__:
+            return kind[str(value)]
+    return value
 
 
 def _experts(model: HFConfig) -> dict[str, Any]:

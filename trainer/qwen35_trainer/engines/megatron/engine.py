@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +29,9 @@ from torch import Tensor, nn
 
 from qwen35_trainer.algorithms.objective import supervised_objective
 from qwen35_trainer.engines import accelerator_libraries
-from qwen35_trainer.engines.megatron import checkpoint, model_problems, offload
+from qwen35_trainer.engines.megatron import checkpoint, installed_settings, model_problems, offload
 from qwen35_trainer.engines.megatron import layout as layouts
+from qwen35_trainer.engines.megatron.config import transformer_config
 from qwen35_trainer.engines.megatron.layout import Layout
 from qwen35_trainer.engines.megatron.model import StageModel, build_stages
 from qwen35_trainer.engines.megatron.offload import GRADIENTS, REFERENCE, TRAINED, WEIGHTS, Offload
@@ -44,6 +46,7 @@ from qwen35_trainer.engines.published_precision import published_precision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.updating_engine import ScoredPolicy, UpdateStep, UpdatingEngine
 from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.manifest.megatron import FIELD
 from qwen35_trainer.models.qwen3_5 import HFModule, prediction_head
 from qwen35_trainer.models.qwen3_5.checkpoint_files import check_finite
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
@@ -68,6 +71,7 @@ class MegatronEngine(UpdatingEngine):
         self._model_config, self._layout = model.config, layout or Layout.of(spec.train.parallelism)
         _check(self._model_config, self._layout, spec)
         accelerator_libraries.require_mindspeed(spec)
+        _check_settings(self._model_config, self._layout, spec)
         self._shapes = _shapes(model, origin, with_head=spec.train.multiTokenPrediction is not None)
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
@@ -102,6 +106,7 @@ class MegatronEngine(UpdatingEngine):
             recompute=self._spec.train.activationCheckpointing,
             router_losses=router_losses,
             head=self._spec.train.multiTokenPrediction,
+            overrides=self._spec.train.overrideTransformerConfig,
         )
         shape = ModelShape.of(self._model_config)
         return stages, PublishedModel(stages, shape, self._shapes, self._model_config.num_hidden_layers)
@@ -336,8 +341,8 @@ def _reader(origin: Origin, model: HFModule) -> Read:
 
 
 def _check(model: HFConfig, layout: Layout, spec: TrainingSpec) -> None:
-    """Raise ValueError naming every setting of the model, the layout, the routers or the prediction head that this
-    engine cannot compute, if there is one.
+    """Raise ValueError naming every setting of the model, the layout, the routers, the prediction head or megatron-core that
+    this engine cannot compute, if there is one.
     """
     problems = list(model_problems.problems(model))
     if not problems:
@@ -345,5 +350,30 @@ def _check(model: HFConfig, layout: Layout, spec: TrainingSpec) -> None:
         problems += model_problems.router_problems(model, spec.train.router)
         if spec.train.multiTokenPrediction is not None:
             problems += model_problems.head_problems(model)
+    for each in installed_settings.problems(spec.train.overrideTransformerConfig, version("megatron-core")):
+        problems.append(f"{each.path}: {each.message} {each.fix}")
     if problems:
         raise ValueError("; ".join(problems))
+
+
+def _check_settings(model: HFConfig, layout: Layout, spec: TrainingSpec) -> None:
+    """Raise ValueError with megatron-core's reason if it refuses `overrideTransformerConfig` of the manifest.
+
+    It checks, for example, which settings exclude each other, and whether the packages for a setting are installed.
+    """
+    if not (settings := spec.train.overrideTransformerConfig):
+        return
+    try:
+        transformer_config(
+            model,
+            layout,
+            PRECISIONS[spec.model.precision],
+            recompute=spec.train.activationCheckpointing,
+            with_head=spec.train.multiTokenPrediction is not None,
+            overrides=settings,
+        )
+    except (ValueError, AssertionError, ImportError, RuntimeError) as error:
+        listed = ", ".join(f"{name}: {value}" for name, value in settings.items())
+        raise ValueError(
+            f"{FIELD}: megatron-core refuses the settings {listed}: {error} Remove or correct the one it names."
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from megatron.core import parallel_state
@@ -20,6 +20,7 @@ from qwen35_trainer.engines.megatron.layers import head_layers, stage_layers
 from qwen35_trainer.engines.megatron.layout import Layout
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses
 from qwen35_trainer.engines.micro_batch import MicroBatch
+from qwen35_trainer.manifest.megatron import SettingValue
 from qwen35_trainer.manifest.train import MultiTokenPredictionSpec
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.head import TokenScores
@@ -170,6 +171,7 @@ def build_stages(
     recompute: bool = False,
     router_losses: RouterLosses | None = None,
     head: MultiTokenPredictionSpec | None = None,
+    overrides: Mapping[str, SettingValue] | None = None,
 ) -> list[StageModel]:
     """Build this rank's pipeline stage without loading weights, and return the list of its virtual stages.
 
@@ -177,9 +179,12 @@ def build_stages(
 
     model: the configuration of a text model in transformers. recompute: whether the backward pass computes the activations
     of each layer again. router_losses: where the routers add their losses; None: they have none. head: settings of the head for
-    multi-token prediction, which the last stage then has; None: the model has no head.
+    multi-token prediction, which the last stage then has; None: the model has no head. overrides: further settings of
+    megatron-core.
     """
-    config = transformer_config(model, layout, precision, recompute=recompute, with_head=head is not None)
+    config = transformer_config(
+        model, layout, precision, recompute=recompute, with_head=head is not None, overrides=overrides
+    )
     numbers: Sequence[int | None] = [None] if layout.virtual == 1 else range(layout.virtual)
     stages = [_build_stage(model, config, number, router_losses) for number in numbers]
     for stage in stages:
