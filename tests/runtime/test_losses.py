@@ -93,9 +93,20 @@ def _updates(running: Running) -> int:
     return int(printed[-1]) if printed else 0
 
 
-def _replaced(running: Running, victim: psutil.Process) -> bool:
+def _generating(running: Running) -> list[tuple[str, float]]:
+    """(replica, start) of the last intervals in which replicas generated, in seconds of the run."""
+    with (running.folder / "metrics.jsonl").open("rb") as metrics:
+        metrics.seek(max(0, metrics.seek(0, os.SEEK_END) - 65_536))
+        lines = metrics.read().split(b"\n")[1:-1]  # the first and the last may be incomplete
+    spans = (json.loads(line) for line in lines if b'"generate"' in line)
+    return [(span["lane"], span["start"]) for span in spans]
+
+
+def _replaced(running: Running, victim: psutil.Process, lost_at: float) -> bool:
+    """Whether two replicas have generated since second `lost_at`: one that still loads would be lost in another way."""
     time.sleep(0.5)  # looking at all processes of the machine takes as long as a step of the run
-    return len(running.processes("ray::RolloutWorker")) == 2 and not victim.is_running()
+    replicas = {replica for replica, start in _generating(running) if start > lost_at}
+    return len(running.processes("ray::RolloutWorker")) == len(replicas) == 2 and not victim.is_running()
 
 
 def _lose(running: Running, way: str) -> None:
@@ -106,7 +117,8 @@ def _lose(running: Running, way: str) -> None:
     WAYS[way](victim)
     if way != "disconnected":
         running.wait_until(lambda: _lost(running) > lost, f"loss of a replica that is {way}")
-        running.wait_until(lambda: _replaced(running, victim), "replacement")
+        lost_at = max(start for _, start in _generating(running))
+        running.wait_until(lambda: _replaced(running, victim, lost_at), "replacement")
     running.wait_until(lambda: _updates(running) > updates + 3, "further updates")
 
 
