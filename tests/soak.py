@@ -1,13 +1,14 @@
 """`make soak`: what is too long or too random for every change. Runs until its minutes are over, each kind at least once.
 
-    waiting:   one run of each kind ─► again in turn, until the minutes are over ─┐
-                                                                                  ├─► alone: one run of each ─► how many runs of each
-    computing: one run of each kind ─► again in turn, until the minutes are over ─┘
+    waiting:   one run of each kind ─► what the other lane has left ─► again in turn ─┐ until the minutes are over
+                                                                                      ├─► alone: one run of each ─► how many runs of each
+    computing: one run of each kind ─► what the other lane has left ─► again in turn ─┘
 
     python -m tests.soak --minutes 60 [--only KIND …] [--seed N]
 
-The first two lanes run in parallel: tests with clusters, and half an hour of losses, mostly wait. Tests that assert a limit in
-seconds or need most of the memory run after them, when nothing else runs.
+The first two lanes run in parallel: tests with clusters, and half an hour of losses, mostly wait. A lane that has run its kinds
+takes those of the other lane that have not begun. Tests that assert a limit in seconds or need most of the memory run after both
+lanes, when nothing else runs.
 
 Every run has a seed, which is printed and repeats it: hypothesis draws its examples from it, and test files come in the order
 that it gives. The fork server is off, so every process does its own imports. A kind that fails does not stop the others. The exit
@@ -21,7 +22,9 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -97,7 +100,7 @@ def _that_wait() -> tuple[Kind, ...]:
 
 def _that_compute() -> tuple[Kind, ...]:
     folders = (place for place in TESTS.iterdir() if place.is_dir() and any(place.rglob("test_*.py")))
-    rest = tuple(sorted(place.name for place in folders if place.name not in CLUSTERS + PROPERTIES))
+    rest = tuple(sorted({place.name for place in folders} - {"runtime", *CLUSTERS, *PROPERTIES}))
     elsewhere = (
         f"--deselect=tests/{SIGNALS}::test_signals_at_random_moments_of_the_start",
         f"--deselect=tests/{LOSSES}::test_replicas_lost_for_half_an_hour_lose_no_prompt",
@@ -111,7 +114,8 @@ def _that_compute() -> tuple[Kind, ...]:
             ("-m", "not quiet", f"--ignore=tests/{MONTH}"),
         ),
         Kind("a month of updates in virtual time", Lane.COMPUTING, (MONTH,)),
-        Kind("all others, in random order", Lane.COMPUTING, rest, ("-m", "not quiet", *elsewhere)),
+        Kind("all runs, in random order", Lane.COMPUTING, ("runtime",), ("-m", "not quiet", *elsewhere)),
+        Kind("all others, in random order", Lane.COMPUTING, rest),
         Kind("the oldest vLLM", Lane.COMPUTING, ("rollout", INSTALLED), interpreter=OLD_VLLM_INTERPRETER),
     )
 
@@ -155,19 +159,34 @@ class Ended:
     minutes: float
 
 
-def turns(chosen: Sequence[Kind], until: float) -> Iterator[Kind]:
-    """Each kind once, then in turn until the time is over."""
-    yield from chosen
-    for kind in cycle(chosen):
-        if time.monotonic() >= until:
-            return
-        yield kind
+class Turns:
+    """Which kind each lane runs next: each kind once, and then the lane's own kinds in turn until the time is over."""
+
+    def __init__(self, lanes: Sequence[Sequence[Kind]], until: float) -> None:
+        self._lanes, self._until = lanes, until
+        self._left = [deque(kinds) for kinds in lanes]
+        self._lock = threading.Lock()
+
+    def of(self, lane: int) -> Iterator[Kind]:
+        while (kind := self._take(lane)) is not None:
+            yield kind
+        for kind in cycle(self._lanes[lane]):
+            if time.monotonic() >= self._until:
+                return
+            yield kind
+
+    def _take(self, lane: int) -> Kind | None:
+        """The next kind of this lane that has not begun, or the last one of another lane."""
+        with self._lock:
+            if self._left[lane]:
+                return self._left[lane].popleft()
+            return next((left.pop() for left in self._left if left), None)
 
 
-def runs(lane: Sequence[Kind], until: float, seeds: Iterator[int]) -> list[Ended]:
+def runs(lane: Iterator[Kind], seeds: Iterator[int]) -> list[Ended]:
     """Run the kinds of a lane, one after the other."""
     ended = []
-    for kind in turns(lane, until):
+    for kind in lane:
         seed, started = next(seeds), time.monotonic()
         print(f"soak: {kind.name}, seed {seed}", flush=True)
         ended.append(Ended(kind, seed, run(kind, seed), (time.monotonic() - started) / 60))
@@ -197,9 +216,11 @@ def main() -> int:
     seeds = count(arguments.seed)  # next() of this counter is one step of the interpreter, so lanes may share it
     lanes = [[kind for kind in chosen if kind.lane is lane] for lane in Lane]
     *beside, alone = lanes
+    turns = Turns(beside, until)
     with ThreadPoolExecutor() as threads:
-        ended = [run for lane in threads.map(lambda kinds: runs(kinds, until, seeds), beside) for run in lane]
-    ended += runs(alone, 0, seeds)
+        parallel = threads.map(lambda lane: runs(turns.of(lane), seeds), range(len(beside)))
+        ended = [run for lane in parallel for run in lane]
+    ended += runs(iter(alone), seeds)
     return report(chosen, ended)
 
 

@@ -1,5 +1,6 @@
 """What `make soak` runs."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -41,6 +42,26 @@ def test_only_the_kinds_that_run_alone_have_tests_with_limits_in_seconds() -> No
 
 def kind_of(lane: soak.Lane, name: str) -> soak.Kind:
     return soak.Kind(name, lane, ("suite",))
+
+
+def test_each_kind_runs_once_and_a_lane_that_is_done_takes_what_the_other_has_left() -> None:
+    waiting = [kind_of(soak.Lane.WAITING, name) for name in "ab"]
+    computing = [kind_of(soak.Lane.COMPUTING, name) for name in "cdef"]
+    turns = soak.Turns([waiting, computing], until=0.0)
+    short, long = turns.of(0), turns.of(1)
+    assert next(long).name == "c"  # which takes as long as all that follows
+    assert [kind.name for kind in short] == ["a", "b", "f", "e", "d"]
+    assert [kind.name for kind in long] == []
+
+
+def test_until_the_minutes_are_over_a_lane_runs_its_own_kinds_again() -> None:
+    waiting, computing = [kind_of(soak.Lane.WAITING, name) for name in "ab"], [kind_of(soak.Lane.COMPUTING, "c")]
+    names = (kind.name for kind in soak.Turns([waiting, computing], until=float("inf")).of(0))
+    assert list(itertools.islice(names, 6)) == ["a", "b", "c", "a", "b", "a"]
+
+
+def test_a_lane_without_kinds_ends() -> None:
+    assert list(soak.Turns([[], []], until=float("inf")).of(0)) == []
 
 
 def test_a_failed_run_or_a_kind_without_a_run_makes_the_soak_fail(capsys: pytest.CaptureFixture[str]) -> None:
