@@ -164,7 +164,7 @@ class Turns:
 
     def __init__(self, lanes: Sequence[Sequence[Kind]], until: float) -> None:
         self._lanes, self._until = lanes, until
-        self._left = [deque(kinds) for kinds in lanes]
+        self._remaining = [deque(kinds) for kinds in lanes]
         self._lock = threading.Lock()
 
     def of(self, lane: int) -> Iterator[Kind]:
@@ -178,9 +178,9 @@ class Turns:
     def _take(self, lane: int) -> Kind | None:
         """The next kind of this lane that has not begun, or the last one of another lane."""
         with self._lock:
-            if self._left[lane]:
-                return self._left[lane].popleft()
-            return next((left.pop() for left in self._left if left), None)
+            if self._remaining[lane]:
+                return self._remaining[lane].popleft()
+            return next((kinds.pop() for kinds in self._remaining if kinds), None)
 
 
 def runs(lane: Iterator[Kind], seeds: Iterator[int]) -> list[Ended]:
