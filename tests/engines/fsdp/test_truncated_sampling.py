@@ -84,8 +84,8 @@ def generated(kinds: list[Sampling], samples: int = SAMPLES) -> list[ScoredGroup
     moving = first.take([name for name in names if name[1] % 2])
     for name, tokens in moving.items():
         buffer = TokenBuffer()
-        [(_, reported, candidates)] = TokenBlock({name: [tokens[:7], tokens[7:]]}).parts()
-        buffer.append(reported, candidates)
+        [(_, *reported)] = TokenBlock({name: [tokens[:7], tokens[7:]]}).parts()
+        buffer.append(*reported)
         second.submit([replace(request(name), kept=buffer.tokens())])
     done |= {completed.sequence: completed for engine in (first, second) for completed in finish(engine)}
     assert moving
