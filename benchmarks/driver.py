@@ -12,9 +12,9 @@ Weights are announced as with shared memory; in Ray's object store, each publica
 
 processor   microseconds of this process, Ray's threads included, per finished sequence of 2,000 and of 32,000 tokens; and
             what remains without the processor time that this process takes while it is connected to Ray and does nothing
-slowdown    how many times longer a fixed piece of Python takes in the middle of the driver's work than again and again on its
-            own. A driver mostly waits, so its processor has slept and its caches belong to others when a report arrives.
-            Processor times of different machines can only be compared together with this number
+slowdown    how many times longer a fixed piece of Python takes between the driver's work than again and again on its own,
+            because the processor has slept or is shared. That piece uses hardly any memory, so the number does not contain
+            what the driver's own memory costs after it has left the caches
 memory      resident bytes of this process with 64 × 128 sequences of 32,000 tokens, all of them unfinished
 """
 
@@ -182,7 +182,7 @@ class CountingEngine:
 
     def _tokens(self, count: int) -> GeneratedTokens:
         ids = self._random.integers(0, VOCABULARY, count, np.int32)
-        return GeneratedTokens(ids, np.zeros(count, np.float32), VersionRuns(((self.version, count),)))
+        return GeneratedTokens(ids, np.zeros(count, np.float32), VersionRuns(((self.version, count),) if count else ()))
 
 
 class FakeReplica(RolloutWorker):

@@ -67,7 +67,6 @@ class Attacker:
 
     plane: ControlPlane
     results: Counter[str] = field(default_factory=Counter)
-    round: int = 0
 
     @property
     def attacks(self) -> list[Attack]:
@@ -86,23 +85,24 @@ class Attacker:
 
     def attack(self, seconds: float) -> None:
         """Begin all attacks within this time, and wait for their ends."""
-        self.round += 1
         began, pause = time.monotonic(), seconds / len(self.attacks)
+        begun = []
         with ThreadPoolExecutor(WORKERS) as workers:
             for number, attack in enumerate(self.attacks):
                 time.sleep(max(0.0, began + number * pause - time.monotonic()))
-                workers.submit(self._carry_out, attack)
+                begun.append(workers.submit(self._carry_out, attack))
+        self.results.update(attack.result() for attack in begun)
 
-    def _carry_out(self, attack: Attack) -> None:
+    def _carry_out(self, attack: Attack) -> str:
+        """Attack. Returns what happened, in a word."""
         try:
             attack.act(self.training(VICTIM if attack.running else attack.training))
         except Refused:
-            self.results["refused"] += 1
+            return "refused"
         except (OSError, AssertionError) as problem:
             print(f"{attack.name}: {problem!r}"[:400], file=sys.stderr, flush=True)
-            self.results["failed"] += 1
-        else:
-            self.results["carried out"] += 1
+            return "failed"
+        return "carried out"
 
     def clean_up(self) -> None:
         """Delete everything but the shared training, so that each round begins alike."""

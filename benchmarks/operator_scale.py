@@ -164,7 +164,8 @@ async def _idle(bed: Bed, seconds: float) -> Json:
 async def events(bed: Bed, count: int, per_second: float = EVENTS_PER_SECOND, first: int = 1) -> Json:
     """Measure how long events take to reach the status.
 
-    Every event is of another training than the one before, and of a checkpoint that its training has not had. first: number of the first checkpoint.
+    Every event is of another training than the one before, and of a checkpoint that its training has not had.
+    first: number of the first checkpoint.
     """
     before, seen = bed.look(), bed.seen
     answered: dict[int, float] = {}

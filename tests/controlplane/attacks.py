@@ -13,13 +13,12 @@ import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from tests.controlplane.live_training import GROUP, SPEC, LiveTraining
 
 type Document = dict[str, Any]
 type Act = Callable[[LiveTraining], object]
-type Kind = Literal["spec", "metadata", "report", "child", "foreign", "loop"]
 
 DOMAIN = "rl.qwen35.io"
 NEIGHBOURS = ("neighbour-0", "neighbour-1")
@@ -64,7 +63,6 @@ class Attack:
     """One attack of a tenant."""
 
     name: str
-    kind: Kind
     act: Act
     outcome: Outcome
     running: bool = False
@@ -161,10 +159,7 @@ def copied_job(name: str, attempt: int | None = None) -> Act:
         header = {part: job["metadata"][part] for part in ("labels", "annotations", "ownerReferences")}
         if attempt is not None:
             header["labels"][f"{DOMAIN}/attempt"] = str(attempt)
-        # Nobody may run a second cluster for it.
-        spec = {"entrypoint": "mine", "clusterSelector": {"ray.io/cluster": "none"}}
-        body = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": spec}
-        body["metadata"] = header | {"name": name.replace("{own}", own.name)}
+        body = FOREIGN_JOB | {"metadata": header | {"name": name.replace("{own}", own.name)}}
         own.plane.api.post(own.path("rayjobs", None), body)
 
     return act
@@ -300,11 +295,12 @@ POD = {
     "kind": "Pod",
     "spec": {"containers": [{"name": "ray", "image": "mine"}], "nodeSelector": {"no": "node"}},
 }
-FOREIGN_JOB = {
+FOREIGN_JOB: Document = {
     "apiVersion": "ray.io/v1",
     "kind": "RayJob",
     "spec": {"entrypoint": "mine", "clusterSelector": {"ray.io/cluster": "none"}},
 }
+"""A RayJob that creates no cluster."""
 SUCCESS = {
     "state": "Succeeded",
     "conditions": [
@@ -321,89 +317,75 @@ STARTS = Harmless(is_starting, "it starts as any other")
 RUNS = Harmless(is_running, "it runs on, in its first attempt")
 CLOSED = Harmless(is_closed, "the NetworkPolicy is repaired")
 RECORDED = Harmless(has_failed, "the failure is recorded")
+SUSPENDED = Harmless(lambda own: own.state == "Suspended", "it is suspended")
 NAME_REFUSED = RefusedByServer("metadata.name must start with a letter and have at most 40 letters, digits and dashes")
 
 SPECS = (
-    Attack("pattern that is none", "spec", create(**rule("[")), invalid("rules[0].onMessagePattern")),
-    Attack("pattern with look-around", "spec", create(**rule("(?=a)a")), invalid("rules[0].onMessagePattern")),
-    Attack("pattern with back-reference", "spec", create(**rule(r"(a+)\1")), invalid("rules[0].onMessagePattern")),
-    Attack(
-        "pattern of gigabytes", "spec", create(**rule(r"(\pL{1,1000}){1,1000}")), invalid("is not an RE2 expression")
-    ),
+    Attack("pattern that is none", create(**rule("[")), invalid("rules[0].onMessagePattern")),
+    Attack("pattern with look-around", create(**rule("(?=a)a")), invalid("rules[0].onMessagePattern")),
+    Attack("pattern with back-reference", create(**rule(r"(a+)\1")), invalid("rules[0].onMessagePattern")),
+    Attack("pattern of gigabytes", create(**rule(r"(\pL{1,1000}){1,1000}")), invalid("is not an RE2 expression")),
     Attack(
         "pattern that takes exponential time",
-        "spec",
         after_another(create(**rule("(a|aa)+$")), fails_with("a" * 4000 + "!")),
         RECORDED,
     ),
     Attack(
         "32 largest patterns",
-        "spec",
         after_another(create(**rule(WORST_PATTERN, 32)), fails_with("ab" * 2048)),
         RECORDED,
     ),
     Attack(
         "spec of 300 kilobytes",
-        "spec",
         pods({"metadata": {"annotations": {"a": "x" * 300_000}}}),
         invalid("bytes as JSON"),
     ),
-    Attack("a million letters", "spec", pods({"spec": {"hostAliases": "x" * 1_000_000}}), invalid("bytes as JSON")),
-    Attack("nested 90 times", "spec", pods({"spec": {"dnsConfig": levels(90)}}), invalid("levels of objects")),
-    Attack("nested 200 times", "spec", pods({"spec": {"dnsConfig": levels(200)}}), invalid("levels of objects")),
-    Attack("nested 1,000 times", "spec", create_nested(1000), invalid("levels of objects"), real_only=True),
-    Attack("network of the host", "spec", pods({"spec": {"hostNetwork": True}}), invalid("train.spec.hostNetwork")),
-    Attack(
-        "account of others", "spec", pods({"spec": {"serviceAccountName": "admin"}}), invalid("spec.serviceAccountName")
-    ),
+    Attack("a million letters", pods({"spec": {"hostAliases": "x" * 1_000_000}}), invalid("bytes as JSON")),
+    Attack("nested 90 times", pods({"spec": {"dnsConfig": levels(90)}}), invalid("levels of objects")),
+    Attack("nested 200 times", pods({"spec": {"dnsConfig": levels(200)}}), invalid("levels of objects")),
+    Attack("nested 1,000 times", create_nested(1000), invalid("levels of objects"), real_only=True),
+    Attack("network of the host", pods({"spec": {"hostNetwork": True}}), invalid("train.spec.hostNetwork")),
+    Attack("account of others", pods({"spec": {"serviceAccountName": "admin"}}), invalid("spec.serviceAccountName")),
     Attack(
         "token in workers",
-        "spec",
         pods({"spec": {"automountServiceAccountToken": True}}),
         invalid("spec.automountServiceAccountToken"),
     ),
-    Attack("hostname", "spec", pods({"spec": {"hostname": OTHER}}), invalid("spec.hostname")),
-    Attack("command of ray", "spec", ray(command=["sh"]), invalid("containers[0].command")),
-    Attack("image of ray", "spec", ray(image="mine"), invalid("containers[0].image")),
+    Attack("hostname", pods({"spec": {"hostname": OTHER}}), invalid("spec.hostname")),
+    Attack("command of ray", ray(command=["sh"]), invalid("containers[0].command")),
+    Attack("image of ray", ray(image="mine"), invalid("containers[0].image")),
     Attack(
         "label of a neighbour",
-        "spec",
         pods({"metadata": {"labels": {f"{DOMAIN}/training": OTHER}}}),
         invalid("is reserved for the operator"),
     ),
     Attack(
         "label of a Ray head",
-        "spec",
         pods({"metadata": {"labels": {"ray.io/node-type": "head"}}}),
         invalid("is reserved for the operator"),
     ),
     Attack(
         "command by annotation",
-        "spec",
         pods({"metadata": {"annotations": {"ray.io/overwrite-container-cmd": "true"}}}),
         invalid("is reserved for the operator"),
     ),
     Attack(
         "label that no pod may have",
-        "spec",
         pods({"metadata": {"labels": {"team": "a b\nc"}}}),
         invalid("not a valid label value"),
     ),
     Attack(
         "namespace by variable",
-        "spec",
         ray(env=[{"name": "QWEN35_NAMESPACE", "value": "kube-system"}]),
         invalid("QWEN35_NAMESPACE is set"),
     ),
     Attack(
         "token of Ray by variable",
-        "spec",
         create(pods={"env": [{"name": "RAY_AUTH_TOKEN", "value": "x"}]}),
         invalid("RAY_AUTH_TOKEN is set"),
     ),
     Attack(
         "mount over everything",
-        "spec",
         pods(
             {
                 "spec": {
@@ -416,7 +398,6 @@ SPECS = (
     ),
     Attack(
         "mount with dots",
-        "spec",
         pods(
             {
                 "spec": {
@@ -429,46 +410,39 @@ SPECS = (
     ),
     Attack(
         "volume of the operator",
-        "spec",
         pods({"spec": {"volumes": [{"name": "shm", "emptyDir": {}}]}}),
         invalid("the operator has a volume shm too"),
     ),
     Attack(
         "init container called ray",
-        "spec",
         pods({"spec": {"initContainers": [{"name": "ray", "image": "mine"}]}}),
         invalid("name of another container"),
     ),
     Attack(
         "ephemeral container",
-        "spec",
         pods({"spec": {"ephemeralContainers": [{"name": "d", "image": "mine"}]}}),
         invalid("spec.ephemeralContainers"),
     ),
-    Attack("directive of a patch", "spec", pods({"spec": {"$patch": "replace"}}), invalid("directives")),
+    Attack("directive of a patch", pods({"spec": {"$patch": "replace"}}), invalid("directives")),
     Attack(
         "port of the dashboard",
-        "spec",
         pods({"spec": {"containers": [{"name": "ray", "ports": [{"containerPort": 8265}]}]}}, "head"),
         invalid("head's Service"),
     ),
     Attack(
         "protocol that is a list",
-        "spec",
         ray(ports=[{"containerPort": 1, "protocol": ["TCP"]}]),
         invalid("ports[0].protocol: a list is not a string"),
     ),
     Attack(
         "spec that is a list in a list",
-        "spec",
         pods({"spec": {"hostAliases": [["ip"]]}}),
         invalid("is not a mapping"),
     ),
-    Attack("long name", "spec", create(), NAME_REFUSED, named="x" + "y" * 60, real_only=True),
-    Attack("name with dots", "spec", create(), NAME_REFUSED, named="x.y", real_only=True),
+    Attack("long name", create(), NAME_REFUSED, named="x" + "y" * 60, real_only=True),
+    Attack("name with dots", create(), NAME_REFUSED, named="x.y", real_only=True),
     Attack(
         "Secret of another namespace",
-        "spec",
         ray(
             env=[
                 {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "namespace": "kube-system"}}},
@@ -477,33 +451,28 @@ SPECS = (
         Reported("Accepted", "False", "KubeRayTooOld", "unknown field"),
         real_only=True,
     ),
-    Attack(
-        "two megabytes", "spec", pods({"spec": {"a": "x" * 2_000_000}}), RefusedByServer("too large"), real_only=True
-    ),
-    Attack("nodes as a text", "spec", create(train={"nodes": "many"}), RefusedByServer("nodes"), real_only=True),
-    Attack("a billion nodes", "spec", create(train={"nodes": 10**9}), RefusedByServer("nodes"), real_only=True),
-    Attack("33 rules", "spec", create(**rule("a", 33)), RefusedByServer("rules"), real_only=True),
-    Attack("pattern of 513 letters", "spec", create(**rule("a" * 513)), RefusedByServer("Pattern"), real_only=True),
-    Attack("a mode of its own", "spec", create(mode="Mine"), RefusedByServer("mode"), real_only=True),
+    Attack("two megabytes", pods({"spec": {"a": "x" * 2_000_000}}), RefusedByServer("too large"), real_only=True),
+    Attack("nodes as a text", create(train={"nodes": "many"}), RefusedByServer("nodes"), real_only=True),
+    Attack("a billion nodes", create(train={"nodes": 10**9}), RefusedByServer("nodes"), real_only=True),
+    Attack("33 rules", create(**rule("a", 33)), RefusedByServer("rules"), real_only=True),
+    Attack("pattern of 513 letters", create(**rule("a" * 513)), RefusedByServer("Pattern"), real_only=True),
+    Attack("a mode of its own", create(mode="Mine"), RefusedByServer("mode"), real_only=True),
 )
 
 METADATA = (
-    Attack("status of a success", "metadata", create({"status": SUCCESS}), STARTS),
+    Attack("status of a success", create({"status": SUCCESS}), STARTS),
     Attack(
         "generation and uid",
-        "metadata",
         create(metadata={"generation": 10**9, "uid": "00000000-0000-0000-0000-000000000000"}),
         Harmless(lambda own: is_starting(own) and own.status["observedGeneration"] == 1, "the server's count"),
     ),
     Attack(
         "label of a neighbour's object",
-        "metadata",
         create(metadata={"labels": {f"{DOMAIN}/training": OTHER, "ray.io/cluster": "other"}}),
         Harmless(keeps_queue_labels_only, "its RayJob has no such label"),
     ),
     Attack(
         "long annotations",
-        "metadata",
         create(
             metadata={"annotations": {f"{DOMAIN}/{name}": "x" * 60_000 for name in ("retry", "update", "force-start")}}
         ),
@@ -511,27 +480,23 @@ METADATA = (
     ),
     Attack(
         "name of a neighbour",
-        "metadata",
         create(),
         Harmless(is_nowhere_else, "only its own namespace"),
         named=NEIGHBOURS[1],
     ),
     Attack(
         "finalizer that nobody removes",
-        "metadata",
         after_another(create(metadata={"finalizers": ["example.com/forever"]}), LiveTraining.delete),
         Harmless(is_kept, "it waits without pods"),
     ),
     Attack(
         "name of 254 letters",
-        "metadata",
         create(metadata={"name": "x" * 254}),
         RefusedByServer("must be no more than"),
         real_only=True,
     ),
     Attack(
         "namespace of others",
-        "metadata",
         create(metadata={"namespace": "kube-system"}),
         RefusedByServer("does not match the namespace"),
         real_only=True,
@@ -542,67 +507,57 @@ VALID: Document = {"attempt": 1, "state": "Running", "time": 1.8e9, "update": 1,
 REPORTS = tuple(
     replace(attack, running=True)
     for attack in (
-        Attack("report of a megabyte", "report", write("x" * 1_000_000), unreadable("bytes")),
-        Attack("report of emojis", "report", write("\U0001f600" * 200_000), unreadable("bytes")),
-        Attack("report nested 100,000 times", "report", write("[" * 100_000), unreadable()),
-        Attack("report of NULs", "report", write("\x00" * 1000), unreadable()),
-        Attack("number of 5,000 digits", "report", write('{"attempt": 1' + "0" * 5000 + "}"), unreadable()),
-        Attack("time after the year 9999", "report", report(time=1e300), unreadable("time")),
+        Attack("report of a megabyte", write("x" * 1_000_000), unreadable("bytes")),
+        Attack("report of emojis", write("\U0001f600" * 200_000), unreadable("bytes")),
+        Attack("report nested 100,000 times", write("[" * 100_000), unreadable()),
+        Attack("report of NULs", write("\x00" * 1000), unreadable()),
+        Attack("number of 5,000 digits", write('{"attempt": 1' + "0" * 5000 + "}"), unreadable()),
+        Attack("time after the year 9999", report(time=1e300), unreadable("time")),
         Attack(
             "version after the year 9999",
-            "report",
             report(versionTime=1e20, versionSeconds=1.0),
             unreadable("versionTime"),
         ),
-        Attack("half of a letter", "report", write(json.dumps(VALID | {"phase": "\ud800"})), unreadable()),
-        Attack("1,025 replicas", "report", report(replicas=[{"pods": [], "idle": 0.5}] * 1025), unreadable("replicas")),
-        Attack("infinitely slow", "report", report(versionTime=1.0e9, versionSeconds=1e308), RUNS),
-        Attack(
-            "numbers without bounds", "report", report(reward=-1e308, tokensPerSecond=1e308, prompts=2**63 - 1), RUNS
-        ),
-        Attack("escape sequences", "report", report(phase=ESCAPES), RUNS),
+        Attack("half of a letter", write(json.dumps(VALID | {"phase": "\ud800"})), unreadable()),
+        Attack("1,025 replicas", report(replicas=[{"pods": [], "idle": 0.5}] * 1025), unreadable("replicas")),
+        Attack("infinitely slow", report(versionTime=1.0e9, versionSeconds=1e308), RUNS),
+        Attack("numbers without bounds", report(reward=-1e308, tokensPerSecond=1e308, prompts=2**63 - 1), RUNS),
+        Attack("escape sequences", report(phase=ESCAPES), RUNS),
         Attack(
             "folder of a checkpoint",
-            "report",
             report(checkpoint={"uri": "../" * 300 + ESCAPES, "update": 1, "time": 1.8e9}),
             RUNS,
         ),
-        Attack("success of another attempt", "report", report("Succeeded", attempt=2), RUNS),
-        Attack("pods of a neighbour", "report", report(replicas=[{"pods": [f"{OTHER}-1-rollout"], "idle": 1.0}]), RUNS),
-        Attack("report from the year 0", "report", made_up_time, RUNS),
+        Attack("success of another attempt", report("Succeeded", attempt=2), RUNS),
+        Attack("pods of a neighbour", report(replicas=[{"pods": [f"{OTHER}-1-rollout"], "idle": 1.0}]), RUNS),
+        Attack("report from the year 0", made_up_time, RUNS),
     )
 )
 
 CHILDREN = tuple(
     replace(attack, running=True)
     for attack in (
-        Attack("open network", "child", patch("networkpolicies", "{own}", OPEN), CLOSED),
+        Attack("open network", patch("networkpolicies", "{own}", OPEN), CLOSED),
         Attack(
             "open network without a label",
-            "child",
             patch("networkpolicies", "{own}", OPEN | {"metadata": {"labels": {f"{DOMAIN}/training": None}}}),
             CLOSED,
         ),
         Attack(
             "open network with a long hash",
-            "child",
             patch("networkpolicies", "{own}", OPEN | {"metadata": {"annotations": {f"{DOMAIN}/hash": "x" * 200_000}}}),
             CLOSED,
         ),
         Attack(
             "more rights",
-            "child",
             patch("roles", "{own}-trainer", ANYTHING),
             Harmless(has_least_rights, "the Role is repaired"),
         ),
-        Attack("copy of a job", "child", copied_job("{own}-copy"), RUNS),
-        Attack("job of attempt 10**30", "child", copied_job(f"{{own}}-{10**30}", 10**30), RUNS),
-        Attack(
-            "two jobs of one attempt", "child", after_another(copied_job("{own}-a", 2), copied_job("{own}-b", 2)), RUNS
-        ),
+        Attack("copy of a job", copied_job("{own}-copy"), RUNS),
+        Attack("job of attempt 10**30", copied_job(f"{{own}}-{10**30}", 10**30), RUNS),
+        Attack("two jobs of one attempt", after_another(copied_job("{own}-a", 2), copied_job("{own}-b", 2)), RUNS),
         Attack(
             "job with long annotations",
-            "child",
             patch(
                 "rayjobs",
                 "{own}-1",
@@ -617,99 +572,75 @@ CHILDREN = tuple(
     )
 )
 
+
+def foreign(name: str, *acts: Act) -> Attack:
+    """An attack by objects that belong to no training. Afterwards the operator must serve a new training."""
+    return Attack(name, after_another(*acts, create(suspend=True)), SUSPENDED)
+
+
 FOREIGN = (
     Attack(
         "child that exists",
-        "foreign",
         after_another(post("configmaps", "{own}-config", {"data": {"mine": "x"}}), create()),
         Reported("Accepted", "False", "NameTaken", "does not belong to this training"),
     ),
-    Attack(
+    foreign(
         "report for a neighbour",
-        "foreign",
-        after_another(
-            post(
-                "configmaps",
-                f"{OTHER}-progress",
-                {"data": {"progress.json": json.dumps(VALID | {"state": "Failed"})}},
-                **LABELLED,
-            ),
-            create(suspend=True),
+        post(
+            "configmaps",
+            f"{OTHER}-progress",
+            {"data": {"progress.json": json.dumps(VALID | {"state": "Failed"})}},
+            **LABELLED,
         ),
-        Harmless(lambda own: own.state == "Suspended", "the operator works"),
     ),
-    Attack(
+    foreign(
         "pod of a neighbour",
-        "foreign",
-        after_another(
-            post("pods", f"{OTHER}-1-head", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "1"}),
-            create(suspend=True),
-        ),
-        Harmless(lambda own: own.state == "Suspended", "the operator works"),
+        post("pods", f"{OTHER}-1-head", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "1"}),
     ),
-    Attack(
+    foreign(
         "pod without sense",
-        "foreign",
-        after_another(
-            post("pods", "{own}-pod", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "first"}),
-            post("pods", "{own}-pod-2", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/pool": "none"}),
-            create(suspend=True),
-        ),
-        Harmless(lambda own: own.state == "Suspended", "the operator works"),
+        post("pods", "{own}-pod", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "first"}),
+        post("pods", "{own}-pod-2", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/pool": "none"}),
     ),
-    Attack(
+    foreign(
         "job of a neighbour",
-        "foreign",
-        after_another(
-            post("rayjobs", f"{OTHER}-1", FOREIGN_JOB, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "1"}),
-            create(suspend=True),
-        ),
-        Harmless(lambda own: own.state == "Suspended", "the operator works"),
+        post("rayjobs", f"{OTHER}-1", FOREIGN_JOB, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "1"}),
     ),
-    Attack(
+    foreign(
         "flood of reports",
-        "foreign",
-        after_another(
-            *(
-                post("configmaps", f"none-{number}-progress", {"data": {"progress.json": "x" * 300_000}}, **LABELLED)
-                for number in range(10)
-            ),
-            create(suspend=True),
+        *(
+            post("configmaps", f"none-{number}-progress", {"data": {"progress.json": "x" * 300_000}}, **LABELLED)
+            for number in range(10)
         ),
-        Harmless(lambda own: own.state == "Suspended", "the operator works"),
     ),
 )
 
 LOOPS = (
     Attack(
         "labels in a loop",
-        "loop",
         after_another(
             create(suspend=True),
             *(patch("qwen35trainings", "{own}", {"metadata": {"labels": {"n": str(n)}}}) for n in range(30)),
         ),
-        Harmless(lambda own: own.state == "Suspended", "it stays suspended"),
+        SUSPENDED,
     ),
     Attack(
         "patterns in a loop",
-        "loop",
         after_another(
             create(suspend=True),
             *(patch("qwen35trainings", "{own}", {"spec": rule(f"{WORST_PATTERN}{n}", 32)}) for n in range(10)),
         ),
-        Harmless(lambda own: own.state == "Suspended", "it stays suspended"),
+        SUSPENDED,
     ),
-    Attack("created and deleted in a loop", "loop", created_and_deleted, Harmless(is_gone, "nothing is left")),
+    Attack("created and deleted in a loop", created_and_deleted, Harmless(is_gone, "nothing is left")),
     Attack(
         "network deleted in a loop",
-        "loop",
         network_deleted,
         CLOSED,
         running=True,
     ),
     Attack(
         "retry in a loop",
-        "loop",
         after_another(
             *(
                 patch("qwen35trainings", "{own}", {"metadata": {"annotations": {f"{DOMAIN}/retry": str(n) * 50_000}}})
@@ -721,7 +652,6 @@ LOOPS = (
     ),
     Attack(
         "scale to two billions",
-        "loop",
         lambda own: own.scale(2**31 - 1),
         RefusedByServer("less than or equal"),
         running=True,
@@ -730,7 +660,7 @@ LOOPS = (
 )
 
 POLICIES = tuple(
-    Attack(name, "spec", pods({"spec": spec}), RefusedByServer(words), real_only=True, policy=True)
+    Attack(name, pods({"spec": spec}), RefusedByServer(words), real_only=True, policy=True)
     for name, spec, words in (
         ("folder of the node", {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "HostPath"),
         ("processes of the node", {"hostPID": True}, "Host Namespaces"),
