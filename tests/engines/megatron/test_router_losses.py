@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -105,6 +106,10 @@ def test_loss_and_gradients_are_those_of_the_closed_form(groups: Callable[[int],
     assert distance(gradients, expected.gradients, scale) <= GRADIENTS
 
 
+@pytest.mark.skipif(
+    version("megatron-core").startswith("0.18."),
+    reason="0.18 divides its own loss of sequences by their number (mended in 0.19)",
+)
 def test_sequences_of_one_length_have_the_gradients_of_megatron_cores_own_losses(
     groups: Callable[[int], Group],
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from qwen35_trainer.catalog.model_sizes import ModelSizes, VisionShape
 
 _SMALL_TOWER = VisionShape(depth=12, hidden=768, intermediate=3072)
+_MEDIUM_TOWER = VisionShape(depth=24, hidden=1024, intermediate=4096)
 _TOWER = VisionShape(depth=27, hidden=1152, intermediate=4304)
 
 
@@ -43,6 +44,8 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, **feed_forward: 
 
 MODELS: Final[dict[str, ModelSizes]] = {
     "Qwen/Qwen3.5-0.8B": replace(_qwen3_5(1024, 24, 3584, 8, 2, 16), tied=True, vision=_SMALL_TOWER),
+    "Qwen/Qwen3.5-2B": replace(_qwen3_5(2048, 24, 6144, 8, 2, 16), tied=True, vision=_MEDIUM_TOWER),
+    "Qwen/Qwen3.5-4B": replace(_qwen3_5(2560, 32, 9216, 16, 4, 32), tied=True, vision=_MEDIUM_TOWER),
     "Qwen/Qwen3.5-9B": _qwen3_5(4096, 32, 12_288, 16, 4, 32),
     "Qwen/Qwen3.5-27B": _qwen3_5(5120, 64, 17_408, 24, 4, 48),
     "Qwen/Qwen3.5-35B-A3B": _qwen3_5_experts(2048, 40, 16, 32, 256, 8, 512),
@@ -53,7 +56,7 @@ MODELS: Final[dict[str, ModelSizes]] = {
     "Qwen/Qwen3-235B-A22B": _qwen3(4096, 94, 64, 4, experts=128, experts_per_token=8, expert_intermediate=1536),
 }
 """Name of a model → its sizes. Sources: config.json of each repository, and THUDM/slime,
-scripts/models, which has the same numbers.
+scripts/models, which has the same numbers. 2B and 4B: the model cards, and for the vision tower Qwen3-VL-2B and 4B.
 
 A test builds the transformers class of each Qwen3.5 model and compares its number of
 parameters with `planning/parameters.py`.

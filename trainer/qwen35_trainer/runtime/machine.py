@@ -47,13 +47,13 @@ VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
 
 The version of vllm-ascend is the version of the vLLM that it extends.
 """
-MEGATRON_VERSION = "0.19"
-"""The version of megatron-core that the Megatron engine needs. The engine uses internals that other
-versions may change."""
+MEGATRON_VERSIONS = ("0.18", "0.19")
+"""The oldest and the newest version of megatron-core that the Megatron engine accepts. The engine uses internals that
+other versions may change. The oldest one is that of MindSpeed's branch core_r0.18.0."""
 MEGATRON_SOURCES: dict[ProfileName, str] = {
     "CPU": "requirements/cpu.txt",
     "NVIDIA": "requirements/trainer-cuda-amd64.txt",
-    "Ascend": f"megatron-core {MEGATRON_VERSION}",
+    "Ascend": f"megatron-core {MEGATRON_VERSIONS[0]} and MindSpeed for it",
 }
 """Accelerator profile → what to install for megatron-core."""
 
@@ -124,10 +124,10 @@ def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
     except PackageNotFoundError:
         message = "the package megatron-core, which it needs, is not installed."
     else:
-        if present.startswith(f"{MEGATRON_VERSION}."):
+        if _is_between(present, MEGATRON_VERSIONS):
             yield from installed_settings.problems(spec.train.overrideTransformerConfig, present)
             return
-        message = f"it needs megatron-core {MEGATRON_VERSION}, and {present} is installed."
+        message = f"it needs megatron-core {' to '.join(MEGATRON_VERSIONS)}, and {present} is installed."
     fix = f"Install {MEGATRON_SOURCES[spec.accelerator.profile]}, or set it to FSDP."
     yield Problem("spec.train.engine", message, fix)
 
@@ -142,7 +142,7 @@ def unknown_settings(spec: TrainingSpec) -> list[Problem]:
         present = version("megatron-core")
     except PackageNotFoundError:
         return []
-    if spec.train.engine != "Megatron" or not present.startswith(f"{MEGATRON_VERSION}."):
+    if spec.train.engine != "Megatron" or not _is_between(present, MEGATRON_VERSIONS):
         return []
     return list(installed_settings.problems(spec.train.overrideTransformerConfig, present))
 
@@ -164,11 +164,16 @@ def _vllm(spec: TrainingSpec) -> list[Problem]:
     except PackageNotFoundError:
         message = f"the package {package}, which it needs for profile {profile}, is not installed."
     else:
-        oldest, newest = VLLM_VERSIONS
-        if Version(oldest).release <= Version(present).release[:2] <= Version(newest).release:
+        if _is_between(present, VLLM_VERSIONS):
             return list(unknown_arguments(spec, present, engine_arguments()))
-        message = f"it needs {package} {oldest} to {newest}, and {present} is installed."
+        message = f"it needs {package} {' to '.join(VLLM_VERSIONS)}, and {present} is installed."
     return [Problem("spec.rollout.engine", message, f"Install {requirements}, or set it to Torch.")]
+
+
+def _is_between(present: str, versions: tuple[str, str]) -> bool:
+    """Whether a version is one of the releases from the oldest to the newest of `versions`, which have two numbers each."""
+    oldest, newest = (Version(each).release for each in versions)
+    return oldest <= Version(present).release[:2] <= newest
 
 
 def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str]) -> Iterator[Problem]:

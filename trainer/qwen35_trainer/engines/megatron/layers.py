@@ -40,6 +40,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
     get_transformer_layer_offset,
 )
+from torch import Tensor
 
 from qwen35_trainer.engines import accelerator_libraries
 from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
@@ -67,6 +68,19 @@ def stage_layers(
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ZeroCentredRMSNorm)
 
 
+class HeadLayer(MultiTokenPredictionLayer):
+    """The layer of the head for multi-token prediction, which computes its activations again in megatron-core 0.18, too.
+
+    There, the method below gets a mask of the padding, for which it has no parameter. The mask is for the losses of routers,
+    which the head does not have.
+    """
+
+    def _checkpointed_forward(self, *, padding_mask: None = None, **inputs: Any) -> Tensor:  # noqa: ANN401  # megatron-core's
+        assert padding_mask is None
+        output: Tensor = super()._checkpointed_forward(**inputs)
+        return output
+
+
 def head_layers(config: TransformerConfig) -> MultiTokenPredictionBlockSubmodules:
     """Return the classes of the head for multi-token prediction.
 
@@ -79,7 +93,7 @@ def head_layers(config: TransformerConfig) -> MultiTokenPredictionBlockSubmodule
         eh_proj=_backend().column_parallel_linear(),
         mtp_model_layer=_layer(config, FULL_ATTENTION),
     )
-    return MultiTokenPredictionBlockSubmodules([ModuleSpec(module=MultiTokenPredictionLayer, submodules=parts)])
+    return MultiTokenPredictionBlockSubmodules([ModuleSpec(module=HeadLayer, submodules=parts)])
 
 
 def _backend() -> LocalSpecProvider:

@@ -50,7 +50,8 @@ class StageModel(GPTModel):
         of_both: Tensor = self.mtp(
             input_ids=input_ids,
             position_ids=position_ids,
-            hidden_states=hidden_states.detach() if self.head_is_detached else hidden_states,
+            # The leaf requires a gradient: the head's activations are computed again only for an input that does.
+            hidden_states=hidden_states.detach().requires_grad_() if self.head_is_detached else hidden_states,
             attention_mask=None,
             rotary_pos_emb=rotary_pos_emb,
             embedding=self._detached_embedding if self.head_is_detached else self.embedding,
@@ -212,4 +213,22 @@ def _build_stage(
     )
     stage.vocabulary = model.vocab_size
     stage.masks_padding = router_losses is not None
+    _mark_experts(stage)
     return stage.to(torch.cuda.current_device())
+
+
+def _mark_experts(stage: StageModel) -> None:
+    """Mark the parameters of experts, so that their gradients are summed over the ranks that hold the same experts.
+
+    megatron-core 0.18 takes them for dense parameters if experts are not divided (`expert` is 1) and have another
+    tensor parallelism than dense layers. Their gradients would then be wrong. 0.19 marks them itself.
+    """
+    config = stage.config
+    if (
+        config.expert_model_parallel_size == 1
+        and config.expert_tensor_parallel_size == config.tensor_model_parallel_size
+    ):
+        return
+    for name, parameter in stage.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False  # type: ignore[attr-defined]
