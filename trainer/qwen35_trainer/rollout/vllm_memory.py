@@ -6,7 +6,7 @@ import math
 
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.free_memory import free_memory
-from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.classes import HFConfig, layer_types
 
 ATTENTION_BLOCK = 128
 """Number of tokens. vLLM's CPU kernels store keys and values in blocks of a multiple of it."""
@@ -53,8 +53,12 @@ def _fix(least: int, available: int) -> str:
 
 def _needed(config: HFConfig, slots: int, max_length: int) -> int:
     text = config.get_text_config()
-    linear = text.layer_types.count("linear_attention")
-    full = len(text.layer_types) - linear
+    kinds = layer_types(text)
+    linear = kinds.count("linear_attention")
+    full = len(kinds) - linear
+    per_token = 2 * 2 * text.num_key_value_heads * text.head_dim  # key and value, in bfloat16
+    if not linear:
+        return slots * full * -(-max_length // ATTENTION_BLOCK) * ATTENTION_BLOCK * int(per_token)
     keys, values = (
         heads * size
         for heads, size in (
@@ -64,7 +68,6 @@ def _needed(config: HFConfig, slots: int, max_length: int) -> int:
     )
     # The state is float32, the inputs of the convolution are bfloat16.
     state = 4 * values * text.linear_key_head_dim + 2 * (2 * keys + values) * (text.linear_conv_kernel_dim - 1)
-    per_token = 2 * 2 * text.num_key_value_heads * text.head_dim  # key and value, in bfloat16
     tokens = -(-state // (per_token * ATTENTION_BLOCK)) * ATTENTION_BLOCK
     blocks = slots * (STATES_PER_SEQUENCE * linear + full * -(-max_length // tokens)) + SPARE_BLOCKS
     return int(blocks * tokens * per_token)

@@ -40,6 +40,7 @@ def transformer_config(
     backward pass computes the activations of each layer again. with_head: whether the model has its head for multi-token
     prediction. overrides: further settings, `overrideTransformerConfig` of the manifest.
     """
+    is_qwen3 = model.model_type == "qwen3_moe"
     first, last = stage_sizes(model.num_hidden_layers, layout.pipeline, layout.virtual)
     interleaved = layout.virtual > 1
     return TransformerConfig(
@@ -50,22 +51,16 @@ def transformer_config(
         kv_channels=model.head_dim,
         layernorm_epsilon=model.rms_norm_eps,
         normalization="RMSNorm",
-        layernorm_zero_centered_gamma=True,
+        layernorm_zero_centered_gamma=not is_qwen3,
         qk_layernorm=True,
-        attention_output_gate=True,
+        attention_output_gate=not is_qwen3,
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
-        experimental_attention_variant="gated_delta_net",
-        linear_attention_freq=[int(kind == "linear_attention") for kind in model.layer_types],
-        linear_conv_kernel_dim=model.linear_conv_kernel_dim,
-        linear_key_head_dim=model.linear_key_head_dim,
-        linear_value_head_dim=model.linear_value_head_dim,
-        linear_num_key_heads=model.linear_num_key_heads,
-        linear_num_value_heads=model.linear_num_value_heads,
+        **({} if is_qwen3 else _linear_attention(model)),
         tensor_model_parallel_size=layout.tensor,
         sequence_parallel=layout.sequence,
         pipeline_model_parallel_size=layout.pipeline,
@@ -109,13 +104,26 @@ def _member(annotation: object, value: SettingValue) -> Any:  # noqa: ANN401  # 
     return value
 
 
+def _linear_attention(model: HFConfig) -> dict[str, Any]:
+    return {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": [int(kind == "linear_attention") for kind in model.layer_types],
+        "linear_conv_kernel_dim": model.linear_conv_kernel_dim,
+        "linear_key_head_dim": model.linear_key_head_dim,
+        "linear_value_head_dim": model.linear_value_head_dim,
+        "linear_num_key_heads": model.linear_num_key_heads,
+        "linear_num_value_heads": model.linear_num_value_heads,
+    }
+
+
 def _experts(model: HFConfig) -> dict[str, Any]:
+    shared = getattr(model, "shared_expert_intermediate_size", None)
     return {
         "ffn_hidden_size": model.moe_intermediate_size,
         "num_moe_experts": model.num_experts,
         "moe_ffn_hidden_size": model.moe_intermediate_size,
-        "moe_shared_expert_intermediate_size": model.shared_expert_intermediate_size,
-        "moe_shared_expert_gate": True,
+        "moe_shared_expert_intermediate_size": shared,
+        "moe_shared_expert_gate": shared is not None,
         "moe_router_topk": model.num_experts_per_tok,
         "moe_router_pre_softmax": False,  # the softmax of the chosen experts, which equals the renormalised softmax of all
         "moe_router_score_function": "softmax",

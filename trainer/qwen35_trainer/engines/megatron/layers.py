@@ -44,7 +44,7 @@ from torch import Tensor
 
 from qwen35_trainer.engines import accelerator_libraries
 from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
-from qwen35_trainer.engines.megatron.norm import ZeroCentredRMSNorm
+from qwen35_trainer.engines.megatron.norm import RMSNorm
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses
 
 FULL_ATTENTION = "full_attention"
@@ -65,7 +65,7 @@ def stage_layers(
     first = get_transformer_layer_offset(config, virtual_stage)
     count = get_num_layers_to_build(config, virtual_stage)
     specs = [_layer(config, kind, router_losses) for kind in layer_types[first : first + count]]
-    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=ZeroCentredRMSNorm)
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
 
 
 class HeadLayer(MultiTokenPredictionLayer):
@@ -87,9 +87,9 @@ def head_layers(config: TransformerConfig) -> MultiTokenPredictionBlockSubmodule
     Its router has no losses: those of `train.router` are of the model's own layers.
     """
     parts = MultiTokenPredictionLayerSubmodules(
-        enorm=ZeroCentredRMSNorm,
-        hnorm=ZeroCentredRMSNorm,
-        layer_norm=ZeroCentredRMSNorm,
+        enorm=RMSNorm,
+        hnorm=RMSNorm,
+        layer_norm=RMSNorm,
         eh_proj=_backend().column_parallel_linear(),
         mtp_model_layer=_layer(config, FULL_ATTENTION),
     )
@@ -116,8 +116,8 @@ def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | N
                 linear_qkv=column,
                 core_attention=backend.core_attention(),
                 linear_proj=row,
-                q_layernorm=ZeroCentredRMSNorm,
-                k_layernorm=ZeroCentredRMSNorm,
+                q_layernorm=RMSNorm,
+                k_layernorm=RMSNorm,
             ),
         )
     else:
@@ -126,10 +126,10 @@ def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | N
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=ZeroCentredRMSNorm,
+            input_layernorm=RMSNorm,
             self_attention=mixer,
             self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=ZeroCentredRMSNorm,
+            pre_mlp_layernorm=RMSNorm,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,
         ),

@@ -125,6 +125,6 @@ def _expert_problems(layout: Layout, model: HFConfig, ranks: int) -> Iterator[st
 
 
 def _indivisible(model: HFConfig, field: str, degree: int, *sizes: str) -> Iterator[str]:
-    for name in sizes:
+    for name in (size for size in sizes if hasattr(model, size)):
         if getattr(model, name) % degree:
             yield f"{PLACE}.{field}: {degree} does not divide {name} {getattr(model, name)} of the model; use a divisor"

@@ -22,7 +22,7 @@ from qwen35_trainer.engines.megatron.router_losses import RouterLosses
 from qwen35_trainer.engines.micro_batch import MicroBatch
 from qwen35_trainer.manifest.megatron import SettingValue
 from qwen35_trainer.manifest.train import MultiTokenPredictionSpec
-from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.classes import HFConfig, layer_types
 from qwen35_trainer.models.qwen3_5.head import TokenScores
 
 
@@ -199,7 +199,7 @@ def _build_stage(
     rotary = model.rope_parameters
     stage = StageModel(
         config,
-        stage_layers(config, list(model.layer_types), virtual_stage, router_losses),
+        stage_layers(config, layer_types(model), virtual_stage, router_losses),
         vocab_size=model.vocab_size + -model.vocab_size % config.tensor_model_parallel_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),

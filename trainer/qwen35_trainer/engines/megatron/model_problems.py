@@ -8,7 +8,7 @@ from qwen35_trainer.manifest.train import RouterSpec
 from qwen35_trainer.models.qwen3_5 import prediction_head
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
-TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")
+TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe")
 """Values of `model_type` in config.json that this engine trains."""
 
 COMPUTED = {"hidden_act": "silu", "rope_parameters.rope_type": "default"}

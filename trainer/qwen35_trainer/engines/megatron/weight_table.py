@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.classes import HFConfig, layer_types
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,18 @@ class ModelShape:
     key_value_heads: int
     head_channels: int
     linear_keys: int
-    """Channels of all queries of a Gated DeltaNet, and also of all its keys."""
+    """Channels of all queries of a Gated DeltaNet, and also of all its keys; 0 if the model has no Gated DeltaNet."""
     linear_values: int
     linear_heads: int
     """Number of value heads of a Gated DeltaNet."""
 
     @classmethod
     def of(cls, model: HFConfig) -> ModelShape:
+        attention = (model.num_attention_heads, model.num_key_value_heads, model.head_dim)
+        if "linear_attention" not in layer_types(model):
+            return cls(*attention, 0, 0, 0)
         return cls(
-            model.num_attention_heads,
-            model.num_key_value_heads,
-            model.head_dim,
+            *attention,
             model.linear_num_key_heads * model.linear_key_head_dim,
             model.linear_num_value_heads * model.linear_value_head_dim,
             model.linear_num_value_heads,
@@ -178,23 +179,25 @@ class LinearFilters(BySections):
 class QueryKeyValue(ByRows):
     """Arrangement of attention's input projection. Each rank holds consecutive key/value heads.
 
-    For each key/value head, the parameter has four blocks of rows: the queries that use the head, their output
-    gates, the keys and the values. The published query projection has other blocks: for each query head, the
+    For each key/value head, the parameter has blocks of rows: the queries that use the head, their output gates if the
+    model has them, the keys and the values. The published query projection has other blocks: for each query head, the
     query, then its gate.
     """
 
     def merge(self, tensors: Sequence[Tensor], shape: ModelShape) -> Tensor:
         query, key, value = tensors
-        by_head = query.unflatten(0, (shape.key_value_heads, -1, 2, shape.head_channels))
-        own, gates = (part.flatten(1, 2) for part in by_head.unbind(2))
+        blocks = len(query) // (shape.query_heads * shape.head_channels)  # 2 with gates
+        by_head = query.unflatten(0, (shape.key_value_heads, -1, blocks, shape.head_channels))
+        own = [part.flatten(1, 2) for part in by_head.unbind(2)]
         key, value = (part.unflatten(0, (shape.key_value_heads, -1)) for part in (key, value))
-        return torch.cat((own, gates, key, value), dim=1).flatten(0, 1)
+        return torch.cat((*own, key, value), dim=1).flatten(0, 1)
 
     def divide(self, parameter: Tensor, shape: ModelShape, published: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        per_group = shape.query_heads // shape.key_value_heads * shape.head_channels
+        blocks = published[0][0] // (shape.query_heads * shape.head_channels)  # 2 with gates
+        per_group = [shape.query_heads // shape.key_value_heads * shape.head_channels] * blocks
         grouped = parameter.unflatten(0, (shape.key_value_heads, -1))
-        own, gates, key, value = grouped.split((per_group, per_group, shape.head_channels, shape.head_channels), dim=1)
-        query = torch.stack([part.unflatten(1, (-1, shape.head_channels)) for part in (own, gates)], dim=2)
+        *own, key, value = grouped.split((*per_group, shape.head_channels, shape.head_channels), dim=1)
+        query = torch.stack([part.unflatten(1, (-1, shape.head_channels)) for part in own], dim=2)
         return [query.flatten(0, 3), key.flatten(0, 1), value.flatten(0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Adapt one instance of a Qwen3.5 model to this trainer. Classes of the transformers library are never changed."""
+"""Adapt one instance of a supported model to this trainer. Classes of the transformers library are never changed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text
 
 NORMS = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 """Class names in transformers of the norms with a zero-centred weight: they multiply by 1 + weight."""
+PLAIN_NORMS = ("Qwen3MoeRMSNorm",)
+"""Class names in transformers of the norms that multiply by their weight."""
 GATED_NORMS = ("Qwen3_5RMSNormGated", "Qwen3_5MoeRMSNormGated")
 """Class names in transformers of the norm of a Gated DeltaNet, which multiplies by its weight (not zero-centred)."""
 
-ROUTERS = ("Qwen3_5MoeTopKRouter",)
+ROUTERS = ("Qwen3_5MoeTopKRouter", "Qwen3MoeTopKRouter")
 """Class names in transformers of the router of a mixture of experts."""
 
 
@@ -49,6 +51,8 @@ def adapt(model: HFModule, context_group: ProcessGroup | None = None, *, float32
     for module in text.modules():
         if type(module).__name__ in NORMS:
             module.forward = MethodType(_rms_norm, module)
+        if type(module).__name__ in PLAIN_NORMS:
+            module.forward = MethodType(_plain_rms_norm, module)
         if type(module).__name__ in GATED_NORMS:
             module.forward = MethodType(_gated_rms_norm, module)
         if type(module).__name__ in ROUTERS:
@@ -66,6 +70,13 @@ def _rms_norm(norm: HFModule, x: Tensor) -> Tensor:
     return F.rms_norm(x.float(), x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).type_as(x)
 
 
+def _plain_rms_norm(norm: HFModule, x: Tensor) -> Tensor:
+    """Compute the RMS norm of `x` in float32, rounded once at the end, as vLLM does. transformers also rounds before it
+    multiplies by the weight.
+    """
+    return F.rms_norm(x.float(), x.shape[-1:], norm.weight.float(), norm.variance_epsilon).type_as(x)
+
+
 def _gated_rms_norm(norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
     """Compute the RMS norm of `x` (…, V), times the weight, times silu(gate), in float32, rounded once at the end.
 
@@ -79,7 +90,7 @@ def _gated_rms_norm(norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
 def _problems(model: HFModule, context_group: ProcessGroup | None) -> list[str]:
     kind, (first, bound) = model.config.model_type, TRANSFORMERS
     if kind not in CLASSES:
-        return [f"model type {kind!r} is not Qwen3.5; supported: {', '.join(CLASSES)}"]
+        return [f"model type {kind!r} is not supported; supported: {', '.join(CLASSES)}"]
     problems = []
     if not Version(first) <= Version(transformers.__version__) < Version(bound):
         problems.append(f"transformers {transformers.__version__} is not supported; install >={first},<{bound}")

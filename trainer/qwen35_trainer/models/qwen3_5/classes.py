@@ -1,4 +1,8 @@
-"""The transformers classes of this family: which class a config.json names, and models built from configurations."""
+"""The transformers classes of the supported models: which class a config.json names, and models built from configurations.
+
+Besides Qwen3.5, these are mixtures of experts of Qwen3 (Qwen3-30B-A3B, Qwen3-235B-A22B). Their decoders have full attention
+in every layer, without an output gate, and no shared expert.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,39 @@ CLASSES = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 """`model_type` in config.json → name of the model's class in transformers."""
+QWEN3_MOE = {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "hidden_act": "silu",
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "use_sliding_window": False,
+}
+"""Field of the config.json of a mixture of experts of Qwen3 → the value that this trainer computes. The published ones have it."""
 
 
 def family_problem(config: Mapping[str, Any]) -> str | None:
-    """Return why the contents of a config.json do not belong to this family, or None if they do."""
+    """Return why the contents of a config.json are not those of a supported model, or None if they are."""
     kind = config.get("model_type")
+    if kind == "qwen3_moe":
+        others = [
+            f"{name} {config[name]}, not {value}"
+            for name, value in QWEN3_MOE.items()
+            if config.get(name, value) != value
+        ]
+        return f"config.json: {', '.join(others)}, is not supported for qwen3_moe." if others else None
     if kind in CLASSES:
         return None
-    return f"config.json: model_type {kind!r} is not Qwen3.5; supported: {', '.join(CLASSES)}."
+    return f"config.json: model_type {kind!r} is not supported; supported: {', '.join(CLASSES)}."
+
+
+def layer_types(config: HFConfig) -> list[str]:
+    """Return the kind of each decoder layer of a text model: full_attention or linear_attention."""
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    return kinds or ["full_attention"] * int(config.num_hidden_layers)
 
 
 def read_config(folder: Path) -> HFConfig:

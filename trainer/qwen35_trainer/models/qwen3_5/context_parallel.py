@@ -44,7 +44,7 @@ def head_problems(config: HFModule, ranks: int) -> list[str]:
     its own channels of the convolution.
     """
     names = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
-    heads = {name: getattr(config, name) for name in names}
+    heads = {name: getattr(config, name) for name in names if hasattr(config, name)}
     uneven = [f"{name} {count}" for name, count in heads.items() if count % ranks]
     if not uneven:
         return []

@@ -42,7 +42,7 @@ channels) for single tokens."""
 
 
 class Decoder:
-    """Decodes up to `slots` sequences of at most `max_length` tokens each with a Qwen3.5 model.
+    """Decodes up to `slots` sequences of at most `max_length` tokens each with a model.
 
     model: must be adapted (`adapter.adapt`) if prompts have pictures, because `prefill` then runs the adapted vision tower.
     float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
@@ -213,8 +213,8 @@ class Decoder:
         query, key, value, gate = full_attention.project(layer, hidden, *(each.unsqueeze(-2) for each in rotary))
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         cache[0][target, :, :length], cache[1][target, :, :length] = key[source], value[source]
-        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return layer.o_proj(output.transpose(1, 2).flatten(2) * gate)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return full_attention.output(layer, mixed.transpose(1, 2).flatten(2), gate)
 
     def _attend_token(
         self,
@@ -231,10 +231,10 @@ class Decoder:
         cache[0][rows, :, positions], cache[1][rows, :, positions] = key, value
         keys, values = cache[0][:n, :, :longest], cache[1][:n, :, :longest]
         visible = torch.arange(longest, device=hidden.device) <= positions.unsqueeze(1)
-        output = F.scaled_dot_product_attention(
+        mixed = F.scaled_dot_product_attention(
             query.unsqueeze(2), keys, values, attn_mask=visible[:, None, None], enable_gqa=True
         )
-        return layer.o_proj(output.flatten(1) * gate)
+        return full_attention.output(layer, mixed.flatten(1), gate)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = self._text.norm(hidden)

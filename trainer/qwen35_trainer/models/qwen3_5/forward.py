@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, full_attention, kernels, router, vision
 from qwen35_trainer.models.qwen3_5.buckets import Split
-from qwen35_trainer.models.qwen3_5.family import text_config, text_model
+from qwen35_trainer.models.qwen3_5.family import rotary, text_config, text_model
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
@@ -138,15 +138,20 @@ def _embed(model: HFModule, inputs: ModelInput, context_group: ProcessGroup | No
     return context_parallel.local_tokens(vision.embed(model, inputs), context_group)
 
 
+def _filter_width(model: HFModule) -> int:
+    """Return the number of positions that the filters of the short convolutions cover; 1 for a model without convolutions."""
+    return getattr(text_config(model), "linear_conv_kernel_dim", 1)
+
+
 def _layout(model: HFModule, inputs: ModelInput, hidden: Tensor, context_group: ProcessGroup | None) -> SequenceLayout:
     positions = (
         inputs.positions if context_group is None else context_parallel.local_tokens(inputs.positions, context_group)
     )
-    cos, sin = text_model(model).rotary_emb(hidden, positions[..., 1:].movedim(-1, 0))
+    cos, sin = rotary(text_model(model), hidden, positions[..., 1:])
     if inputs.boundaries is None:
         return SequenceLayout(cos, sin, context_group=context_group)
     if inputs.shared is not None and inputs.shared.continues:
-        prompts = PromptLayout.of(inputs.shared, text_config(model).linear_conv_kernel_dim, hidden.device)
+        prompts = PromptLayout.of(inputs.shared, _filter_width(model), hidden.device)
         longest = max(inputs.shared.lengths)
         return SequenceLayout(cos, sin, inputs.boundaries, longest, context_group=context_group, prompts=prompts)
     lengths = inputs.boundaries.diff().tolist()

@@ -1,7 +1,7 @@
-"""One full-attention layer of Hugging Face's Qwen3.5, computed from the parameters of the module.
+"""One full-attention layer of Hugging Face's Qwen3.5 or Qwen3, computed from the parameters of the module.
 
 The arithmetic is that of `forward` in transformers (per-head normalisation, rotation of a quarter of each head, output
-gate), without a mask of all tokens against all tokens. Padding is to the right of every sequence, where causal
+gate where the model has one), without a mask of all tokens against all tokens. Padding is to the right of every sequence, where causal
 attention does not see it. A packed row is split, or passed to a kernel that takes the boundaries of its sequences.
 
 Shapes: n rows, l tokens that this process holds, D hidden, H heads, G key/value heads, C channels per head.
@@ -35,21 +35,31 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         mixed = layout.apart(_attend, query, key, value)
     if layout.context_group is not None:
         mixed = context_parallel.to_tokens(mixed, layout.context_group)
-    return layer.o_proj(mixed.flatten(2) * gate)
+    return output(layer, mixed.flatten(2), gate)
 
 
-def project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Project hidden states (…, D) with D channels to rotated queries and keys, values, and the output gate.
 
     Returns query (…, H, C), key (…, G, C), value (…, G, C) and gate (…, H·C), for H query heads and G key/value heads
-    of C channels. cos, sin: cosines and sines of the rotary embedding, with an axis of size 1 for the heads.
+    of C channels. The gate is None in a model that has none (Qwen3). cos, sin: cosines and sines of the rotary
+    embedding, with an axis of size 1 for the heads.
     """
-    query, gate = layer.q_proj(hidden).unflatten(-1, (-1, 2 * layer.head_dim)).chunk(2, dim=-1)
+    query, *gates = (
+        layer.q_proj(hidden).unflatten(-1, (layer.config.num_attention_heads, -1)).split(layer.head_dim, dim=-1)
+    )
+    gate = gates[0].flatten(-2).sigmoid() if gates else None
     query = layer.q_norm(query)
     key = layer.k_norm(layer.k_proj(hidden).unflatten(-1, (-1, layer.head_dim)))
     value = layer.v_proj(hidden).unflatten(-1, (-1, layer.head_dim))
     turn = getattr(layer, "rotate", rotate)  # kernels of an accelerator, see `npu.py`
-    return turn(query, cos, sin), turn(key, cos, sin), value, gate.flatten(-2).sigmoid()
+    return turn(query, cos, sin), turn(key, cos, sin), value, gate
+
+
+def output(layer: HFModule, mixed: Tensor, gate: Tensor | None) -> Tensor:
+    """Return the output (…, D) of a layer. mixed: (…, H·C), what its heads have computed. gate: from `project`."""
+    projected: Tensor = layer.o_proj(mixed if gate is None else mixed * gate)
+    return projected
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -103,7 +113,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to the first channels of each head, and leave the other channels unchanged.
 
     x: (…, C), C channels of a head. cos, sin: (…, R), where R ≤ C is the number of channels to rotate; in
-    Qwen3.5, R = C / 4.
+    Qwen3.5, R = C / 4, and in Qwen3, R = C.
     """
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = turned.chunk(2, dim=-1)

@@ -20,6 +20,8 @@ def linear_layers(config: Mapping[str, Any]) -> frozenset[str]:
     config: the contents of the config.json of a text or a vision-language model.
     """
     text = config.get("text_config", config)
+    if text.get("model_type") == "qwen3_moe":
+        return FULL_ATTENTION
     kinds = text.get("layer_types") or _pattern(
         text.get("num_hidden_layers", 32), text.get("full_attention_interval", 4)
     )

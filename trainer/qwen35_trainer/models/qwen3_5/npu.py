@@ -1,6 +1,6 @@
 """Replace small operations of transformers with Ascend kernels of `torch_npu`, on the instances of one model.
 
-    RMS norm, (1 + weight) in float32      npu_rms_norm
+    RMS norm, in float32                   npu_rms_norm, with 1 + weight (Qwen3.5) or weight (Qwen3)
     gated RMS norm                         npu_rms_norm, then silu of the gate in float32
     rotation of the first channels         npu_rotary_mul; the other channels are unchanged
     dense MLP, shared expert               gate and up side by side ─► npu_swiglu
@@ -86,6 +86,11 @@ def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
     """Compute the RMS norm of the last dimension of x with a zero-centred weight, in float32, as transformers does."""
     # The operator requires gamma in the dtype of its input.
     return operators.npu_rms_norm(x.float(), 1.0 + norm.weight.float(), epsilon=norm.eps)[0].type_as(x)
+
+
+def plain_rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
+    """Compute the RMS norm of the last dimension of x, times the weight, in float32, rounded once at the end."""
+    return operators.npu_rms_norm(x.float(), norm.weight.float(), epsilon=norm.variance_epsilon)[0].type_as(x)
 
 
 def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
@@ -183,10 +188,11 @@ def _grouped(operators: Operators, x: Tensor, weight: Tensor, counts: Tensor, *,
 
 _REPLACEMENTS: dict[str, Callable[..., Tensor]] = {
     "RMSNorm": rms_norm,
+    "Qwen3MoeRMSNorm": plain_rms_norm,
     "RMSNormGated": gated_rms_norm,
     "MLP": mlp,
     "Experts": experts,
 }
 """Class of transformers, without the prefix of the family → function that replaces its `forward`."""
-_CLASS = re.compile(r"^(FSDP)?Qwen3_5(Moe)?")
-"""Pattern of the prefix of a class name. FSDP2 gives a sharded module a new class, whose name begins with FSDP."""
+_CLASS = re.compile(r"^(FSDP)?(Qwen3_5(Moe)?|Qwen3Moe(?!RMSNorm))?")
+"""Pattern of the prefix of a class name, which a norm of Qwen3 keeps. FSDP2 gives a sharded module a new class, whose name begins with FSDP."""

@@ -84,9 +84,10 @@ def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple
     """
     flat = hidden.flatten(0, 1)
     logits, weights, chosen = block.gate(flat)
-    shared = block.shared_expert_gate(flat).sigmoid() * block.shared_expert(flat)
-    mixed = (block.experts(flat, chosen, weights) + shared).view_as(hidden)
-    return mixed, None if membership is None else losses(logits, chosen, membership)
+    mixed = block.experts(flat, chosen, weights)
+    if hasattr(block, "shared_expert"):
+        mixed = mixed + block.shared_expert_gate(flat).sigmoid() * block.shared_expert(flat)
+    return mixed.view_as(hidden), None if membership is None else losses(logits, chosen, membership)
 
 
 def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:

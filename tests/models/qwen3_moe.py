@@ -1,0 +1,81 @@
+"""Folders of the shape in which mixtures of experts of Qwen3 are published, shrunk in sizes only.
+
+What config.json says is as in `Qwen/Qwen3-235B-A22B` and `Qwen/Qwen3-30B-A3B`. Weights are random.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from qwen35_trainer.models.qwen3_5 import classes
+from qwen35_trainer.models.qwen3_5.hub_tensors import to_per_expert
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 16,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 18,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "initializer_range": 0.2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "max_window_layers": 4,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 23,
+}
+"""Contents of config.json. Sizes are those of a tiny model."""
+
+
+def write(folder: Path, **fields: Any) -> Any:
+    """Write the folder, with each expert in tensors of its own; returns the library's model of it, in float32, with the values that
+    are stored. fields: other values in config.json.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | fields, indent=2))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [18, 16], "do_sample": True}))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = classes.construct(classes.read_config(folder)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # a norm that multiplies by 1 in every channel would hide a factor 1 + weight
+                parameter.uniform_(0.5, 1.5)
+            parameter.copy_(parameter.bfloat16())
+    stored = {name: tensor.bfloat16().clone() for name, tensor in to_per_expert(model.state_dict().items())}
+    names, shards = list(stored), 2
+    files = {
+        name: f"model-{1 + i * shards // len(names):05d}-of-{shards:05d}.safetensors" for i, name in enumerate(names)
+    }
+    for file in sorted(set(files.values())):
+        save_file(
+            {name: stored[name] for name in names if files[name] == file}, folder / file, metadata={"format": "pt"}
+        )
+    index = {"metadata": {"total_size": sum(each.nbytes for each in stored.values())}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return model
