@@ -1,5 +1,7 @@
 """Suspending: the trainer saves, says so, and nothing is left running; resuming continues from there."""
 
+from functools import partial
+
 import pytest
 
 from qwen35_operator.desired.object_names import LAST_CHECKPOINT
@@ -169,10 +171,16 @@ def test_a_training_saves_before_it_is_deleted_if_its_user_wants_that(live_train
     )
 
 
+def _has_attempts(live_training: LiveTraining, count: int) -> bool:
+    return len(live_training.attempts) == count
+
+
 def test_a_program_that_suspends_and_resumes_in_a_loop_has_to_wait(live_training: LiveTraining):
     live_training.apply()
     for attempt in range(1, 5):
         live_training.until_job(attempt)
+        # Before that, the state is still that of the last suspension.
+        live_training.until(partial(_has_attempts, live_training, attempt), f"the status records attempt {attempt}")
         live_training.edit(suspend=True)
         live_training.until_state("Suspended")
         live_training.edit(suspend=False)
@@ -180,7 +188,7 @@ def test_a_program_that_suspends_and_resumes_in_a_loop_has_to_wait(live_training
     assert live_training.state == "Starting"
     assert live_training.mine("rayjobs") == []
     live_training.until_job(5)
-    live_training.until(lambda: len(live_training.attempts) == 5, "the status records the attempt")
+    live_training.until(partial(_has_attempts, live_training, 5), "the status records the attempt")
     stopped, started = live_training.attempts[3]["endTime"], live_training.attempts[4]["startTime"]
     assert (parse(started) - parse(stopped)).total_seconds() >= 10
     assert live_training.restarts == 0
