@@ -27,15 +27,16 @@ def set_by_the_engine() -> tuple[set[str], set[str]]:
     """Names of the settings that `config.py` gives to TransformerConfig: those that a manifest cannot set, and those it can."""
     tree = ast.parse(CONFIG.read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    parts = ("_linear_attention", "_experts")
     [call] = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "TransformerConfig"]
     tables = {
         node.target.id if isinstance(node, ast.AnnAssign) else node.name: {
             key.value for each in ast.walk(node) if isinstance(each, ast.Dict) for key in each.keys if key is not None
         }
         for node in tree.body
-        if isinstance(node, ast.AnnAssign) or (isinstance(node, ast.FunctionDef) and node.name == "_experts")
+        if isinstance(node, ast.AnnAssign) or (isinstance(node, ast.FunctionDef) and node.name in parts)
     }
-    return {word.arg for word in call.keywords if word.arg} | tables["_experts"], tables["FUSIONS"]
+    return {word.arg for word in call.keywords if word.arg}.union(*(tables[part] for part in parts)), tables["FUSIONS"]
 
 
 def test_what_the_engine_sets_is_refused_and_kernels_that_join_operations_are_not() -> None:
