@@ -37,7 +37,7 @@ TESTS = REPOSITORY / "tests"
 CLUSTERS = ("controlplane", "cluster")
 PROPERTIES = ("pipeline", "simulate", "operator", "manifest", "data", "algorithms")
 """Folders whose tests draw random examples."""
-OLDEST_INTERPRETER = REPOSITORY / ".venv-oldest" / "bin" / "python"
+OLD_VERSIONS_INTERPRETER = REPOSITORY / ".venv-oldest" / "bin" / "python"
 """The interpreter of the environment with requirements/oldest.txt. The Makefile installs it."""
 SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
 INSTALLED = "runtime/test_installed.py"
@@ -120,7 +120,7 @@ def _that_compute() -> tuple[Kind, ...]:
             "the oldest vLLM, transformers and megatron-core",
             Lane.COMPUTING,
             ("rollout", "engines/megatron", INSTALLED),
-            interpreter=OLDEST_INTERPRETER,
+            interpreter=OLD_VERSIONS_INTERPRETER,
         ),
     )
 

@@ -221,7 +221,7 @@ def assert_no_arithmetic_is_left(stored: dict[str, Any]) -> None:
 
 
 def without_untyped(value: Any) -> Any:
-    """A copy in which the settings without a type are empty. Problems beside them, such as a wrong pattern, then remain."""
+    """A copy in which the settings without a type are empty. Problems next to them, such as a wrong pattern, then remain."""
     if isinstance(value, list):
         return [without_untyped(each) for each in value]
     if not isinstance(value, dict):
