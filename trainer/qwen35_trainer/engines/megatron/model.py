@@ -231,4 +231,4 @@ def _mark_experts(stage: StageModel) -> None:
         return
     for name, parameter in stage.named_parameters():
         if ".experts." in name:
-            parameter.allreduce = False  # type: ignore[attr-defined]
+            parameter.allreduce = False
