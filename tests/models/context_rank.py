@@ -21,6 +21,7 @@ from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 from qwen35_trainer.models.qwen3_5.packing import check_packing
 from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 from tests.conftest import SHAPE
+from tests.models import qwen3_moe
 from tests.models.scenes import show, vision_language
 from tests.patience import PATIENCE
 
@@ -79,6 +80,8 @@ CASES: dict[str, Case] = {
     "experts, packed": (lambda: text(experts=4), lambda _: words(LENGTHS, packed=True), every),
     "dense, shared prompts": (text, lambda _: with_shared_prompts(), every),
     "experts, shared prompts": (lambda: text(experts=4), lambda _: with_shared_prompts(), every),
+    "Qwen3, packed": (qwen3_moe.model, lambda _: words(LENGTHS, packed=True), every),
+    "Qwen3, shared prompts": (qwen3_moe.model, lambda _: with_shared_prompts(), every),
     "fewer tokens than processes": (text, lambda _: words([1], packed=False), every),
     "a rank that scores nothing": (text, lambda _: words(LENGTHS, packed=True), lambda rows: rows[:3]),
     "rows in any order, some twice": (text, lambda _: words([40], packed=True), lambda rows: rows[[30, 2, 2, 17]]),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from qwen35_trainer.models.qwen3_5 import classes
@@ -52,21 +53,41 @@ CONFIG: dict[str, Any] = {
 """Contents of config.json. Sizes are those of a tiny model."""
 
 
-def write(folder: Path, **fields: Any) -> Any:
-    """Write the folder, with each expert in tensors of its own; returns the library's model of it, in float32, with the values that
-    are stored. fields: other values in config.json.
-    """
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | fields, indent=2))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [18, 16], "do_sample": True}))
+ABSENT = object()
+"""Value of a field that config.json does not contain."""
+
+
+def contents(**fields: Any) -> dict[str, Any]:
+    """Return the contents of config.json. fields: other values, or ABSENT."""
+    return {name: value for name, value in (CONFIG | fields).items() if value is not ABSENT}
+
+
+def model(**fields: Any) -> Any:
+    """Return the library's model with random weights in float32. fields: as for `contents`."""
+    return _random(transformers.Qwen3MoeConfig.from_dict(contents(**fields)))
+
+
+def _random(config: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = classes.construct(classes.read_config(folder)).eval()
+        made = classes.construct(config).eval()
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in made.parameters():
             if parameter.dim() == 1:  # a norm that multiplies by 1 in every channel would hide a factor 1 + weight
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(0.5, 1.5, generator=generator)
             parameter.copy_(parameter.bfloat16())
+    return made
+
+
+def write(folder: Path, **fields: Any) -> Any:
+    """Write the folder, with each expert in tensors of its own; returns the library's model of it, in float32, with the values that
+    are stored. fields: as for `contents`.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(contents(**fields), indent=2))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [18, 16], "do_sample": True}))
+    model = _random(classes.read_config(folder))
     stored = {name: tensor.bfloat16().clone() for name, tensor in to_per_expert(model.state_dict().items())}
     names, shards = list(stored), 2
     files = {

@@ -205,3 +205,36 @@ def test_the_vocabulary_is_filled_up_before_it_is_divided() -> None:
 def test_a_random_model_knows_the_number_of_its_tokens(vision: RandomVisionSpec | None) -> None:
     shape = RandomModelSpec(characters="abc", vision=vision)
     assert len(character_tokenizer(shape.characters, vision=vision is not None)) == shape.vocabulary
+
+
+QWEN3 = {"model_type": "qwen3_moe", "norm_topk_prob": True, "head_dim": 128, "vocab_size": 100}
+
+
+@pytest.mark.parametrize("profile", ["CPU", "NVIDIA", "Ascend"])
+def test_a_mixture_of_experts_of_qwen3_needs_no_sections_of_positions(tmp_path: Path, profile: str) -> None:
+    assert problems(tmp_path, QWEN3 | {"num_experts": 128}, profile=profile) == []
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+def test_the_experts_of_qwen3_are_counted_under_both_of_their_names(tmp_path: Path, name: str) -> None:
+    [problem] = problems(tmp_path, QWEN3 | {name: 128}, "Torch", {"parallelism": {"expert": 24}})
+    assert problem == "spec.train.parallelism.expert: 24 devices do not divide the 128 experts of a layer."
+
+
+def test_settings_of_qwen3_that_are_not_computed_are_refused_before_the_run(tmp_path: Path) -> None:
+    config = QWEN3 | {"attention_bias": True, "norm_topk_prob": False, "rope_scaling": {"type": "dynamic"}}
+    [problem] = problems(tmp_path, config, "Torch")
+    message = "attention_bias True, not False, norm_topk_prob False, not True, rope_type dynamic, not default or linear"
+    assert problem.startswith(f"spec.model.source.path: config.json: {message}")
+
+
+def test_qwen3_has_no_head_for_multi_token_prediction_and_no_mlp(tmp_path: Path) -> None:
+    train = {"engine": "Megatron", "multiTokenPrediction": {}}
+    [problem] = problems(tmp_path, QWEN3, "Torch", train)
+    assert problem == (
+        "spec.train.multiTokenPrediction: models of type qwen3_moe have no head for multi-token prediction."
+    )
+    other = tmp_path / "lora"
+    other.mkdir()
+    [problem] = problems(other, QWEN3, "Torch", {"lora": {"targets": ["q_proj", "gate_proj"]}})
+    assert problem == "spec.train.lora.targets[1]: no linear layer of the decoder is called gate_proj."

@@ -109,7 +109,8 @@ class ModelSizes:
             "linear_filter": "linear_conv_kernel_dim",
         }
         hybrid = "linear_num_key_heads" in text
-        experts = text.get("num_experts") or 0
+        # transformers writes the number of experts of Qwen3 under the second name.
+        experts = text.get("num_experts") or text.get("num_local_experts") or 0
         return cls(
             hidden=text["hidden_size"],
             layers=text["num_hidden_layers"],
@@ -121,7 +122,7 @@ class ModelSizes:
             experts=experts,
             experts_per_token=text["num_experts_per_tok"] if experts else 0,
             expert_intermediate=text["moe_intermediate_size"] if experts else 0,
-            shared_intermediate=(text.get("shared_expert_intermediate_size") or 0) if experts else 0,
+            shared_intermediate=(text.get("shared_expert_intermediate_size") or 0) if experts and hybrid else 0,
             full_attention_interval=(text.get("full_attention_interval") or 4) if hybrid else 1,
             output_gate=hybrid,
             **({name: text[key] for name, key in linear.items()} if hybrid else {}),

@@ -26,7 +26,7 @@ from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.release import VLLM_CPU_HEADS, experts_with_adapters
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
-from qwen35_trainer.models.qwen3_5 import prediction_head
+from qwen35_trainer.models.qwen3_5 import prediction_head, qwen3_moe
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.weights.transports import choose
@@ -151,6 +151,13 @@ def _model(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         entries = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
         fix = "Give the folder of a Hugging Face checkpoint, with its configuration, its tokenizer and its weights."
         yield Problem(place, f"{folder} has no {' and no '.join(missing)} (found: {entries}).", fix)
+    elif (message := _difference(_configuration(spec, base) or {})) is not None:
+        yield Problem(place, message, "Use a folder whose config.json has these values.")
+
+
+def _difference(config: Mapping[str, Any]) -> str | None:
+    """Return why a mixture of experts of Qwen3 is not supported; None if it is, or if it is another model."""
+    return qwen3_moe.problem(config) if config.get("model_type") == qwen3_moe.MODEL_TYPE else None
 
 
 def _lora(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
@@ -231,7 +238,8 @@ def _vllm_on_ascend(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
     on_ascend = spec.accelerator.profile == "Ascend"
     if spec.rollout is None or spec.rollout.engine != "VLLM" or not on_ascend or spec.model.source.random is not None:
         return
-    if (config := _configuration(spec, base)) is None:
+    config = _configuration(spec, base)
+    if config is None or config.get("model_type") == qwen3_moe.MODEL_TYPE:  # whose tokens have one position each
         return
     text = config.get("text_config", config)
     positions = text.get("rope_parameters") if isinstance(text, Mapping) else None
@@ -265,7 +273,11 @@ def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
         config = json.loads((base / source.path / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # the train workers report what is wrong with the files
-    return config if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        return None
+    if config.get("model_type") == qwen3_moe.MODEL_TYPE and (count := qwen3_moe.experts(config)) is not None:
+        return config | {"num_experts": count}
+    return config
 
 
 def _random_configuration(shape: RandomModelSpec) -> Mapping[str, Any]:

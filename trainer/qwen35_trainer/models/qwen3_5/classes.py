@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5 import HFModule, qwen3_moe
 
 type HFConfig = Any
 """A configuration of the transformers library: its fields are attributes, which differ between versions."""
@@ -28,27 +28,13 @@ CLASSES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 """`model_type` in config.json → name of the model's class in transformers."""
-QWEN3_MOE = {
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "hidden_act": "silu",
-    "mlp_only_layers": [],
-    "norm_topk_prob": True,
-    "use_sliding_window": False,
-}
-"""Field of the config.json of a mixture of experts of Qwen3 → the value that this trainer computes. The published ones have it."""
 
 
 def family_problem(config: Mapping[str, Any]) -> str | None:
     """Return why the contents of a config.json are not those of a supported model, or None if they are."""
     kind = config.get("model_type")
-    if kind == "qwen3_moe":
-        others = [
-            f"{name} {config[name]}, not {value}"
-            for name, value in QWEN3_MOE.items()
-            if config.get(name, value) != value
-        ]
-        return f"config.json: {', '.join(others)}, is not supported for qwen3_moe." if others else None
+    if kind == qwen3_moe.MODEL_TYPE:
+        return qwen3_moe.problem(config)
     if kind in CLASSES:
         return None
     return f"config.json: model_type {kind!r} is not supported; supported: {', '.join(CLASSES)}."
@@ -74,7 +60,17 @@ def read_config(folder: Path) -> HFConfig:
         inner = config.text_config
         inner.tie_word_embeddings = config.tie_word_embeddings
         return inner
+    if config.model_type == qwen3_moe.MODEL_TYPE:
+        _as_computed(config)
     return config
+
+
+def _as_computed(config: HFConfig) -> None:
+    """Set the fields of a configuration of Qwen3 as transformers' class of the model reads them, for all other readers."""
+    if getattr(config, "head_dim", None) is None:
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    if hasattr(config, "shared_expert_intermediate_size"):
+        del config.shared_expert_intermediate_size  # which some folders have, mostly 0: there is no shared expert
 
 
 def construct(config: HFConfig) -> HFModule:

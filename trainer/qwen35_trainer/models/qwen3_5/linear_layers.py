@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from qwen35_trainer.models.qwen3_5.qwen3_moe import MODEL_TYPE
+
 FULL_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 GATED_DELTA_NET = frozenset({"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"})
 FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj"})
@@ -20,7 +22,7 @@ def linear_layers(config: Mapping[str, Any]) -> frozenset[str]:
     config: the contents of the config.json of a text or a vision-language model.
     """
     text = config.get("text_config", config)
-    if text.get("model_type") == "qwen3_moe":
+    if text.get("model_type") == MODEL_TYPE:
         return FULL_ATTENTION
     kinds = text.get("layer_types") or _pattern(
         text.get("num_hidden_layers", 32), text.get("full_attention_interval", 4)

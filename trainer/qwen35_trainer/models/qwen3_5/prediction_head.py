@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qwen35_trainer.models.qwen3_5.qwen3_moe import MODEL_TYPE
+
 PREFIX = "mtp."
 LAYER = f"{PREFIX}layers.0."
 """Prefix of the tensors of the head's decoder layer. After it, they have the names of any decoder layer."""
@@ -40,6 +42,9 @@ def problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
     config: the fields of the text model in config.json.
     """
+    if config.get("model_type") == MODEL_TYPE:
+        yield f"models of type {MODEL_TYPE} have no head for multi-token prediction.", "Remove it."
+        return
     remove = "Remove the field, or use a folder as published."
     if (depths := config.get("mtp_num_hidden_layers", 1)) != 1:
         yield (
