@@ -1,7 +1,9 @@
 """A program that generates with a replica of two devices that divide a model with experts, and then loses one of its processes.
 
-python -m tests.rollout.expert_replica whole     each process has some whole experts (expert parallelism)
-python -m tests.rollout.expert_replica parts     each process has a part of every expert (tensor parallelism)
+python -m tests.rollout.expert_replica whole MODEL     each process has some whole experts (expert parallelism)
+python -m tests.rollout.expert_replica parts MODEL     each process has a part of every expert (tensor parallelism)
+
+MODEL: Qwen3.5 or Qwen3.
 
 It prints one line of JSON: the experts of each process in each layer; for each seed how far vLLM and the library in bfloat16 are from the
 library in float32; the error of a step in which a process was missing; the ids of the processes.
@@ -11,7 +13,9 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -25,6 +29,7 @@ from qwen35_trainer.rollout.vllm_environment import set_variables
 from qwen35_trainer.weights.division import ReplicaShape
 from tests.publications import received
 from tests.rollout.loading import load
+from tests.rollout.qwen3 import qwen3_models
 from tests.rollout.test_vllm import (
     END,
     GREEDY,
@@ -46,6 +51,14 @@ STAGED_FOR = {
     3: ReplicaShape(1),
 }
 """Seed of a model → for which replicas its weights are staged in shared memory; None: they are sent to the processes."""
+
+
+def models_of(family: str) -> dict[int, Any]:
+    """Models of the library by seed. family: Qwen3.5 or Qwen3."""
+    if family == "Qwen3.5":
+        return {seed: library_model(seed, WITH_EXPERTS) for seed in STAGED_FOR}
+    with tempfile.TemporaryDirectory() as folder:
+        return qwen3_models(Path(folder) / "model", list(STAGED_FOR), num_experts=EXPERTS)
 
 
 def tables(worker: Any) -> dict[str, list[int]]:
@@ -73,7 +86,7 @@ def error_after_a_loss(replica: Replica, process: int) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     set_variables()
-    models = {seed: library_model(seed, WITH_EXPERTS) for seed in STAGED_FOR}
+    models = models_of(sys.argv[2])
     config = models[0].config
     settings = CoreSettings(
         slots=SLOTS,

@@ -83,12 +83,15 @@ def test_experts_of_other_processes_add_nothing() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("family", ["Qwen3.5", "Qwen3"])
 @pytest.mark.parametrize("experts", ["whole", "parts"])
-def test_a_replica_that_divides_experts_is_as_close_to_float32_as_the_library_in_bfloat16(experts: str) -> None:
+def test_a_replica_that_divides_experts_is_as_close_to_float32_as_the_library_in_bfloat16(
+    experts: str, family: str
+) -> None:
     """With weights that are sent to its processes, and with weights that they read from shared memory, staged for replicas of
     this shape and of others."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    command = [sys.executable, "-m", "tests.rollout.expert_replica", experts]
+    command = [sys.executable, "-m", "tests.rollout.expert_replica", experts, family]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     program = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
     result = json.loads(next(line for line in program.stdout.splitlines() if line.startswith("{")))

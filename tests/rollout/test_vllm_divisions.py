@@ -78,9 +78,16 @@ class Group:
 def test_a_rank_loads_the_same_parameters_from_its_slices_as_from_whole_tensors(case: str) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     shape, replica, share = CASES[case]
-    model = library_model(0, shape)
+    assert_same_parameters(library_model(0, shape), replica, share)
+
+
+def assert_same_parameters(model: Any, replica: ReplicaShape, share: float) -> None:
+    """Each rank of a replica loads the same parameters from its slices as from whole tensors.
+
+    share: the part of all bytes that a rank reads, at most.
+    """
     weights = published(model, replica)
-    tied = bool(model.config.tie_word_embeddings)
+    tied, kind = bool(model.config.tie_word_embeddings), model.config.model_type
     divided = divisions({name: kind.shape for name, kind in weights.kinds.items()})
     parts = weights.manifest.parts
     with process_restored():
@@ -90,8 +97,8 @@ def test_a_rank_loads_the_same_parameters_from_its_slices_as_from_whole_tensors(
             read = sum(parts[number].size for number in slices_of(weights.manifest, divided, who).parts)
             assert read <= share * sum(part.size for part in parts)
             with vllm_rank(model.config, who) as load:
-                whole = load(for_vllm(weights, tied=tied))
-                sliced = load(for_vllm(weights.sliced(divided, who), tied=tied))
+                whole = load(for_vllm(weights, kind, tied=tied))
+                sliced = load(for_vllm(weights.sliced(divided, who), kind, tied=tied))
             assert whole.keys() == sliced.keys()
             assert [name for name in whole if not torch.equal(_bits(whole[name]), _bits(sliced[name]))] == []
             assert not any(bool(tensor.isnan().any()) for tensor in whole.values())
@@ -111,7 +118,7 @@ def test_a_loader_that_reads_more_than_the_table_says_is_refused() -> None:
             vllm_rank(model.config, ReplicaRank(0, replica)) as load,
             pytest.raises(SliceMissing, match=r"not in this rank's slice"),
         ):
-            load(for_vllm(weights.sliced(divided, ReplicaRank(1, replica)), tied=False))
+            load(for_vllm(weights.sliced(divided, ReplicaRank(1, replica)), model.config.model_type, tied=False))
 
 
 def published(model: Any, replica: ReplicaShape) -> HostWeights:

@@ -24,6 +24,15 @@ class Config:
         return self
 
 
+class FullAttention:
+    """A model of Qwen3 with three layers, in which a block of 128 tokens has 3 · 128 MiB."""
+
+    num_hidden_layers, num_key_value_heads, head_dim = 3, 1024, 256
+
+    def get_text_config(self) -> "FullAttention":
+        return self
+
+
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch):
     def provide(size: int) -> None:
@@ -36,6 +45,13 @@ def test_more_memory_than_all_sequences_need_is_left_alone(available) -> None:
     available(1000 * GIB)
     # 2 blocks of states and 4 of keys and values for each sequence, and 64 spare ones, of 128 MiB
     assert cpu_cache_bytes(Config(), 8, 512, 0.6) == (8 * 6 + 64) * 128 * 2**20
+
+
+def test_a_model_without_states_gets_the_blocks_of_its_tokens_and_the_one_that_vllm_gives_to_no_sequence(
+    available,
+) -> None:
+    available(1000 * GIB)
+    assert cpu_cache_bytes(FullAttention(), 8, 513, 0.6) == (8 * 5 + 1) * 3 * 128 * 2**20
 
 
 def test_less_memory_than_all_sequences_need_is_used_up_to_the_share(available) -> None:

@@ -60,7 +60,7 @@ def test_weights_are_replaced_by_the_calls_of_vllm_ascends_own_worker(monkeypatc
     )
     worker = SimpleNamespace(model_runner=runner, vllm_config=None)
     begin_replacement(worker)
-    load_portion(worker, for_vllm(of_weights, tied=False))
+    load_portion(worker, for_vllm(of_weights, "qwen3_5", tied=False))
     assert finish_replacement(worker) == []
     assert calls == [
         "initialize Model",

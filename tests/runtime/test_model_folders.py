@@ -88,11 +88,31 @@ def test_a_published_folder_has_the_sections_that_ascend_needs(tmp_path: Path) -
     assert problems(tmp_path, {"text_config": TEXT | {"rope_parameters": positions}}, profile="Ascend") == []
 
 
+QWEN3 = {
+    "model_type": "qwen3_moe",
+    "head_dim": 128,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "intermediate_size": 12_288,
+    "num_experts": 128,
+    "moe_intermediate_size": 1536,
+    "vocab_size": 151_936,
+    "rope_theta": 1_000_000.0,
+}
+"""Sizes of Qwen3-235B-A22B, as in its config.json."""
+
+
+@pytest.mark.parametrize("profile", ["CPU", "NVIDIA", "Ascend"])
+def test_a_published_mixture_of_experts_of_qwen3_has_no_problem(tmp_path: Path, profile: str) -> None:
+    assert problems(tmp_path, QWEN3, profile=profile) == []
+
+
 EXPERTS = {"model_type": "qwen3_5_moe", "text_config": TEXT}
 
 
-def test_experts_with_adapters_need_another_engine_on_the_cpu(tmp_path: Path) -> None:
-    [problem] = problems(tmp_path, EXPERTS, train={"lora": {}})
+@pytest.mark.parametrize("config", [EXPERTS, QWEN3], ids=["Qwen3.5", "Qwen3"])
+def test_experts_with_adapters_need_another_engine_on_the_cpu(tmp_path: Path, config: dict[str, Any]) -> None:
+    [problem] = problems(tmp_path, config, train={"lora": {}})
     assert problem.startswith("spec.train.lora: with adapters, vLLM computes experts by Triton's kernels")
 
 
@@ -160,6 +180,9 @@ PUBLISHED = {
     "397B-A17B": {"num_attention_heads": 32, "num_key_value_heads": 2, "linear_num_key_heads": 16}
     | {"linear_num_value_heads": 64, "num_experts": 512, "moe_intermediate_size": 1024}
     | {"shared_expert_intermediate_size": 1024, "vocab_size": 248_320},
+    "Qwen3-30B-A3B": {"num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128}
+    | {"intermediate_size": 6144, "moe_intermediate_size": 768, "vocab_size": 151_936},
+    "Qwen3-235B-A22B": {name: size for name, size in QWEN3.items() if isinstance(size, int)},
 }
 """Sizes of published models, as in their config.json."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.rollout.vllm_versions import adapter_name_mapper, weight_name
-from qwen35_trainer.rollout.vllm_worker import Worker
+from qwen35_trainer.rollout.vllm_worker import Worker, model_type
 from qwen35_trainer.weights.adapters import DOWN
 
 ADAPTER_NUMBER = 1
@@ -43,10 +43,11 @@ def put_adapters_in_place(worker: Worker) -> list[str]:
     held: dict[str, Any] = getattr(worker, HELD)
     delattr(worker, HELD)
     manager = worker.model_runner.lora_manager._adapter_manager  # vLLM gives no other access to it
+    kind = model_type(worker)
     rank = next(tensor.shape[0] for name, tensor in held.items() if name.endswith(DOWN))
     adapter = LoRAModel.from_lora_tensors(
         ADAPTER_NUMBER,
-        {f"base_model.model.{weight_name(name)}.weight": tensor for name, tensor in held.items()},
+        {f"base_model.model.{weight_name(name, kind)}.weight": tensor for name, tensor in held.items()},
         # alpha / rank is 1, because B has the scale already.
         PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
         device="cpu",

@@ -53,6 +53,7 @@ from qwen35_trainer.rollout.vllm_worker import (
     load_portion,
     load_shared,
     memory_in_use,
+    model_type,
     restore_expert_layout,
 )
 from qwen35_trainer.weights.host_weights import HostWeights
@@ -220,13 +221,14 @@ def replace_weights(core: Core, weights: Mapping[str, Tensor], *, tied: bool) ->
         answers: list[Any] = core.collective_rpc(function, timeout=REPLACEMENT_SECONDS, args=arguments)
         return answers
 
+    kind = model_type(core)
     on_workers(begin_replacement)
     if core.vllm_config.parallel_config.world_size == 1:
-        on_workers(load_portion, for_vllm(weights, tied=tied))
+        on_workers(load_portion, for_vllm(weights, kind, tied=tied))
     elif isinstance(weights, HostWeights) and weights.is_shared:
         on_workers(load_shared, weights.shared, tied)
     else:
-        for portion in portions(for_vllm(weights, tied=tied)):
+        for portion in portions(for_vllm(weights, kind, tied=tied)):
             on_workers(load_portion, portion)
     missing = on_workers(finish_replacement)
     if names := sorted({name for of_worker in missing for name in of_worker}):

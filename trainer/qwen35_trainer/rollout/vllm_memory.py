@@ -13,6 +13,8 @@ ATTENTION_BLOCK = 128
 STATES_PER_SEQUENCE = 2
 """Number of blocks of a linear-attention layer per sequence: the present state, and one in the prefix cache."""
 SPARE_BLOCKS = 64
+UNUSED_BLOCKS = 1
+"""Number of blocks that vLLM gives to no sequence: the first one (BlockPool.null_block)."""
 
 
 class CacheTooSmall(RuntimeError):
@@ -26,7 +28,8 @@ def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: flo
 
     The result is at most `fraction` of the memory that is available now. If the sequences need more, vLLM lets some
     of them wait. In a hybrid model, all blocks of the cache have the same size: that of the state of a linear-attention
-    layer, rounded up so that the keys and values of a multiple of ATTENTION_BLOCK tokens fill a block. Raises
+    layer, rounded up so that the keys and values of a multiple of ATTENTION_BLOCK tokens fill a block. In a model with
+    full attention alone (Qwen3), a block has the keys and values of ATTENTION_BLOCK tokens in all layers. Raises
     CacheTooSmall, with the bytes that one sequence needs, if one sequence does not fit.
     """
     available = free_memory()
@@ -58,7 +61,8 @@ def _needed(config: HFConfig, slots: int, max_length: int) -> int:
     full = len(kinds) - linear
     per_token = 2 * 2 * text.num_key_value_heads * text.head_dim  # key and value, in bfloat16
     if not linear:
-        return slots * full * -(-max_length // ATTENTION_BLOCK) * ATTENTION_BLOCK * int(per_token)
+        blocks = slots * -(-max_length // ATTENTION_BLOCK) + UNUSED_BLOCKS
+        return int(blocks * full * ATTENTION_BLOCK * per_token)
     keys, values = (
         heads * size
         for heads, size in (

@@ -3,8 +3,10 @@
                              0.23                                       0.32
     a text model is built    inside a vision-language model             alone
     names of its weights     those of the vision-language model         the same names, which vLLM shortens itself
+    experts of Qwen3         each in tensors of its own                 the same, or packed
     names with adapters      with `base_layer` in them                  without `base_layer`
-    names of adapters        from the mapper of the model               from a variant of the mapper that joins no layers
+    names of adapters        from the mapper of the model, which        from a variant of the mapper that joins no layers
+                             models of Qwen3 lack
     states on the CPU        copied by a Triton kernel, which fails     copied by a function
     new blocks on the CPU    keep what they held, which may be NaN      cleared
     adapters on the CPU      indices in pinned memory, which needs CUDA  in other memory
@@ -22,8 +24,9 @@ from typing import Any
 
 from torch import Tensor
 
+from qwen35_trainer.models.qwen3_5 import qwen3_moe
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFConfig
-from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.models.qwen3_5.hub_tensors import ExpertLayout, NamedTensor
 
 _TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 16}
 """Sizes of a vision tower that is never built: vLLM leaves the tower out, because a text model reads no pictures."""
@@ -57,23 +60,33 @@ def vision_language(text: HFConfig) -> HFConfig:
     )
 
 
-def weight_name(name: str) -> str:
-    """Return the name by which vLLM loads a tensor: its name in a vision-language model, even for a text model.
+def weight_name(name: str, model_type: str) -> str:
+    """Return the name by which vLLM loads a tensor.
 
-    Only these names have the same meaning in all versions.
+    In Qwen3.5 it is the name in a vision-language model, even for a text model: only these names have the same meaning in
+    all versions. In Qwen3, which has text models only, it is the name in the checkpoint. model_type: that of the model.
     """
-    if not name.startswith(_TEXT) or name.startswith((_IN_VISION_LANGUAGE, _VISION)):
+    if (
+        model_type == qwen3_moe.MODEL_TYPE
+        or not name.startswith(_TEXT)
+        or name.startswith((_IN_VISION_LANGUAGE, _VISION))
+    ):
         return name
     return _IN_VISION_LANGUAGE + name.removeprefix(_TEXT)
+
+
+def expert_layout(model_type: str) -> ExpertLayout:
+    """Return the layout of experts that all versions of vLLM load into a model of this type."""
+    return "per expert" if model_type == qwen3_moe.MODEL_TYPE else "packed"
 
 
 def adapter_name_mapper(model: Any) -> Any:  # noqa: ANN401  # vLLM's model and WeightsMapper
     """Return vLLM's mapper from the names of a publication's adapters to the names of vLLM's layers.
 
     In 0.32 the model's own mapper also joins layers, such as q_proj, k_proj and v_proj. This mapper is not used,
-    because LoRAModel already joins the adapters.
+    because LoRAModel already joins the adapters. None: the names are the same.
     """
-    mapper = model.hf_to_vllm_mapper
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
     return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper
 
 

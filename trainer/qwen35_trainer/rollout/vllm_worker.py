@@ -24,7 +24,7 @@ from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, exported
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
-from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, in_adapted_layers, weight_name
+from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, expert_layout, in_adapted_layers, weight_name
 from qwen35_trainer.weights.division import Division, ReplicaRank, ReplicaShape
 from qwen35_trainer.weights.host_weights import SharedVersion
 from qwen35_trainer.weights.qwen3_5_divisions import divisions
@@ -100,7 +100,13 @@ def load_shared(worker: Worker, version: SharedVersion, tied: bool) -> None:
         setattr(worker, SEGMENTS, MappedSegments())
     shapes = {entry.name: entry.shape for entry in version.manifest.layout.tensors}
     weights = version.open(getattr(worker, SEGMENTS)).sliced(_divisions(worker, shapes), _rank(worker))
-    load_portion(worker, for_vllm(weights, tied=tied))
+    load_portion(worker, for_vllm(weights, model_type(worker), tied=tied))
+
+
+def model_type(worker: Worker) -> str:
+    """Return the `model_type` of the worker's model. A core has it at the same place."""
+    kind: str = worker.vllm_config.model_config.hf_config.model_type
+    return kind
 
 
 def _rank(worker: Worker) -> ReplicaRank:
@@ -118,15 +124,15 @@ def _divisions(worker: Worker, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     return {name: each for name, each in divisions(shapes).items() if has_consecutive or not each.experts}
 
 
-def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTensor]:
+def for_vllm(weights: Mapping[str, Tensor], kind: str, *, tied: bool) -> Iterator[NamedTensor]:
     """Yield weights of a publication with the names and types with which vLLM loads them.
 
-    tied: whether the output layer is the input embedding.
+    kind: `model_type` of vLLM's model. tied: whether the output layer is the input embedding.
     """
-    for name, tensor in exported(weights.items(), tied=tied):
+    for name, tensor in exported(weights.items(), tied=tied, layout=expert_layout(kind)):
         # vLLM converts a slice when it copies it. Converting it here would read the whole tensor.
         is_kept = name.endswith(FLOAT32_PARAMETER) or isinstance(tensor, SlicedTensor)
-        yield weight_name(name), tensor if is_kept else tensor.to(torch.bfloat16)
+        yield weight_name(name, kind), tensor if is_kept else tensor.to(torch.bfloat16)
 
 
 def finish_replacement(worker: Worker) -> list[str]:

@@ -231,9 +231,9 @@ def _vllm_on_cpu(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 
 def _vllm_on_ascend(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
-    """Yield a problem if a model in a folder lacks the sections of positions, which vllm-ascend's attention reads.
+    """Yield a problem if a model in a folder lacks the sections of positions, which vllm-ascend's attention of Qwen3.5 reads.
 
-    `cannot_run` refuses random models, which lack them, too.
+    `cannot_run` refuses random models, which lack them, too. Models of Qwen3 have one position for each token, and need none.
     """
     on_ascend = spec.accelerator.profile == "Ascend"
     if spec.rollout is None or spec.rollout.engine != "VLLM" or not on_ascend or spec.model.source.random is not None:

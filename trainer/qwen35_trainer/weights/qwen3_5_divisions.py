@@ -1,9 +1,9 @@
-"""Knows how vLLM's ranks divide the tensors of Qwen3.5: the table of rules from names and shapes to divisions. Pure.
+"""Knows how vLLM's ranks divide the tensors of Qwen3.5 and Qwen3: the table of rules from names and shapes to divisions. Pure.
 
 | tensor                                         | divided by                                                        |
 |------------------------------------------------|-------------------------------------------------------------------|
 | embed_tokens, lm_head                          | rows, after padding to a multiple of 64 rows                      |
-| self_attn.q_proj                               | rows; each head has its query and its gate                        |
+| self_attn.q_proj                               | rows; each head has its query and, in Qwen3.5, its gate           |
 | self_attn.k_proj, v_proj                       | heads; with more ranks than heads, several ranks have the same head |
 | linear_attn.in_proj_qkv                        | rows of the queries, of the keys and of the values                |
 | linear_attn.in_proj_z, in_proj_a, in_proj_b    | rows                                                              |

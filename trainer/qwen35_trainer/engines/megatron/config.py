@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from qwen35_trainer.engines.megatron.layout import Layout, stage_sizes
 from qwen35_trainer.manifest.megatron import SettingValue
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.qwen3_moe import MODEL_TYPE
 
 FUSIONS: Mapping[str, SettingValue] = {
     "gradient_accumulation_fusion": False,
@@ -40,7 +41,7 @@ def transformer_config(
     backward pass computes the activations of each layer again. with_head: whether the model has its head for multi-token
     prediction. overrides: further settings, `overrideTransformerConfig` of the manifest.
     """
-    is_qwen3 = model.model_type == "qwen3_moe"
+    is_qwen3 = model.model_type == MODEL_TYPE
     first, last = stage_sizes(model.num_hidden_layers, layout.pipeline, layout.virtual)
     interleaved = layout.virtual > 1
     return TransformerConfig(
