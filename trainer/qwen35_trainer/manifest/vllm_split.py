@@ -10,7 +10,8 @@
     rows of the vocabulary, filled up to a multiple of 64  a whole number of rows
 
 The rules are from vLLM 0.32: models/qwen3_next.py (Qwen3NextAttention, Qwen3NextSparseMoeBlock), models/qwen3_moe.py, which
-has the same ones for a model without Gated DeltaNet and shared experts, layers/mamba (Gated DeltaNet), layers/fused_moe/config.py (FusedMoEConfig) and layers/vocab_parallel_embedding.py in vllm/model_executor.
+has the same ones for a model without Gated DeltaNet and shared experts, layers/mamba (Gated DeltaNet),
+layers/fused_moe/config.py (FusedMoEConfig) and layers/vocab_parallel_embedding.py in vllm/model_executor.
 """
 
 from collections.abc import Iterator, Mapping
