@@ -190,7 +190,7 @@ def test_heads_for_multi_token_prediction_are_set_aside_and_can_be_read(folder):
 def test_another_family_is_refused_by_name(folder):
     configure(folder, model_type="llama")
     assert problems(folder) == (
-        "config.json: model_type 'llama' is not Qwen3.5; supported: qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text.",
+        "config.json: model_type 'llama' is not supported; supported: qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, qwen3_moe.",
     )
 
 
