@@ -1,4 +1,4 @@
-"""What config.json of a mixture of experts of Qwen3 (`qwen3_moe`) may say. Other values would give another model, without an error.
+"""Check the config.json of a mixture of experts of Qwen3 (`qwen3_moe`). Values that are not computed here would give another model.
 
 This module needs no torch, so that a manifest can be checked quickly.
 """
