@@ -99,9 +99,9 @@ def test_vllm_gets_the_tensors_of_the_published_files(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     [model] = qwen3_models(folder, (0,)).values()
     published = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    given = dict(for_vllm(dict(model.named_parameters()), model.config.model_type, tied=False))
-    assert given.keys() == published.keys()
-    assert [name for name in given if not torch.equal(given[name], published[name])] == []
+    received = dict(for_vllm(dict(model.named_parameters()), model.config.model_type, tied=False))
+    assert received.keys() == published.keys()
+    assert [name for name in received if not torch.equal(received[name], published[name])] == []
 
 
 @pytest.mark.parametrize("divides_experts", [False, True], ids=["parts of experts", "whole experts"])
