@@ -66,7 +66,7 @@ def test_a_copy_of_an_adapted_model_runs_on_its_own_weights(make_model, tokens):
 def test_another_family_is_refused_by_name(make_model):
     model = make_model()
     model.config.model_type = "llama"
-    expected = "'llama' is not Qwen3.5; supported: qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text"
+    expected = "'llama' is not supported; supported: qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, qwen3_moe"
     with pytest.raises(ValueError, match=re.escape(expected)):
         adapt(model)
 
