@@ -83,7 +83,7 @@ def adapter_name_mapper(model: Any) -> Any:  # noqa: ANN401  # vLLM's model and 
     In 0.32 the model's own mapper also joins layers, such as q_proj, k_proj and v_proj. This mapper is not used,
     because LoRAModel already joins the adapters. None: the names are the same.
     """
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     return mapper.get_rename_mapper() if hasattr(mapper, "get_rename_mapper") else mapper
 
 
