@@ -10,6 +10,7 @@ access to a mapped page would end the process.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ _MODEL = "model."
 """Prefix of the names of parameters in a checkpoint.
 
 The name after the prefix may begin with "model." again."""
+
+_FAKE_TENSORS = threading.Lock()
+"""Held while fake tensors are made: FakeTensorMode changes settings of the whole process, and several threads that enter it at the
+same time for the first time ended a process with torch 2.11."""
 
 
 class WeightsUnreadable(RuntimeError):
@@ -115,7 +120,7 @@ class SavedWeights:
         place = self._places[index]
         file = self._folder / "state" / place.relative_path
         # With fake tensors torch.load skips the values and notes where they are (PyTorch's notes on serialization).
-        with file.open("rb") as opened, FakeTensorMode():
+        with file.open("rb") as opened, _FAKE_TENSORS, FakeTensorMode():
             view = cast(IO[bytes], _create_file_view(opened, place.offset, place.length))
             tensor = torch.load(view, weights_only=True)
         begin = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
