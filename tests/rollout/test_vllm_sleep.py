@@ -33,7 +33,9 @@ class Core:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.asleep = False
-        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1))
+        self.vllm_config = SimpleNamespace(
+            parallel_config=SimpleNamespace(world_size=1), model_config=SimpleNamespace(hf_config=CONFIG)
+        )
 
     def sleep(self, level: int) -> None:
         self.calls.append(f"sleep, level {level}")

@@ -14,7 +14,7 @@ from qwen35_trainer.commands import app
 
 SPEC: dict[str, Any] = {
     "accelerator": {"profile": "NVIDIA", "devicesPerNode": 2},
-    "model": {"name": "Qwen/Qwen3.5-4B", "source": {"path": "/models/qwen"}},
+    "model": {"name": "Qwen/Qwen3.5-3B", "source": {"path": "/models/qwen"}},
     "data": {"train": [{"name": "sums", "gym": {"task": "basic_arithmetic", "size": 64}}], "maxResponseTokens": 4000},
     "rewards": [{"type": "Gym"}],
     "algorithm": {"groupSize": 4},

@@ -129,7 +129,7 @@ def test_pools_that_share_their_devices_have_no_split_but_memory_and_times(run_c
     assert run_command("plan", manifest(model=model, **colocated), "--json").json.keys() == {"resources"}
     refused = run_command("plan", manifest(**colocated))
     assert refused.code == 2
-    assert "spec.model.name: Qwen/Qwen3.5-4B is not in the catalog" in refused.err
+    assert "spec.model.name: Qwen/Qwen3.5-3B is not in the catalog" in refused.err
 
 
 def test_memory_and_times_come_with_the_split(run_command, manifest):
