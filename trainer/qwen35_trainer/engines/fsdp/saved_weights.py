@@ -10,7 +10,6 @@ access to a mapped page would end the process.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +26,6 @@ _MODEL = "model."
 """Prefix of the names of parameters in a checkpoint.
 
 The name after the prefix may begin with "model." again."""
-
-_FAKE_TENSORS = threading.Lock()
-"""Held while fake tensors are made: FakeTensorMode changes settings of the whole process, and several threads that enter it at the
-same time for the first time ended a process with torch 2.11."""
 
 
 class WeightsUnreadable(RuntimeError):
@@ -51,7 +46,8 @@ class _Piece:
 class SavedWeights:
     """A part of a checkpoint: the trained weights or the optimizer state, depending on the prefix of the tensors' names.
 
-    Several threads may call `read` at the same time.
+    Several threads may call `read` at the same time. Create the object in a thread that does not end before the process, such as
+    the main thread.
     """
 
     def __init__(self, folder: Path, prefix: str = _MODEL) -> None:
@@ -62,6 +58,10 @@ class SavedWeights:
         missing or damaged.
         """
         self._folder, self._prefix = folder, prefix
+        # On a machine without a GPU, torch 2.11 keeps memory of the first thread that makes fake tensors, and uses it after that
+        # thread has ended, which ends the process. So this thread is the first one.
+        with FakeTensorMode():
+            pass
         try:
             metadata = dcp.FileSystemReader(folder / "state").read_metadata()
         except Exception as error:  # a damaged pickle raises anything
@@ -120,7 +120,7 @@ class SavedWeights:
         place = self._places[index]
         file = self._folder / "state" / place.relative_path
         # With fake tensors torch.load skips the values and notes where they are (PyTorch's notes on serialization).
-        with file.open("rb") as opened, _FAKE_TENSORS, FakeTensorMode():
+        with file.open("rb") as opened, FakeTensorMode():
             view = cast(IO[bytes], _create_file_view(opened, place.offset, place.length))
             tensor = torch.load(view, weights_only=True)
         begin = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
