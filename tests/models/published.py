@@ -180,7 +180,13 @@ def write(
     stored = {name: tensor.clone() for name, tensor in _stored(model, shape, per_expert=per_expert)}
     if whole_head:
         stored |= _head(model, per_expert=per_expert)
-    names, shards = list(stored), 3
+    write_shards(folder, stored, 3)
+    return model
+
+
+def write_shards(folder: Path, stored: dict[str, Tensor], shards: int) -> None:
+    """Write tensors by name to this number of weight files, and their index."""
+    names = list(stored)
     files = {
         name: f"model-{1 + i * shards // len(names):05d}-of-{shards:05d}.safetensors" for i, name in enumerate(names)
     }
@@ -188,10 +194,8 @@ def write(
         save_file(
             {name: stored[name] for name in names if files[name] == file}, folder / file, metadata={"format": "pt"}
         )
-    size = sum(tensor.numel() * tensor.element_size() for tensor in stored.values())
-    index = {"metadata": {"total_size": size}, "weight_map": files}
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in stored.values())}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    return model
 
 
 def write_tokenizer(folder: Path, words: Sequence[str]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
 
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.hub_tensors import to_per_expert
+from tests.models.published import write_shards
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -89,14 +89,5 @@ def write(folder: Path, **fields: Any) -> Any:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [18, 16], "do_sample": True}))
     model = _random(classes.read_config(folder))
     stored = {name: tensor.bfloat16().clone() for name, tensor in to_per_expert(model.state_dict().items())}
-    names, shards = list(stored), 2
-    files = {
-        name: f"model-{1 + i * shards // len(names):05d}-of-{shards:05d}.safetensors" for i, name in enumerate(names)
-    }
-    for file in sorted(set(files.values())):
-        save_file(
-            {name: stored[name] for name in names if files[name] == file}, folder / file, metadata={"format": "pt"}
-        )
-    index = {"metadata": {"total_size": sum(each.nbytes for each in stored.values())}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    write_shards(folder, stored, 2)
     return model

@@ -70,7 +70,8 @@ def _as_computed(config: HFConfig) -> None:
     if getattr(config, "head_dim", None) is None:
         config.head_dim = config.hidden_size // config.num_attention_heads
     if hasattr(config, "shared_expert_intermediate_size"):
-        del config.shared_expert_intermediate_size  # which some folders have, mostly 0: there is no shared expert
+        # Some folders have this field, with the value 0. The model has no shared expert.
+        del config.shared_expert_intermediate_size
 
 
 def construct(config: HFConfig) -> HFModule:
