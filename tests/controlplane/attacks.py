@@ -528,7 +528,7 @@ REPORTS = tuple(
             report(checkpoint={"uri": "../" * 300 + ESCAPES, "update": 1, "time": 1.8e9}),
             RUNS,
         ),
-        Attack("success of another attempt", report("Succeeded", attempt=2), RUNS),
+        Attack("success of another attempt", report("Succeeded", attempt=2), unreadable("attempt: 2 does not exist")),
         Attack("pods of a neighbour", report(replicas=[{"pods": [f"{OTHER}-1-rollout"], "idle": 1.0}]), RUNS),
         Attack("report from the year 0", made_up_time, RUNS),
     )

@@ -72,6 +72,19 @@ def report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
     return progress if progress is not None and progress.attempt == attempt.number else None
 
 
+def report_problem(observed: Observed) -> str | None:
+    """Return why `-progress` cannot be used; None if it has a report of an attempt that exists, or is empty.
+
+    It cannot be used if it cannot be parsed, or if its report is of an attempt that has never existed.
+    """
+    if observed.report is None:
+        return None
+    newest, progress = next_number(observed) - 1, observed.report.progress
+    if progress is not None and progress.attempt > newest:
+        return f"progress.json: attempt: {progress.attempt} does not exist; the latest attempt is {newest}"
+    return observed.report.problem
+
+
 def present_report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
     """Return the trainer's latest report if it is from the attempt's present RayCluster; otherwise None.
 

@@ -94,9 +94,8 @@ def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
 
     held: why the rollout pool must keep a size other than its target; None if nothing prevents the change.
     """
-    report = situation.observed.report
-    if report is not None and report.problem is not None:
-        return yes("ProgressUnreadable", report.problem)
+    if (problem := attempts.report_problem(situation.observed)) is not None:
+        return yes("ProgressUnreadable", problem)
     for cluster in situation.observed.clusters:
         if cluster.attempt == situation.attempt.number and cluster.failure:
             return yes("PodFault", cluster.failure)
@@ -105,7 +104,7 @@ def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
         shown = "; ".join(f"pod {pod.name}: {pod.reason}: {pod.message}" for pod in failing[:SHOWN_PODS])
         more = len(failing) - SHOWN_PODS
         return yes("PodFault", shown if more <= 0 else f"{shown}; and {more} more")
-    if (skew := stall.skew(report)) is not None and abs(skew) > stall.MAX_SKEW_SECONDS:
+    if (skew := stall.skew(situation.observed.report)) is not None and abs(skew) > stall.MAX_SKEW_SECONDS:
         ahead = "behind" if skew > 0 else "ahead of"
         return yes("ClockSkew", f"the head's clock is {abs(skew):.0f} s {ahead} the API server's; set it by NTP")
     return None if held is None else yes("NodesFixedByQueue", held)

@@ -101,9 +101,9 @@ def _reason_to_stop(situation: AttemptSituation) -> str | None:
 
 
 def _order(situation: AttemptSituation, reason: str) -> Verdict:
-    number, report = situation.attempt.number, situation.observed.report
+    number = situation.attempt.number
     order = StopOrder(id=f"{number}-{reason}", reason=reason, time=situation.now.timestamp())
-    has_problem = report is not None and report.problem is not None
+    has_problem = attempts.report_problem(situation.observed) is not None
     if situation.report is None and not has_problem and not _is_report_lost(situation):
         # No trainer has reported yet, so there is nothing to save.
         return stopped(situation, order, "stopped before the trainer had started")

@@ -75,7 +75,7 @@ REASONS: Final[Mapping[str, str]] = {
     "RestartsExhausted": "failurePolicy.maxRestarts is used up, or too many restarts in a row that do not count brought no progress.",
     "FailedByRule": "A rule of the failure policy decided that another attempt is useless.",
     "PodFault": "A pod failed recently.",
-    "ProgressUnreadable": "The trainer's report cannot be read.",
+    "ProgressUnreadable": "The trainer's report cannot be read, or is of an attempt that does not exist.",
     "ClockSkew": "The clock of the head's node differs from the API server's.",
     "NodesFixedByQueue": "The queue holds the attempt at its size; the next attempt gets the new one.",
     "NewRelease": "The operator's release, or its settings, name another trainer image or version of Ray.",

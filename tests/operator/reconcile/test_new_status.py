@@ -340,3 +340,21 @@ def test_a_training_that_is_being_deleted_is_left_alone(world):
     before = world.writes
     world.reconcile()
     assert (world.writes, world.children) == (before, {})
+
+
+def test_a_report_of_an_attempt_that_does_not_exist_is_reported_and_the_last_numbers_stay(world):
+    world.until_running()
+    world.report(update=5, version=5)
+    world.wait(10)
+    world.reconcile()
+    world.report("Succeeded", attempt=2, update=9, version=9)
+    world.wait(10)
+    world.reconcile()
+    condition = world.condition("Degraded")
+    assert condition.reason == "ProgressUnreadable"
+    assert condition.message == "progress.json: attempt: 2 does not exist; the latest attempt is 1"
+    assert (world.status.progress.update, world.status.attempts[0].outcome) == (5, "Running")
+    world.report(update=6, version=6)
+    world.wait(10)
+    world.reconcile()
+    assert world.condition("Degraded").reason == "AsExpected"

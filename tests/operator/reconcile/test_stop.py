@@ -45,6 +45,14 @@ def test_a_trainer_that_cannot_be_read_still_gets_the_order(world):
     assert world.jobs["demo-1"].deleting is None
 
 
+def test_a_report_of_an_attempt_that_does_not_exist_does_not_spare_the_trainer_the_order(world):
+    world.report(attempt=2, update=9)
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.order.reason == "Suspend"
+    assert world.jobs["demo-1"].deleting is None
+
+
 def test_a_trainer_that_does_not_answer_gets_its_grace_and_no_more(world):
     world.edit(suspend=True)
     world.reconcile()
