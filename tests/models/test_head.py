@@ -22,6 +22,9 @@ from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 from tests.profiles import examples
 
 D, V = 16, 37
+ROUNDING = 5e-6
+"""Maximum difference of log-probs at temperature 1. The rounding of a logit is divided by the temperature, as the logit is: among all
+draws of the tests below, the maximum is 1.14e-5 at temperature 0.3, 3.8e-6 at 1 and 1.4e-6 at 2.5."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -65,7 +68,7 @@ def test_values_and_gradients_are_those_of_the_plain_head(rows, chunk, temperatu
     ours = token_scores(hidden, weight, targets, temperature, with_entropy=True, chunk=chunk)
     theirs = plain(hidden, weight, targets, temperature)
     assert ours.entropy is not None
-    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=5e-6, rtol=1e-6)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=ROUNDING / temperature, rtol=1e-6)
     torch.testing.assert_close(ours.entropy, theirs.entropy, atol=5e-6, rtol=1e-6)
     for own, expected in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
         torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-5)
@@ -107,7 +110,7 @@ def test_over_candidates_values_and_gradients_are_those_of_their_own_softmax(row
     ours = token_scores(hidden, weight, targets, temperature, with_entropy=True, chunk=chunk, kept=kept)
     theirs = plain_over(hidden, weight, targets, temperature, kept)
     assert ours.entropy is not None
-    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=5e-6, rtol=1e-6)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=ROUNDING / temperature, rtol=1e-6)
     torch.testing.assert_close(ours.entropy, theirs.entropy, atol=5e-6, rtol=1e-6)
     for own, expected in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
         torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-5)

@@ -344,6 +344,7 @@ async def test_calls_beyond_the_maximum_of_processes_wait(isolated, tmp_path: Pa
     assert await asyncio.gather(*calls) == [1.0] * 5
 
 
+@pytest.mark.quiet
 async def test_the_time_in_which_a_call_waits_for_others_is_not_part_of_its_own(isolated) -> None:
     function = isolated("slowly", seconds=1.0)
     assert await asyncio.gather(*(function.call(0.6) for _ in range(3))) == [1.0] * 3
