@@ -23,8 +23,8 @@ from tests.profiles import examples
 
 D, V = 16, 37
 ROUNDING = 5e-6
-"""Maximum difference of log-probs at temperature 1. The rounding of a logit is divided by the temperature, as the logit is: among all
-draws of the tests below, the maximum is 1.14e-5 at temperature 0.3, 3.8e-6 at 1 and 1.4e-6 at 2.5."""
+"""Maximum difference of log-probs at temperature 1. The rounding of a logit is divided by the temperature, as the logit is. For all rows
+and seeds of the test of candidates, in chunks of 4 and 25, the maximum was 1.14e-5 at temperature 0.3, 3.8e-6 at 1 and 1.4e-6 at 2.5."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
