@@ -101,6 +101,7 @@ class Trainings(RuleBasedStateMachine):
         """Left alone, it comes to rest: running, suspended or over, and not a write more."""
         world = self.world
         for _ in range(12):
+            world.delete_failed_pods()
             world.settle(8)
             world.wait(4000)
             job = self.newest
@@ -126,3 +127,16 @@ TestTrainings.settings = settings(
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
+
+
+def test_a_training_starts_after_a_pod_has_failed_before_all_were_ready():
+    """Found by the random stories: KubeRay replaces the pod, and the attempt continues without a restart."""
+    story = Trainings()
+    story.reconcile(writes=None)
+    story.kuberay()
+    story.pod_fails(pool="train", reason="OOMKilled")
+    story.world.reconcile()
+    assert story.world.condition("Degraded").reason == "PodFault"
+    story.teardown()
+    assert (story.world.status.state, story.world.status.restarts) == ("Running", 0)
+    assert not story.world.is_true("Degraded")

@@ -338,6 +338,11 @@ class World:
                 f"node-of-{name}",
             )
 
+    def delete_failed_pods(self) -> None:
+        """KubeRay deletes pods that have failed, because containers never restart in them. Its next round creates others
+        (`shouldDeletePod` in KubeRay's raycluster_controller.go)."""
+        self.pods = {name: pod for name, pod in self.pods.items() if not pod.reason}
+
     def _forget(self, job: RayJob) -> None:
         self.clusters = {name: item for name, item in self.clusters.items() if item.attempt != job.attempt}
         self.pods = {name: item for name, item in self.pods.items() if item.attempt != job.attempt}
