@@ -23,6 +23,8 @@ CPU = torch.device("cpu")
 PACKED = {"train.batch.removePadding": True}
 SHARED = PACKED | {"train.batch.sharePrompts": True}
 BUDGET = {"train.batch.dynamicMicroBatches": True, "data.maxPromptTokens": 8}
+PROPORTIONAL = 1e-3
+"""Epsilon of Adam. Below this size of a gradient, a step is proportional to it. Otherwise rounding would decide the sign of some steps."""
 KL = {"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5, "algorithm.entropyCoefficient": 0.3}
 
 
@@ -68,6 +70,7 @@ def test_the_proximal_policy_of_a_batch_of_two_updates_is_scored_alike(make_mode
         "async.updatesPerBatch": 2,
         "train.batch.promptsPerUpdate": 2,
         "train.batch.microBatchSequences": 4,
+        "train.optimizer.epsilon": PROPORTIONAL,
     }
     agree(make_model, make_spec, settings, [make_batch(groups=4, updates=2, truncated=True)])
 
@@ -77,8 +80,7 @@ def test_routers_and_their_losses_train_alike(make_model, make_spec, make_batch)
         "train.router": {"loadBalancingLoss": 0.5, "zLoss": 0.1},
         "train.batch.microBatchSequences": 6,
     }
-    # Below this size of a gradient, a step is proportional to it. Otherwise rounding would decide the sign of some steps.
-    settings |= {"train.optimizer.epsilon": 1e-3}
+    settings |= {"train.optimizer.epsilon": PROPORTIONAL}
     agree(partial(make_model, experts=4), make_spec, settings, [make_batch()])
 
 
