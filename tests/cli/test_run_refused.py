@@ -110,10 +110,11 @@ def test_broken_arithmetic_names_the_numbers_and_a_way_out(run):
     assert "Use promptsPerUpdate" in refused.text
 
 
-def test_losses_of_a_router_need_a_model_that_has_one(run):
-    refused = run("--set", "train.router.zLoss=0.001")
+def test_losses_and_replay_of_a_router_need_a_model_that_has_one(run):
+    refused = run("--set", "train.router.zLoss=0.001", "--set", "train.router.replay=true")
     assert refused.code == 2
     assert "spec.train.router: this model has no router." in refused.text
+    assert "spec.train.router.replay: this model has no router whose choices could be replayed." in refused.text
 
 
 def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, monkeypatch):

@@ -112,7 +112,7 @@ WRITTEN: list[Document] = [
             "activationCheckpointing": True,
             "offload": {"activations": True},
             "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5, "warmupUpdates": 3},
-            "router": {"loadBalancingLoss": 0.01, "zLoss": 0.001},
+            "router": {"loadBalancingLoss": 0.01, "zLoss": 0.001, "replay": True},
             "multiTokenPrediction": {"lossWeight": 0.3, "detached": True},
         },
         "rollout": {

@@ -103,7 +103,9 @@ def send_all_tokens_to(engine: FSDPEngine, experts: list[int]) -> None:
     for layer in text_model(engine._model).layers:
         route = layer.mlp.gate.forward
 
-        def chosen(hidden: Tensor, route: Callable[[Tensor], tuple[Tensor, ...]] = route) -> tuple[Tensor, ...]:
+        def chosen(
+            hidden: Tensor, _: None = None, route: Callable[[Tensor], tuple[Tensor, ...]] = route
+        ) -> tuple[Tensor, ...]:
             logits, weights, _ = route(hidden)
             return logits, weights, torch.tensor(experts).expand(len(logits), -1)
 

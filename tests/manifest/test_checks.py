@@ -66,6 +66,11 @@ CASES = {
         "spec.async.partialRollout",
         {"mode": "Colocated", "async": {"partialRollout": False}},
     ),
+    "replay of experts that no rollout chose": (
+        {**SFT, "train.router.replay": True},
+        "spec.train.router.replay",
+        {"train.router.replay": True},
+    ),
     "colocated pools of two sizes": (
         {"mode": "Colocated", "rollout.nodes": 2},
         "spec.rollout.nodes",

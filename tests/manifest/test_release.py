@@ -48,6 +48,19 @@ BEYOND = {
         },
         ["spec.train.lora"],
     ),
+    "vLLM on Ascend with router replay": (
+        {
+            "accelerator.profile": "Ascend",
+            "model.source": {"path": "folder"},
+            "rollout.engine": "VLLM",
+            "train.router.replay": True,
+        },
+        ["spec.train.router.replay"],
+    ),
+    "vLLM with offloaded keys and router replay": (
+        VLLM | {"rollout.vllm": {"extraArguments": {"kv_offloading_size": 10}}, "train.router.replay": True},
+        ["spec.rollout.vllm.extraArguments.kv_offloading_size"],
+    ),
     "vLLM on Ascend with a random model": (VLLM | {"accelerator.profile": "Ascend"}, ["spec.model.source.random"]),
     "vLLM on Ascend with a rounded cache": (
         {

@@ -49,6 +49,32 @@ def test_losses_and_their_gradients_are_the_librarys_of_every_sequence(packed: b
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_replayed_experts_get_the_weights_that_the_router_gives_them(make_model, packed: bool) -> None:
+    """Where nothing is replayed, the router chooses. Its gradient is that of the weights of the replayed experts."""
+    gate = adapt(make_model(experts=EXPERTS)).model.layers[0].mlp.gate
+    hidden = drawn(3, gate.weight.shape[1]) if packed else drawn(1, 3, gate.weight.shape[1])
+    _, _, own = gate(hidden)
+    others = torch.tensor([[next(e for e in range(EXPERTS) if e not in row), row[0]] for row in own.tolist()])
+    replayed = torch.where(torch.tensor([[True], [False], [True]]), others, router.NO_CHOICE).to(torch.int16)
+    _, weights, chosen = gate(hidden, replayed)
+    assert chosen.tolist() == [others[0].tolist(), own[1].tolist(), others[2].tolist()]
+    probabilities = torch.nn.functional.linear(hidden.reshape(3, -1), gate.weight).softmax(-1).gather(1, chosen)
+    expected = probabilities / probabilities.sum(-1, keepdim=True)
+    torch.testing.assert_close(weights, expected)
+    slopes = [torch.autograd.grad(each[:, 0].sum(), gate.weight, retain_graph=True)[0] for each in (weights, expected)]
+    torch.testing.assert_close(*slopes)
+    assert float(slopes[0].abs().max()) > 0
+
+
+def test_replayed_experts_with_no_probability_left_still_have_weights() -> None:
+    """A softmax over all experts would be 0 for them, and their weights 0 / 0."""
+    gate = torch.nn.Module()
+    gate.weight, gate.top_k = torch.nn.Parameter(torch.tensor([[200.0], [0.0], [-1.0]])), 2
+    _, weights, _ = router.route(gate, torch.ones(1, 1), torch.tensor([[1, 2]]))
+    torch.testing.assert_close(weights, torch.tensor([[0.0, -1.0]]).softmax(-1))
+
+
 def test_experts_that_are_used_alike_have_a_loss_of_one_for_each_token() -> None:
     """And equal logits c have (c + log E)²."""
     logits = torch.full((sum(LENGTHS), EXPERTS), 0.7)

@@ -135,6 +135,60 @@ def test_a_bucket_counts_only_where_the_transport_has_buckets():
         assert large_rollout.staging - rollout.staging == pytest.approx((not in_store) * replicas * more)
 
 
+@pytest.mark.parametrize(
+    ("model", "of_token"),
+    [
+        pytest.param("Qwen/Qwen3.5-35B-A3B", 40 * 8, id="35B: 40 layers, 8 of 256 experts"),
+        pytest.param("Qwen/Qwen3.5-397B-A17B", 60 * 10 * 2, id="397B: 60 layers, 10 of 512 experts, in two bytes"),
+    ],
+)
+def test_replayed_experts_take_room_in_the_object_stores_of_both_pools(model, of_token):
+    """The train pods hold those of a batch, and the rollout pods those of all sequences that are under way."""
+
+    def pods(*, replay: bool):
+        spec = spec_of(
+            mode="FullyAsync",
+            rewards=[{"type": "Math"}],
+            rollout={"nodes": 2},
+            train={"nodes": 4, "router": {"replay": replay}},
+            algorithm={"groupSize": 4},
+            data={
+                "train": [{"name": "t", "files": {"paths": ["t"]}}],
+                "maxPromptTokens": 1000,
+                "maxResponseTokens": 9000,
+            },
+            **{"async": {"stalenessThreshold": 0.5}},
+        )
+        return host_memory.train_pod(MODELS[model], spec, 0.0), host_memory.rollout_pod(MODELS[model], spec, 0.0)
+
+    (train, rollout), (plain_train, plain_rollout) = pods(replay=True), pods(replay=False)
+    batch = 32 * 4 * 10_000 * of_token
+    assert train.shared - plain_train.shared == pytest.approx(batch / 4)
+    assert rollout.shared - plain_rollout.shared == pytest.approx(2.5 * batch / 2)
+    assert (train.tensors, train.staging) == (plain_train.tensors, plain_train.staging)
+    assert rollout.tensors - plain_rollout.tensors == pytest.approx(8 * 256 * 10_000 * of_token)
+
+
+def test_each_node_has_the_replayed_experts_of_the_whole_share_that_its_ranks_compute():
+    """64 ranks of a share are 8 nodes, and there are 2 shares."""
+
+    def shared(*, replay: bool):
+        spec = spec_of(
+            mode="FullyAsync",
+            rewards=[{"type": "Math"}],
+            rollout={"nodes": 2, "engine": "VLLM"},
+            train={
+                "engine": "Megatron",
+                "nodes": 16,
+                "router": {"replay": replay},
+                "parallelism": {"tensor": 8, "pipeline": 8},
+            },
+        )
+        return host_memory.train_pod(MODELS["Qwen/Qwen3.5-35B-A3B"], spec, 0.0).shared
+
+    assert shared(replay=True) - shared(replay=False) == pytest.approx(32 * 8 * 2048 * 40 * 8 / 2)
+
+
 @pytest.mark.parametrize(("offloads", "code"), [("true", 0), ("false", 3)])
 def test_the_recipe_for_122b_fits_its_devices_because_it_offloads_the_optimizer(offloads, code):
     [file] = [file for file in EXAMPLES if file.stem == "qwen3.5-122b-a10b-grpo-megatron"]

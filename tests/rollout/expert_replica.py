@@ -6,7 +6,8 @@ python -m tests.rollout.expert_replica parts MODEL     each process has a part o
 MODEL: Qwen3.5 or Qwen3.
 
 It prints one line of JSON: the experts of each process in each layer; for each seed how far vLLM and the library in bfloat16 are from the
-library in float32; the error of a step in which a process was missing; the ids of the processes.
+library in float32, and the share of recorded choices of experts that are the library's; the error of a step in which a process was missing;
+the ids of the processes.
 """
 
 import json
@@ -30,6 +31,7 @@ from qwen35_trainer.weights.division import ReplicaShape
 from tests.publications import received
 from tests.rollout.loading import load
 from tests.rollout.qwen3 import qwen3_models
+from tests.rollout.routed import Compared, library_logits
 from tests.rollout.test_vllm import (
     END,
     GREEDY,
@@ -59,6 +61,16 @@ def models_of(family: str) -> dict[int, Any]:
         return {seed: library_model(seed, WITH_EXPERTS) for seed in STAGED_FOR}
     with tempfile.TemporaryDirectory() as folder:
         return qwen3_models(Path(folder) / "model", list(STAGED_FOR), num_experts=EXPERTS)
+
+
+def recorded_share(replica: Replica, model: Any) -> float:
+    compared = Compared()
+    for length in (7, 60, 300):
+        prompt = prompt_of(length)
+        for completed in replica.generate(prompt, 12, samples=2):
+            inputs = [*prompt, *completed.tokens.ids.tolist()][:-1]
+            compared.add(completed.tokens.choices, library_logits(model, inputs))
+    return compared.equal_share
 
 
 def tables(worker: Any) -> dict[str, list[int]]:
@@ -96,9 +108,10 @@ def main() -> None:
         on_cpu=True,
         devices=DEVICES,
         options=VLLMSpec(extraArguments={EXPERT_PARALLEL: sys.argv[1] == "whole"}),
+        records_choices=True,
     )
     core = build_core(config, settings)
-    engine = VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
+    engine = VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True, records_choices=True)
     replica = Replica(engine, core, models, set())
     measured = {}
     for seed, staged in STAGED_FOR.items():
@@ -110,6 +123,7 @@ def main() -> None:
             load(engine, shared, seed)
         of_vllm, of_library, change = distances(replica, models[seed])
         measured[seed] = {"vllm": asdict(of_vllm), "library": asdict(of_library), "change": change}
+        measured[seed]["recorded"] = recorded_share(replica, models[seed])
     result = {"tables": core.collective_rpc(tables), "processes": core.collective_rpc(process_id), "measured": measured}
     result["error"] = error_after_a_loss(replica, result["processes"][-1])
     print(json.dumps(result), flush=True)

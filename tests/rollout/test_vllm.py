@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from qwen35_trainer.manifest import LoRASpec, ModelSpec
+from qwen35_trainer.manifest import LoRASpec, ModelSpec, VLLMSpec
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.build_model import configuration
 from qwen35_trainer.pipeline.events import SequenceId
@@ -174,7 +174,12 @@ def running(shape: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[Replica]
 
 @contextlib.contextmanager
 def engine_of(
-    config: Any, lora: LoRASpec | None = None, *, picture_tokens: int = 0
+    config: Any,
+    lora: LoRASpec | None = None,
+    *,
+    picture_tokens: int = 0,
+    records_choices: bool = False,
+    options: VLLMSpec | None = None,
 ) -> Iterator[tuple[VLLMEngine, Any]]:
     """An engine without weights, and its engine core. picture_tokens: of a prompt, at most; 0: it reads no pictures."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -184,8 +189,10 @@ def engine_of(
         seed=5,
         memory_fraction=0.1,
         on_cpu=True,
+        options=options or VLLMSpec(),
         lora=lora,
         picture_tokens=picture_tokens,
+        records_choices=records_choices,
     )
     with process_restored():
         # vLLM shares tables of positions between models. Those of a tower that was left out have no values.
@@ -202,6 +209,7 @@ def engine_of(
                 on_cpu=True,
                 lora=lora,
                 reads_pictures=picture_tokens > 0,
+                records_choices=records_choices,
             )
             yield engine, core
         finally:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from qwen35_trainer.rollout.vllm import VLLMEngine
 from qwen35_trainer.rollout.vllm_worker import for_vllm
 from qwen35_trainer.weights.division import ReplicaShape
 from tests.publications import received
@@ -15,6 +16,7 @@ from tests.rollout.laws import check_versions
 from tests.rollout.loading import load
 from tests.rollout.qwen3 import qwen3_models
 from tests.rollout.test_vllm import (
+    END,
     MAX_LENGTH,
     SLOTS,
     Replica,
@@ -80,6 +82,19 @@ def test_a_tensor_that_changes_replaces_the_parameter_of_its_layer_and_no_other(
     after = replica.engine.checksums()
     different = [text_model_name(each) for each in before if before[each] != after[each]]
     assert [each.replace(".routed_experts.", ".") for each in different] == [f"model.layers.2.{own}"]
+
+
+def test_experts_are_recorded_only_by_a_core_that_was_built_to_record_them(replica: Replica) -> None:
+    replica.load(0)
+    [completed] = replica.generate(prompt_of(5), 3)
+    assert completed.tokens.choices is None
+    config = replica.models[0].config
+    engine = VLLMEngine(replica.core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True, records_choices=True)
+    load(engine, replica.weights(0), 1)
+    [name] = Replica(engine, replica.core, replica.models, set()).submit(prompt_of(5), 3)
+    with pytest.raises(RuntimeError, match="its engine core was not built to record them"):
+        engine.step()
+    engine.take([name])
 
 
 def test_the_caches_have_room_for_all_slots_and_no_more(replica: Replica) -> None:

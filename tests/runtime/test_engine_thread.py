@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,8 +237,60 @@ def test_of_a_dropped_sequence_nothing_more_is_reported(driven, reporting):
     assert driven.finished == {(0, 1): EndReason.LENGTH}
     for report in driven.reports:
         assert (0, 0) not in {*report.tokens, *report.started, *report.taken}
-    for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted):
+    for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted, driven.thread._kept):
         assert not table, "it remembers sequences that it no longer has"
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[Driven]:
+    """The engine of a mixture of experts, which records the experts."""
+    random = {"hiddenSize": 16, "intermediateSize": 16, "layers": 2, "fullAttentionInterval": 2, "experts": 4}
+    spec = ModelSpec.model_validate({"name": "tiny", "precision": "FP32", "source": {"random": random}})
+    model = build(ModelSettings(spec, seed=0, vocabulary=20, max_length=40, base=tmp_path))
+    built = Driven(TorchEngine(model, end_token=NEVER, slots=4, max_length=40, seed=1, records_choices=True))
+    yield built
+    built.thread.close()
+
+
+def test_chosen_experts_are_kept_once_for_each_sequence_that_leaves_and_do_not_travel_with_its_tokens(
+    recording, reporting
+):
+    def run() -> None:
+        [evaluated] = requests(9, samples=1, tokens=8)
+        recording.thread._submit([*requests(0, tokens=8), replace(evaluated, trains=False)])
+        for _ in range(4):
+            recording.thread._step()
+        recording.thread._take([NAME])
+        recording.report()
+        kept = joined(recording.reports, NAME)
+        [request, _] = requests(0, tokens=8)
+        recording.thread._submit([replace(request, kept=kept), *requests(1, samples=1, tokens=8)])
+        recording.thread._step()
+        recording.thread._drop([(1, 0)])
+        while recording.engine.busy:
+            recording.thread._step()
+
+    recording.on_thread(run)
+    recording.report()
+    whole = {completed.sequence: completed.tokens for completed in recording.completed}
+    assert [report.choices for report in recording.reports] == [(NAME,), ((0, 1), NAME)]
+    [before] = recording.thread.take_choices(1)
+    other, after = recording.thread.take_choices(2)
+    assert [len(table) for table in (before, other, after)] == [3 + 4 - 1, 3 + 8 - 1, 4], "prompts have three tokens"
+    np.testing.assert_array_equal(other, whole[0, 1].choices)
+    np.testing.assert_array_equal(after, whole[NAME].choices[-4:])
+    with pytest.raises(KeyError):
+        recording.thread.take_choices(2)
+    assert not recording.thread._kept
+
+
+def test_choices_that_the_driver_does_not_claim_are_dropped(recording):
+    recording.thread.submit(requests(0))
+    recording.until(lambda: len(recording.finished) == 2)
+    assert sum(len(tables) for tables in recording.thread._unclaimed.values()) == 2
+    for _ in range(rollout_worker.MAX_UNCLAIMED_REPORTS):
+        recording.report()
+    assert not recording.thread._unclaimed
 
 
 def test_a_report_contains_what_happened_since_the_one_before(driven):
@@ -310,7 +363,7 @@ def test_a_request_that_is_refused_is_reported_with_its_error_and_the_others_are
     assert errors[5, 0].startswith("group 5: prompt 3 + response 400 tokens exceed the engine's 40")
     assert len(joined(driven.reports, (5, 0))) == 0
     assert driven.thread.failure is None
-    for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted):
+    for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted, driven.thread._kept):
         assert not table, "it remembers sequences that it no longer has"
 
 

@@ -27,6 +27,7 @@ from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime import generation
+from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import (
@@ -157,10 +158,12 @@ class Room:
         block = TokenBlock({name: [part] for name, part in (tokens or {}).items()})
         self.generation.reported(replica(number), EngineReport(1, tokens=block, **fields))
 
-    def finish(self, number: int, *names: SequenceId, tokens: GeneratedTokens, truncated: bool = False) -> None:
+    def finish(
+        self, number: int, *names: SequenceId, tokens: GeneratedTokens, truncated: bool = False, **fields: Any
+    ) -> None:
         """Sequences end with these tokens, the last of each."""
         reason = EndReason.LENGTH if truncated else EndReason.STOP
-        self.report(number, dict.fromkeys(names, tokens), finished=dict.fromkeys(names, reason))
+        self.report(number, dict.fromkeys(names, tokens), finished=dict.fromkeys(names, reason), **fields)
 
     def fail(self, number: int, *names: SequenceId, tokens: GeneratedTokens, error: str = "too long") -> None:
         """Sequences fail after these tokens."""
@@ -185,6 +188,12 @@ class Room:
             request.kept.ids.tolist() for to, request in self.pool.submitted if (to, request.sequence) == (number, name)
         ]
 
+    async def taken(self, number: int = 0) -> ScoredGroup:
+        """A scored group, as the next batch takes it."""
+        await settled()
+        [group] = self.generation.take([number])
+        return group
+
     async def trained(self, number: int = 0) -> list[list[int]]:
         """The tokens of a scored group, in the order of its samples."""
         await settled()
@@ -193,7 +202,9 @@ class Room:
 
 
 def replica(number: int) -> Any:
-    return SimpleNamespace(number=number, name=f"rollout-{number}")
+    """Its answer to `stored_choices` is the number of the replica and of the report."""
+    stored = SimpleNamespace(remote=lambda report: (number, report))
+    return SimpleNamespace(number=number, name=f"rollout-{number}", actor=SimpleNamespace(stored_choices=stored))
 
 
 def tokens(*ids: int, version: int = 0) -> GeneratedTokens:
@@ -826,3 +837,56 @@ async def test_of_many_suspected_prompts_the_first_are_named_and_the_others_coun
             room.start(POOL, *((number, index) for number in range(5) for index in range(2)))
     [record] = caplog.records
     assert "that generated prompt train/0, train/1, train/2 and 2 others." in record.getMessage()
+
+
+def parts_of(choices: Any) -> list[tuple[tuple[int, int], int, int, int, int]]:
+    """Of each part: the replica and the report that have its table, its place there, and which tokens of the response it has."""
+    return [(part.call, part.index, part.first, part.end, part.dropped) for part in choices.parts]
+
+
+async def test_a_sequence_refers_to_the_experts_that_every_replica_has_recorded_for_it(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {(0, 0): tokens(5, 6), (0, 1): tokens(7)})
+        room.move()
+        room.report(POOL, {NAME: tokens(8)}, taken=(NAME,), choices=(NAME,))
+        room.finish(LANE, NAME, tokens=tokens(9, 2), choices=(NAME,))
+        room.finish(POOL, (3, 0), (0, 1), tokens=tokens(2), choices=((3, 0), (0, 1)))
+        group = await room.taken()
+    first, second = group.choices
+    assert parts_of(first) == [((POOL, 1), 0, 0, 3, 0), ((LANE, 1), 0, 3, 5, 0)]
+    assert parts_of(second) == [((POOL, 1), 1, 0, 2, 0)]
+    batch, _ = assemble([group], version=0, max_lag=0, mask_old=False, updates=1)
+    assert batch.choices == (first, second)
+
+
+async def test_tokens_of_a_lost_replica_have_no_experts_and_later_ones_have_theirs(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {(0, 0): tokens(5, 6, 7), (0, 1): tokens(8, 9)})
+        room.lose(POOL)
+        room.start(OTHER, (0, 0), keep=2)
+        room.start(OTHER, (0, 1), keep=0)
+        room.finish(OTHER, (0, 0), (0, 1), tokens=tokens(4, 2), choices=((0, 0), (0, 1)))
+        group = await room.taken()
+    first, second = group.choices
+    assert parts_of(first) == [((OTHER, 1), 0, 2, 4, 0)]
+    assert parts_of(second) == [((OTHER, 1), 1, 0, 2, 0)]
+
+
+async def test_without_recorded_experts_no_replica_is_asked_for_them(room):
+    async with room.open():
+        room.begin()
+        room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 2))
+        group = await room.taken()
+    assert [parts_of(each) for each in group.choices] == [[], []]
+    batch, _ = assemble([group], version=0, max_lag=0, mask_old=False, updates=1)
+    assert batch.choices is None
+
+
+async def test_sequences_of_an_evaluation_do_not_train(room):
+    async with room.open():
+        room.begin()
+        [group, *_] = room.generation.evaluation()
+        room.start(POOL, (group, 0))
+    assert {request.sequence[0]: request.trains for _, request in room.pool.submitted} == {0: True, group: False}

@@ -395,10 +395,16 @@ class Threads:
         call.settle(_copied(value))
         return call
 
-    def get(self, call: Call, timeout: float | None = None) -> Any:
+    def get(self, call: Call | list[Call], timeout: float | None = None) -> Any:
+        if isinstance(call, list):
+            return [self.get(each, timeout) for each in call]
+        if call.method == "put" and call.actor is not None and call.actor.gone.is_set():
+            raise OwnerDiedError("00" * 28, b"", "")
         return call.future.result(timeout)
 
-    def wait(self, calls: list[Call], *, timeout: float | None = None) -> tuple[list[Call], list[Call]]:
+    def wait(
+        self, calls: list[Call], *, num_returns: int = 1, timeout: float | None = None
+    ) -> tuple[list[Call], list[Call]]:
         done, _ = concurrent.futures.wait([call.future for call in calls], timeout)
         return [call for call in calls if call.future in done], [call for call in calls if call.future not in done]
 

@@ -169,6 +169,11 @@ MODES = (
         "self.mode == 'SFT' || has(self.rollout)", "This mode needs rollout. Add rollout: {nodes: 1}.", field=".rollout"
     ),
     Rule("self.mode != 'SFT' || size(self.rewards) == 0", "mode SFT has no rewards. Remove them.", field=".rewards"),
+    Rule(
+        "self.mode != 'SFT' || !self.train.router.replay",
+        "In mode SFT no rollout chooses experts. Remove train.router.replay.",
+        field=".train.router.replay",
+    ),
     Rule("self.mode == 'SFT' || size(self.rewards) > 0", "This mode needs at least one reward.", field=".rewards"),
     Rule(
         "(self.algorithm.loss.type == 'Function') == has(self.algorithm.loss.__function__)",

@@ -170,6 +170,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "train.optimizer.schedule": "Constant",
     "train.optimizer.minLearningRateRatio": 0.0,
     "train.router.loadBalancingLoss": 0.0,
+    "train.router.replay": False,
     "train.router.zLoss": 0.0,
     "train.offload.parameters": False,
     "train.offload.gradients": False,

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from qwen35_trainer.engines.megatron.model_problems import problems
+from qwen35_trainer.engines.megatron.model_problems import problems, router_problems
+from qwen35_trainer.manifest.train import RouterSpec
 
 TEXT: dict[str, Any] = {
     "model_type": "qwen3_5_moe_text",
@@ -44,3 +45,12 @@ def test_each_other_value_is_named_with_the_fix(values: dict[str, Any], texts: l
         assert text in problem
         assert problem.startswith("spec.train.engine: ")
         assert "FSDP" in problem
+
+
+@pytest.mark.parametrize("router", [RouterSpec(zLoss=0.1), RouterSpec(replay=True)], ids=["losses", "replay"])
+def test_routers_with_losses_or_replay_need_all_tokens_of_a_layer(router: RouterSpec) -> None:
+    model, chunks = SimpleNamespace(**TEXT, num_experts=4), {"mlp_chunks_for_training": 2}
+    assert not list(router_problems(model, router, {}))
+    assert not list(router_problems(model, RouterSpec(), chunks))
+    [problem] = router_problems(model, router, chunks)
+    assert problem.startswith("spec.train.overrideTransformerConfig.mlp_chunks_for_training: 2, but routers")

@@ -134,7 +134,15 @@ def sequences(batch: TrainBatch) -> list[tuple[Tensor, Tensor]]:
 
 
 @cache
-def reference(shape: str, *, detached: bool = False, weight: float = WEIGHT, float64: bool = False) -> Reference:
+def reference(
+    shape: str,
+    *,
+    detached: bool = False,
+    weight: float = WEIGHT,
+    float64: bool = False,
+    prepare: Callable[[Model], None] | None = None,
+) -> Reference:
+    """prepare: changes how the model computes."""
     with TemporaryDirectory() as folder:
         library = published.write(Path(folder) / "model", shape, whole_head=True)
         stored = tensors_of(Path(folder) / "model")
@@ -142,6 +150,8 @@ def reference(shape: str, *, detached: bool = False, weight: float = WEIGHT, flo
     model = Model(in_float64(library) if float64 else library, head)
     if float64:
         model = model.double()
+    if prepare is not None:
+        prepare(model)
     batch = samples()
     tokens, of_model, of_head, log_probs = int(batch.trainable.sum()), [], [], []
     for (ids, trains), prompt in zip(sequences(batch), batch.prompt_lengths, strict=True):

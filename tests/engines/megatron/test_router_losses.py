@@ -48,14 +48,13 @@ class ClosedForm:
     gradients: dict[str, Tensor]
 
 
-def of_sequence(logits: Tensor, top_k: int) -> Tensor:
-    """Load balancing and z loss of the tokens of one sequence, (tokens, experts), each summed over them. Switch Transformer, eq.
-    4-6, with k choices for each token; ST-MoE, eq. 5.
+def of_sequence(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Load balancing and z loss of the tokens of one sequence, (tokens, experts), with k chosen experts, (tokens, k), each summed
+    over the tokens. Switch Transformer, eq. 4-6, with k choices for each token; ST-MoE, eq. 5.
     """
     tokens, experts = logits.shape
-    probabilities = logits.softmax(-1)
-    choices = torch.bincount(probabilities.topk(top_k).indices.flatten(), minlength=experts)
-    balance = experts * (choices / (top_k * tokens) * probabilities.mean(0)).sum()
+    choices = torch.bincount(chosen.flatten(), minlength=experts)
+    balance = experts * (choices / chosen.numel() * logits.softmax(-1).mean(0)).sum()
     return torch.stack((tokens * balance, logits.logsumexp(-1).square().sum()))
 
 
@@ -71,7 +70,8 @@ def closed_form(*, float64: bool = False, router: bool = True) -> ClosedForm:
     objective = -sum(scores.sum() for scores in scores_of(model, batch)) / int(batch.trainable.sum())
     layers, top_k = len(model.model.layers), model.config.num_experts_per_tok
     read = batch.lengths - 1  # the model does not read the last token of a sequence
-    sums = sum(of_sequence(logits[: read[each // layers]], top_k) for each, logits in enumerate(seen))
+    routed = [logits[: read[each // layers]] for each, logits in enumerate(seen)]
+    sums = sum(of_sequence(logits, logits.topk(top_k).indices) for logits in routed)
     balance, z = sums / int(read.sum())
     loss = objective + (BALANCE * balance + Z * z if router else 0.0)
     loss.backward()

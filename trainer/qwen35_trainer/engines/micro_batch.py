@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen35_trainer.data.expert_choices import NO_CHOICE, replayed
 from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.models.qwen3_5 import HFModule
@@ -135,7 +136,9 @@ def micro_batch(
         input_lengths = rows = targets = cells = placeholder
     else:
         shared = _shared_prompts(batch, offsets, samples) if share_prompts else None
-        inputs = _inputs(batch, offsets, samples, config, shared, packed=packed, device=device)
+        inputs = _replaying(
+            _inputs(batch, offsets, samples, config, shared, packed=packed, device=device), batch, samples
+        )
         mask = responses.mask.numpy()
         row, column = (mask if mask.any() else np.arange(mask.size).reshape(mask.shape) == 0).nonzero()
         lengths = batch.lengths[samples] - 1
@@ -202,6 +205,20 @@ def _inputs(
         else:
             pictures.append(None if source is None else source.read())
     return multimodal_input(sequences, pictures, config, written=written, shared=shared, packed=packed, device=device)
+
+
+def _replaying(inputs: ModelInput, batch: TrainBatch, samples: NDArray[np.int64]) -> ModelInput:
+    """Return `inputs` with the experts to replay, if one of the samples has some."""
+    if batch.replayed is None or not (present := [parts for n in samples if (parts := batch.replayed[n]) is not None]):
+        return inputs
+    shape, rows = present[0][0][0].shape[1:], []
+    for sample in samples:
+        parts, prompt, response = batch.replayed[sample], batch.prompt_lengths[sample], batch.response_lengths[sample]
+        if parts is None:
+            rows.append(torch.full((int(prompt + response) - 1, *shape), NO_CHOICE, dtype=torch.int16))
+        else:
+            rows.append(torch.from_numpy(replayed(parts, prompt=int(prompt), response=int(response))))
+    return inputs.replaying(rows)
 
 
 def response_scores(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen35_trainer.data.candidates import Candidates
+from qwen35_trainer.data.expert_choices import ChoiceSource, RecordedParts
 from qwen35_trainer.data.picture_arrays import PictureSource
 
 
@@ -56,6 +57,12 @@ class TrainBatch:
     sample has no picture or is not held.
 
     None: text only."""
+    choices: tuple[ChoiceSource | None, ...] | None = None
+    """Where the experts that the rollout chose for each of the N samples are read before the batch trains. An entry is
+    None if the sample has none or is not held. None: nothing is replayed."""
+    replayed: tuple[RecordedParts | None, ...] | None = None
+    """The experts to compute for the inputs of each of the N samples, as read from `choices`. An entry is None if the
+    trainer's routers choose for the sample. None: they choose for all samples."""
     kl_coefficient: float | None = None
     """The adapted KL coefficient of this batch (`algorithm.kl.adaptive`). It applies to the penalty in the reward if
     there is one, and otherwise to the penalty in the loss.
@@ -76,6 +83,7 @@ class TrainBatch:
         assert self.candidates is None or len(self.candidates) == self.responses.size, "candidates do not fit"
         assert self.samples % self.updates == 0, f"{self.samples} samples do not make {self.updates} equal updates"
         assert self.pictures is None or len(self.pictures) == self.samples, "pictures are not one entry per sample"
+        assert self.choices is None or len(self.choices) == self.samples, "choices are not one entry per sample"
         assert (self.held is None) == (self.counts is None), "a share needs the counts of the whole batch"
 
     @property
@@ -131,6 +139,7 @@ class TrainBatch:
             log_probs=None if self.log_probs is None else cut(self.log_probs, responses, self.response_lengths),
             candidates=candidates,
             pictures=self.pictures and tuple(each if n in kept else None for n, each in enumerate(self.pictures)),
+            choices=self.choices and tuple(each if n in kept else None for n, each in enumerate(self.choices)),
             held=samples,
             counts=self.trained,
             whole_mask=self.trainable if whole_masks else None,

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
 from qwen35_trainer.algorithms.objective import needs_proximal, policy_objective, supervised_objective
+from qwen35_trainer.data.expert_choices import ChoiceSource, RecordedParts
 from qwen35_trainer.engines.batch_division import BatchDivision
 from qwen35_trainer.engines.batch_ranks import BatchRanks
 from qwen35_trainer.engines.learning_signal import LearningSignal, counts, objective
@@ -69,6 +70,7 @@ class UpdatingEngine(ABC):
         self._ranks = ranks
         self._division = BatchDivision.of(spec, ranks.data_shares)
         self._objective = objective(spec)
+        self._replays = spec.mode != "SFT" and spec.train.router.replay
         self._uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
         self._has_router_losses = spec.train.router.loadBalancingLoss > 0 or spec.train.router.zLoss > 0
         self._skipped_updates = SkippedUpdates(sft=spec.mode == "SFT")
@@ -115,8 +117,14 @@ class UpdatingEngine(ABC):
     def _layers(self) -> int:
         """Number of decoder layers of the whole model."""
 
+    @property
+    @abstractmethod
+    def _experts(self) -> int:
+        """Number of experts of a layer. The model must be a mixture of experts."""
+
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         self._check_share(batch)
+        batch = self._with_choices(batch)
         offsets = Offsets.of(batch)
         signal = None if batch.rewards is None else self._signal(batch, offsets)
         return [
@@ -154,6 +162,33 @@ class UpdatingEngine(ABC):
             parked.restore()
         self._parked = []
 
+    def _with_choices(self, batch: TrainBatch) -> TrainBatch:
+        """Read the experts to replay for this rank's share, and return the batch with them. Collective with router replay.
+
+        Of ranks that compute a share together, each reads the choices. If one of them cannot read those of a sample, all
+        of them let their routers choose for the sample.
+        """
+        if not self._replays:
+            return batch
+        sources = batch.choices or (None,) * batch.samples
+        held, parts = set(batch.held_samples.tolist()), [self._choices_of(source) for source in sources]
+        lacks = [float(sample in held and own is None) for sample, own in enumerate(parts)]
+        agreed = zip(parts, self._ranks.max(torch.tensor(lacks)).tolist(), strict=True)
+        return replace(batch, choices=None, replayed=tuple(None if lacking else own for own, lacking in agreed))
+
+    def _choices_of(self, source: ChoiceSource | None) -> RecordedParts | None:
+        """Read the experts to replay for a sample. None if it has none, they cannot be read, or one of them does not exist."""
+        parts = None if source is None else source.read()
+        if not parts or any(table.size and int(table.max()) >= self._experts for table, _ in parts):
+            return None
+        return parts
+
+    def _replayed_tokens(self, batch: TrainBatch, part: NDArray[np.int64]) -> int:
+        """Return for how many input tokens of this rank's samples of an update the rollout has recorded the experts."""
+        assert batch.replayed is not None
+        of_samples = (batch.replayed[sample] for sample in np.intersect1d(part, batch.held_samples))
+        return sum(len(table) for parts in of_samples if parts is not None for table, _ in parts)
+
     def _update(
         self,
         batch: TrainBatch,
@@ -177,6 +212,9 @@ class UpdatingEngine(ABC):
             signal is not None and (algorithm.reportEntropy or algorithm.entropyCoefficient != 0),
         )
         totals = self._forward_backward(update, self._plan(batch, part))
+        if self._replays:  # multiplied by the number of trained tokens, because metrics are divided by it
+            share = self._replayed_tokens(batch, part) / update.inputs * divisors.tokens
+            totals["replayed_token_share"] = torch.tensor(share, device=self._device)
         norm = self._step(learning_rate)
         self._skipped_updates.add(norm)
         metrics = self._metrics(totals, norm, learning_rate)
@@ -251,7 +289,8 @@ class UpdatingEngine(ABC):
         assert self._spec.rollout is not None
         temperature, reference, proximal = self._spec.rollout.temperature, None, None
         if self._uses_kl:
-            reference = self._score("Reference", batch, offsets, temperature)
+            # Its routers choose: its weights are not those with which the rollout chose.
+            reference = self._score("Reference", replace(batch, replayed=None), offsets, temperature)
         if batch.updates > 1 and self._objective.correction != "None":
             proximal = self._score("Current", batch, offsets, temperature)
         algorithm = self._spec.algorithm

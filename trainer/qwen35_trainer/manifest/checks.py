@@ -22,6 +22,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (modes.partial_rollout, ("mode", "async")),
     (modes.window, ("mode", "async")),
     (modes.colocation, ("mode", "rollout", "train")),
+    (modes.router_replay, ("mode", "train")),
     (layout.dense, ("accelerator", "train")),
     (layout.expert, ("accelerator", "train")),
     (layout.whole_experts, ("model", "train")),

@@ -45,6 +45,7 @@ _FIELDS = {
     "moe_router_load_balancing_type": "spec.train.router.loadBalancingLoss",
     "moe_aux_loss_coeff": "spec.train.router.loadBalancingLoss",
     "moe_z_loss_coeff": "spec.train.router.zLoss",
+    "moe_enable_routing_replay": "spec.train.router.replay",
     "mtp_num_layers": _HEAD,
     "mtp_loss_scaling_factor": f"{_HEAD}.lossWeight",
     "mtp_detach_heads": f"{_HEAD}.detached",
@@ -111,7 +112,6 @@ _REASONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("attention computes its softmax in float32", ("attention_softmax_in_fp32",)),
     ("routers compute in float32", ("moe_router_dtype",)),
-    ("the engine replays no choices of experts", ("moe_enable_routing_replay",)),
     (
         "it is alltoall, because others need sequences of one length or further packages",
         ("moe_token_dispatcher_type",),

@@ -100,3 +100,13 @@ def colocation(spec: TrainingSpec) -> Iterator[Problem]:
     if spec.mode == "Colocated" and spec.rollout is not None and spec.rollout.autoscale is not None:
         shared = "in mode Colocated the pools share their nodes: there is nothing to autoscale."
         yield Problem("spec.rollout.autoscale", shared, "Remove it, or use mode FullyAsync.")
+
+
+def router_replay(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that router replay is not set in mode SFT, in which no rollout chooses experts."""
+    if spec.mode == "SFT" and spec.train.router.replay:
+        yield Problem(
+            "spec.train.router.replay",
+            "true has no effect in mode SFT: no rollout chooses experts.",
+            "Remove it, or use mode FullyAsync or Colocated.",
+        )

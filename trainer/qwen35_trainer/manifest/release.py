@@ -26,6 +26,8 @@ An adapter of another rank takes the memory of the next larger rank.
 
 _BF16_CACHES = {"CPU": "on the CPU", "Ascend": "on NPUs"}
 """Accelerator profile with which keys and values cannot be FP8 → its devices in a message."""
+_VLLM_CONNECTORS = frozenset({"kv_offloading_size", "kv_transfer_config"})
+"""Arguments with which vLLM fills its cache with keys and values that no step of the replica has computed."""
 
 
 def cannot_run(spec: TrainingSpec) -> list[Problem]:
@@ -76,6 +78,19 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
         message = f"{devices}, this release stores keys and values in BF16 only."
         yield Problem("spec.rollout.vllm.kvCachePrecision", message, "Set it to BF16.")
     yield from _vllm_adapters(spec)
+    if spec.train.router.replay:
+        yield from _vllm_replay(spec, rollout)
+
+
+def _vllm_replay(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
+    """Yield the settings with which this release cannot record the experts that vLLM chooses."""
+    if spec.accelerator.profile == "Ascend":
+        message = "vllm-ascend chooses experts by functions of its own, which this release does not record."
+        yield Problem("spec.train.router.replay", message, "Remove it, or set rollout.engine to Torch.")
+    for name in sorted(_VLLM_CONNECTORS & (rollout.vllm.extraArguments.keys() if rollout.vllm is not None else set())):
+        path = f"spec.rollout.vllm.extraArguments.{name}"
+        message = "keys and values that it brings back have no record of their experts (train.router.replay)."
+        yield Problem(path, message, "Remove it, or train.router.replay.")
 
 
 def _vllm_adapters(spec: TrainingSpec) -> Iterator[Problem]:

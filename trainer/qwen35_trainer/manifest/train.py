@@ -279,7 +279,7 @@ class LoRASpec(Section):
 
 
 class RouterSpec(Section):
-    """Auxiliary losses of the routers in a mixture of experts, summed over layers."""
+    """Auxiliary losses of the routers in a mixture of experts, summed over layers, and router replay."""
 
     loadBalancingLoss: float = Field(
         0.0,
@@ -298,6 +298,13 @@ class RouterSpec(Section):
         description="Weight of the squared logarithm of the router's partition function, averaged over tokens and "
         "summed over layers. Default 0, as in verl's FSDP recipes; its Megatron recipes use 0.001. verl: "
         "actor_rollout_ref.actor.megatron.override_transformer_config.moe_z_loss_coeff.",
+    )
+    replay: bool = Field(
+        False,
+        description="Compute each token with the experts that the rollout chose for it, instead of those that the trainer's "
+        "routers would choose after rounding differently (R3, arXiv:2510.11370); not in mode SFT. The choices take layers × "
+        "experts per token × 1 byte for each token, twice that with more than 256 experts. Default false, as in verl. verl: "
+        "actor_rollout_ref.actor.router_replay.mode, actor_rollout_ref.rollout.enable_rollout_routing_replay.",
     )
 
 
@@ -351,7 +358,7 @@ class TrainSpec(Section):
     )
     router: RouterSpec = Field(
         RouterSpec(),
-        description="Auxiliary losses of the routers in a mixture of experts. Default: none. verl: "
+        description="Auxiliary losses and replay of the routers in a mixture of experts. Default: neither. verl: "
         "actor_rollout_ref.actor.megatron.override_transformer_config.",
     )
     offload: OffloadSpec = Field(

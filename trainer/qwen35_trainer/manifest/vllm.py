@@ -43,6 +43,7 @@ RESERVED_ARGUMENTS = {
     "async_scheduling": _EXACT,
     "scheduler_cls": _EXACT,
     "stream_interval": _EXACT,
+    "enable_return_routed_experts": _OWN.format("spec.train.router.replay"),
     "watermark": _EXACT,
     "kv_sharing_fast_prefill": "the probe after a publication needs the log-probs of prompts",
     "speculative_config": _DRAFTS,

@@ -4,7 +4,8 @@ train pod      offloaded state; two versions of each rank's shard of the publish
                one is written (`weights/segment.py`)
 rollout pod    a whole version for each replica while the replica loads it; with RDMA two versions, which other replicas read
                (`weights/relay.py`)
-/dev/shm       Ray's object store: a batch. With the transports Auto and ObjectStore, a train pod also has the published
+/dev/shm       Ray's object store: a batch. With router replay, the experts of a batch in train pods, and those of all sequences
+               in the pipeline in rollout pods. With the transports Auto and ObjectStore, a train pod also has the published
                shards there, instead of in its processes, and a rollout pod has one bucket (a part of a version) for
                each replica. With Folder, the bucket is in the replica's process
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
+from qwen35_trainer.manifest import RolloutSpec
 from qwen35_trainer.manifest.publication import DEFAULT_BUCKET_MEBIBYTES
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import parameters
@@ -69,7 +71,11 @@ def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemor
     devices, version = spec.accelerator.devicesPerNode, version_bytes(shape, spec)
     staged = 0.0 if spec.mode == "SFT" else 2 * version * devices / spec.world_size
     in_store = _uses_object_store(spec)
-    batch = _batch_bytes(spec) / spec.train.nodes
+    parallel = spec.train.parallelism
+    ranks_of_share = parallel.context * (parallel.tensor * parallel.pipeline if spec.train.engine == "Megatron" else 1)
+    # Ranks that compute a share together read the same choices, each node once.
+    nodes = min(spec.train.nodes, spec.world_size / ranks_of_share)
+    batch = _batch_bytes(spec) / spec.train.nodes + _choices_bytes(shape, spec) / nodes
     buckets = devices * _beyond_default(_bucket_bytes(spec, version))
     return PodMemory(
         "train",
@@ -96,9 +102,10 @@ def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMem
     return PodMemory(
         "rollout",
         devices * _process_bytes(spec),
-        devices * tensors,
+        devices * tensors + replicas * _recording_bytes(shape, spec, spec.rollout) / nodes_of_replica,
         staged if in_store else staged + replicas * _beyond_default(bucket),
-        (replicas * bucket if in_store else 0.0) + _batch_bytes(spec) / spec.rollout.nodes,
+        (replicas * bucket if in_store else 0.0)
+        + (_batch_bytes(spec) + _batches_in_pipeline(spec) * _choices_bytes(shape, spec)) / spec.rollout.nodes,
     )
 
 
@@ -112,7 +119,9 @@ def colocated_pod(
     """
     staging, shared = train.staging + rollout.staging, train.shared + rollout.shared
     if spec.train.nodes == 1 and spec.publication.transport in ("Auto", "SharedMemory"):
-        staging, shared = 2 * version_bytes(shape, spec), _batch_bytes(spec)
+        # The ranks read the experts in the object store to which the replicas have written them.
+        choices = _batches_in_pipeline(spec) * _choices_bytes(shape, spec)
+        staging, shared = 2 * version_bytes(shape, spec), _batch_bytes(spec) + choices
     tensors = train.tensors + rollout.tensors + spec.accelerator.devicesPerNode * parked
     return PodMemory("train", train.processes + rollout.processes, tensors, staging, shared)
 
@@ -146,3 +155,32 @@ def _uses_object_store(spec: TrainingSpec) -> bool:
 def _batch_bytes(spec: TrainingSpec) -> float:
     samples = spec.samples_per_update * spec.async_.updatesPerBatch
     return float(samples * (spec.data.maxPromptTokens * 4 + spec.data.maxResponseTokens * TOKEN_BYTES))
+
+
+def _choices_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
+    """Return the maximum bytes of the experts that replicas have recorded for a batch; 0 without router replay."""
+    if not spec.train.router.replay:
+        return 0.0
+    sequences = spec.samples_per_update * spec.async_.updatesPerBatch
+    return float(sequences * _sequence_choices(shape, spec))
+
+
+def _recording_bytes(shape: ModelSizes, spec: TrainingSpec, rollout: RolloutSpec) -> float:
+    """Return the bytes in which a replica records the experts of its running sequences; 0 without router replay.
+
+    vLLM has a table for the blocks of its cache, and a record for each sequence (`rollout/vllm_choices.py`).
+    """
+    copies = 2 if rollout.engine == "VLLM" else 1
+    return float(spec.train.router.replay * copies * rollout.maxSequencesPerReplica * _sequence_choices(shape, spec))
+
+
+def _sequence_choices(shape: ModelSizes, spec: TrainingSpec) -> int:
+    """Return the maximum bytes of the experts of a sequence."""
+    width = 1 if shape.experts <= 1 << 8 else 2
+    tokens = spec.data.maxPromptTokens + spec.data.maxResponseTokens
+    return tokens * shape.layers * shape.experts_per_token * width
+
+
+def _batches_in_pipeline(spec: TrainingSpec) -> float:
+    """Return the maximum number of batches whose groups are generated, wait or train at the same time."""
+    return 2.0 + spec.async_.stalenessThreshold if spec.mode == "FullyAsync" else 1.0

@@ -134,6 +134,9 @@ class UpdateRecord:
     saved_token_share: float | None = None
     """Share, 0 to 1, of the input tokens of the update that the train pool did not compute, because the samples of a group
     shared their prompt. None: `train.batch.sharePrompts` is false."""
+    replayed_token_share: float | None = None
+    """Share, 0 to 1, of the input tokens of the update that the train pool computed with the experts that the rollout chose
+    for them. It is below 1 if choices were lost with a replica. None: `train.router.replay` is false."""
     lag_mean: float | None = None
     """Mean lag of the trained tokens of the batch: versions between the generation of a token and its training."""
     lag_max: int | None = None

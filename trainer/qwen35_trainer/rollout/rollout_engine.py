@@ -34,7 +34,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data import expert_choices
 from qwen35_trainer.data.candidates import Candidates
+from qwen35_trainer.data.expert_choices import RecordedChoices
 from qwen35_trainer.data.picture_arrays import PictureSource
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.version_runs import VersionRuns
@@ -88,13 +90,18 @@ class GeneratedTokens:
     """The version of the weights that computed each token; ENVIRONMENT_VERSION for tokens of the environment."""
     candidates: Candidates | None = None
     """The tokens that could have been drawn at each position. None: at each position, all tokens of the vocabulary."""
+    choices: RecordedChoices | None = None
+    """The experts that were chosen for the inputs from which the tokens were computed, and before them for the other inputs
+    of the prompt, if the tokens are the first of the response. None: they were not recorded."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, part: slice) -> GeneratedTokens:
         candidates = None if self.candidates is None else self.candidates[part]
-        return GeneratedTokens(self.ids[part], self.log_probs[part], self.versions[part], candidates)
+        start, end, _ = part.indices(len(self))
+        choices = None if self.choices is None else expert_choices.cut(self.choices, len(self), start, max(start, end))
+        return GeneratedTokens(self.ids[part], self.log_probs[part], self.versions[part], candidates, choices)
 
     @classmethod
     def join(cls, parts: Iterable[GeneratedTokens]) -> GeneratedTokens:
@@ -105,6 +112,7 @@ class GeneratedTokens:
             np.concatenate([part.log_probs for part in all_parts]),
             VersionRuns.join(part.versions for part in all_parts),
             Candidates.join((part.candidates for part in all_parts), map(len, all_parts)),
+            expert_choices.joined((part.choices for part in all_parts), map(len, all_parts)),
         )
 
 
@@ -131,6 +139,8 @@ class SequenceRequest:
     """
     pictures: PictureSource | None = None
     """Pictures of the prompt, which the engine reads when it computes the prompt. None: the prompt has only text."""
+    trains: bool = True
+    """Whether the response may train. If not, the choices of its experts are not kept."""
 
 
 class EndReason(StrEnum):

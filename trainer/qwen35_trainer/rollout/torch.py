@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.expert_choices import RecordedChoices, recorded_type
 from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.models.adapted_linear import attach, detach
 from qwen35_trainer.models.qwen3_5 import HFModule
@@ -78,7 +79,8 @@ class TorchEngine:
 
     end_token: the token that ends a response. max_length: maximum length of prompt and response together, in tokens.
     seed: seed of the random numbers with which tokens are drawn. float32_logits: whether logits stay float32 instead
-    of being rounded to the model's precision (train.headPrecision).
+    of being rounded to the model's precision (train.headPrecision). records_choices: whether tokens are returned with the
+    experts that were chosen for them; only for a mixture of experts.
     """
 
     def __init__(
@@ -90,11 +92,14 @@ class TorchEngine:
         max_length: int,
         seed: int,
         float32_logits: bool = False,
+        records_choices: bool = False,
     ) -> None:
         self._model = model.eval()
         text = text_model(model)
         device = text.embed_tokens.weight.device
-        self._decoder = Decoder(model, slots, max_length, float32_logits=float32_logits)
+        self._decoder = Decoder(
+            model, slots, max_length, float32_logits=float32_logits, records_choices=records_choices
+        )
         self._end_token, self._slots = end_token, slots
         has_tower = hasattr(model.model, "visual")
         self._limits = EngineLimits(max_length, text.config.vocab_size, reads_pictures=has_tower)
@@ -122,6 +127,13 @@ class TorchEngine:
         self._log_probs = torch.zeros(slots, max_length, device=device)
         self._versions = torch.zeros(slots, max_length, dtype=torch.int32, device=device)
         self._candidates = CandidateLog(slots)
+        self._choices: Tensor | None = None  # of the inputs of each slot
+        if records_choices:
+            config = text.config
+            self._recorded_type = recorded_type(config.num_experts)
+            shape = (slots, max_length, config.num_hidden_layers, config.num_experts_per_tok)
+            stored = torch.uint8 if self._recorded_type == np.uint8 else torch.int16
+            self._choices = torch.zeros(shape, dtype=stored, device=device)
 
     @property
     def version(self) -> int:
@@ -246,7 +258,8 @@ class TorchEngine:
     def _slot_tensors(self) -> list[Tensor]:
         numbers = [self._generated, self._reported, self._limit, self._logits_version]
         tables = [self._logits, self._sampling, self._stop, self._tokens, self._log_probs, self._versions]
-        return [*numbers, *tables, *self._decoder.tensors]
+        choices = [] if self._choices is None else [self._choices]
+        return [*numbers, *tables, *choices, *self._decoder.tensors]
 
     def checksums(self) -> dict[str, tuple[int, ...]]:
         return {name: (tensor_checksum(parameter),) for name, parameter in self._model.named_parameters()}
@@ -277,6 +290,10 @@ class TorchEngine:
             running = len(self._running)
             self._logits[:running] = self._decoder.step(tokens[:running])
             self._logits_version[:running] = self._version
+            if self._choices is not None:
+                last = self._decoder.lengths[:running] - 1
+                slots = torch.arange(running, device=last.device)
+                self._choices[slots, last] = self._decoder.chosen.to(self._choices.dtype)
         return StepOutput((*unreadable, *finished), started, n, prefilled, prefills=prefilled > 0, probed=probed)
 
     def _probed(self) -> tuple[NDArray[np.float32], ...] | None:
@@ -310,6 +327,10 @@ class TorchEngine:
         logits = self._decoder.prefill(prompts, list(prefixes.values()), pictures, generated)
         for row, held in enumerate(prefixes.values()):
             self._logits[held] = logits[row]
+        if self._choices is not None:
+            chosen = self._decoder.chosen.to(self._choices.dtype)
+            for row, (prompt, held) in enumerate(zip(prompts, prefixes.values(), strict=True)):
+                self._choices[held, : len(prompt)] = chosen[row, : len(prompt)]
         new = slice(start, start + len(admitted))
         self._logits_version[new] = self._version
         self._generated[new] = self._reported[new] = torch.tensor([len(request.kept) for request in admitted])
@@ -374,7 +395,17 @@ class TorchEngine:
         end = int(self._generated[slot])
         tables = (self._tokens, self._log_probs, self._versions)
         ids, log_probs, versions = (table[slot, start:end].cpu().numpy().copy() for table in tables)
-        return GeneratedTokens(ids, log_probs, VersionRuns.of(versions), self._candidates.candidates(slot, start, end))
+        candidates = self._candidates.candidates(slot, start, end)
+        return GeneratedTokens(ids, log_probs, VersionRuns.of(versions), candidates, self._choices_of(slot, start, end))
+
+    def _choices_of(self, slot: int, start: int, end: int) -> RecordedChoices | None:
+        """Return the experts of tokens `start` to `end` (exclusive) in a slot; None if they are not recorded."""
+        if self._choices is None:
+            return None
+        prompt = len(self._running[slot].prompt)
+        first = 0 if start == 0 else prompt + start - 1
+        rows: RecordedChoices = self._choices[slot, first : prompt + end - 1].cpu().numpy().astype(self._recorded_type)
+        return rows
 
     def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[Completed, ...]]:
         """Remove finished sequences from their slots.
@@ -401,6 +432,7 @@ class TorchEngine:
                     log_probs[:length],
                     VersionRuns.of(versions[:length]),
                     self._candidates.candidates(slot, 0, length),
+                    self._choices_of(slot, 0, length),
                 ),
                 EndReason.STOP if complete else EndReason.LENGTH,
             )
@@ -424,7 +456,8 @@ class TorchEngine:
             source, target = (torch.tensor(side) for side in zip(*moves, strict=True))
             self._decoder.move(source, target)
             tables = (self._logits, self._logits_version, self._generated, self._reported, self._limit, self._sampling)
-            for table in (*tables, self._stop, self._tokens, self._log_probs, self._versions):
+            choices = [] if self._choices is None else [self._choices]
+            for table in (*tables, self._stop, self._tokens, self._log_probs, self._versions, *choices):
                 table[target] = table[source]
             for old, new in moves:
                 self._running[new] = self._running[old]

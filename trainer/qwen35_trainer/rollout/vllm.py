@@ -24,6 +24,8 @@ are read when its sequence is submitted, and go with the request: `vllm_pictures
 
 Under truncated sampling vLLM returns the most likely tokens of each position with their log-probabilities, -inf for those that
 it dropped: `vllm_candidates.py`.
+
+For router replay, tokens come with the experts that were chosen for them: `vllm_choices.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.expert_choices import RecordedChoices
 from qwen35_trainer.manifest import LoRASpec
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
@@ -55,6 +58,7 @@ from qwen35_trainer.rollout.rollout_engine import (
 from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.rollout.vllm_adapters import AdapterSlot
 from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
+from qwen35_trainer.rollout.vllm_choices import ChoiceRecord, RouterSizes
 from qwen35_trainer.rollout.vllm_core import (
     REPLACEMENT_SECONDS,
     Core,
@@ -94,6 +98,11 @@ class _Generating:
 
     request: SequenceRequest
     pictures: Sequence[PlacedPictures] = ()
+    choices: ChoiceRecord | None = None
+    """The chosen experts of all inputs: of the prompt, of the tokens with which the sequence was submitted, and of generated tokens.
+
+    None: they are not recorded.
+    """
     ids: array[int] = field(default_factory=lambda: array("i"))
     log_probs: array[float] = field(default_factory=lambda: array("f"))
     versions: array[int] = field(default_factory=lambda: array("i"))
@@ -108,7 +117,14 @@ class _Generating:
             np.array(self.log_probs[start:], np.float32),
             VersionRuns.of(self.versions[start:]),
             self.candidates.since(start) if self.request.sampling.truncates else None,
+            self._choices_since(start),
         )
+
+    def _choices_since(self, start: int) -> RecordedChoices | None:
+        """Return the chosen experts for `new`. The first tokens of the response come with those of the prompt."""
+        if self.choices is None or (start == 0 and not len(self.request.kept)):
+            return None if self.choices is None else self.choices.all()
+        return self.choices.last(len(self.ids) - start)
 
     def add(self, new: NewTokens, version: int) -> None:
         """Add the tokens of a step. version: the weights that computed them."""
@@ -116,9 +132,14 @@ class _Generating:
         self.ids.extend(new.ids)
         self.log_probs.extend(self.candidates.add(new) if truncates else new.log_probs[:, 0].tolist())
         self.versions.extend([version] * len(new.ids))
+        if self.choices is not None and new.ids:
+            self.choices.add(new.choices)
 
     def all(self) -> GeneratedTokens:
-        return GeneratedTokens.join([self.request.kept, self.new()])
+        """Return all tokens, those with which the sequence was submitted first."""
+        tokens = GeneratedTokens.join([self.request.kept, self.new()])
+        # The tokens with which the sequence was submitted have no chosen experts, so joining loses those of the others.
+        return replace(tokens, choices=None if self.choices is None else self.choices.all())
 
 
 class VLLMEngine:
@@ -127,7 +148,9 @@ class VLLMEngine:
     core: from `build_core`. config: the model's configuration. end_token: the token that ends a response. max_length:
     maximum length of prompt and response together, in tokens. on_cpu: whether the model is on the CPU. lora: settings
     of the adapters that train, as in the core's settings; None: all weights train. With adapters, `load_base` must be
-    called before the first `commit`. reads_pictures: whether the core was built to read pictures.
+    called before the first `commit`. reads_pictures: whether the core was built to read pictures. records_choices:
+    whether tokens are returned with the experts that were chosen for them; only with a core that was built to record
+    them.
     """
 
     def __init__(
@@ -140,8 +163,10 @@ class VLLMEngine:
         on_cpu: bool,
         lora: LoRASpec | None = None,
         reads_pictures: bool = False,
+        records_choices: bool = False,
     ) -> None:
         self._core, self._config, self._tied = core, config, bool(config.tie_word_embeddings)
+        self._routers = RouterSizes.of(config) if records_choices else None
         self._shapes = shapes(dict(classes.without_weights(config).named_parameters()))  # as in a publication
         self._adapters = None if lora is None else AdapterSlot(core, config, lora)
         self._has_base = False
@@ -173,7 +198,7 @@ class VLLMEngine:
         for request in accepted:
             name = _name(request.sequence)
             try:
-                held = _Generating(request, self._pictures_of(request))
+                held = _Generating(request, self._pictures_of(request), self._new_record())
             except (DataError, ValueError) as reason:
                 refused.append(failed(request, str(reason)))
                 continue
@@ -189,6 +214,9 @@ class VLLMEngine:
     def _pictures_of(self, request: SequenceRequest) -> Sequence[PlacedPictures]:
         """Read the pictures of a request. Raises DataError if they cannot be read, and ValueError if they do not match the prompt."""
         return () if request.pictures is None else placed(request.prompt, request.pictures.read(), self._config)
+
+    def _new_record(self) -> ChoiceRecord | None:
+        return None if self._routers is None else ChoiceRecord(self._routers)
 
     def _add(self, name: str, held: _Generating) -> None:
         request = held.request

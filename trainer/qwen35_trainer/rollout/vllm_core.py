@@ -16,8 +16,8 @@ A replica of several devices has a process for each of them, which vLLM starts (
 and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
 elsewhere are copied to them.
 
-This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py`, `vllm_cpu_experts.py` and `vllm.py` use internals of vLLM. `vllm_versions.py`
-describes the differences between the versions of vLLM for which they are written.
+This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py`, `vllm_cpu_experts.py`, `vllm_choices.py`, `vllm_choice_worker.py` and
+`vllm.py` use internals of vLLM. `vllm_versions.py` describes the differences between the versions of vLLM for which they are written.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from qwen35_trainer.manifest.vllm import VLLMSpec
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.rollout.vllm_candidates import MAX_RETURNED_TOKENS
+from qwen35_trainer.rollout.vllm_choices import ChoiceTable, RecordingExecutor, RouterSizes
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
 from qwen35_trainer.rollout.vllm_pictures import picture_arguments, position_settings
@@ -105,6 +106,8 @@ class CoreSettings:
 
     0: prompts have no pictures, and the vision tower is left out.
     """
+    records_choices: bool = False
+    """Whether tokens come with the experts that were chosen for them; only for a mixture of experts."""
 
 
 def write_configuration(config: HFConfig, folder: Path, *, text_models: bool, pictures: bool = False) -> None:
@@ -155,9 +158,14 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
         pictures = settings.picture_tokens > 0
         write_configuration(config, Path(name), text_models=builds_text_models(), pictures=pictures)
         configuration = EngineArgs(**core_arguments(Path(name), config, settings)).create_engine_config()
-        core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
+        executor = Executor.get_class(configuration)
+        if settings.records_choices:
+            executor = RecordingExecutor(executor, RouterSizes.of(config))
+        core = LLMEngine(configuration, executor, log_stats=False, multiprocess_mode=False)
     if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
         raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
+    if settings.records_choices:
+        ChoiceTable(core.engine_core.engine_core.scheduler, RouterSizes.of(config)).attach()
     if settings.devices > 1:
         core.collective_rpc(join_replica, timeout=REPLACEMENT_SECONDS, args=(os.getpid(), settings.on_cpu))
     return core

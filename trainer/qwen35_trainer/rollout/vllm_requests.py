@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.expert_choices import RecordedChoices
 from qwen35_trainer.rollout.vllm_pictures import PlacedPictures, prompt_input
 
 _NO_IDS, _NO_LOG_PROBS = np.empty((0, 1), np.int32), np.empty((0, 1), np.float32)
@@ -49,6 +50,9 @@ class NewTokens:
 
     They come with the first new token, if the request's parameters have `prompt_logprobs`; otherwise None.
     """
+    choices: RecordedChoices | None = None
+    """The experts that were chosen for inputs, (inputs, layers, k). With the first new token: for all inputs of the request. With a
+    later one: for the input from which it was computed. None: the engine core does not record them (`vllm_choices.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +170,5 @@ class CoreRequests:
             None if reason is None else str(reason),
             0 if prefill is None else prefill.num_computed_tokens,
             None if prompt is None else prompt.logprobs[:, 0].numpy(),
+            output.routed_experts,
         )

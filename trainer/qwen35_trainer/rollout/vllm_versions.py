@@ -10,6 +10,8 @@
     states on the CPU        copied by a Triton kernel, which fails     copied by a function
     new blocks on the CPU    keep what they held, which may be NaN      cleared
     adapters on the CPU      indices in pinned memory, which needs CUDA  in other memory
+    experts on the CPU       chosen by the kernels of experts           chosen by routers
+    copies of blocks         none                                       of blocks of the prefix cache that a request uses in part
     a blank picture          made by two methods of two classes          by one method of a processor, which may need a tokenizer
 
 For each difference, the installed vLLM itself is examined, because a build for other devices may have another version number. For
@@ -19,7 +21,9 @@ blank pictures, `vllm_processor.py` has the methods that either version calls.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -159,3 +163,64 @@ def _clear_blocks(runner: Any, block_ids: list[int]) -> None:  # noqa: ANN401  #
                 rows = cache.shape[0] // caches.num_blocks  # the kernel may divide a block
                 for block in block_ids:
                     cache[block * rows : (block + 1) * rows].zero_()
+
+
+def pass_chosen_experts(model: Any, record: Callable[[int, Tensor], None]) -> None:  # noqa: ANN401  # vLLM's model
+    """Let each router of a model pass the experts that it chooses to `record`, in each step.
+
+    record: gets the number of the router's layer, and (inputs, k) numbers among all experts. Raises ValueError if the
+    model has no router, or kernels choose the experts without one.
+    """
+    try:
+        from vllm.model_executor.layers.fused_moe.routed_experts_capturer import bind_routed_experts_capturer
+    except ImportError:
+        _pass_chosen_experts_in_oldest(model, record)
+    else:
+        bind_routed_experts_capturer(model, SimpleNamespace(capture=record))
+
+
+def _pass_chosen_experts_in_oldest(model: Any, record: Callable[[int, Tensor], None]) -> None:  # noqa: ANN401
+    """Do the same in vLLM 0.23, whose CPU kernels get the logits of a router instead of its choice."""
+    from vllm.model_executor.layers.fused_moe.layer import FusedMoE
+    from vllm.platforms import current_platform
+
+    layers = [module for module in model.modules() if isinstance(module, FusedMoE)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no router whose choices could be recorded")
+    for layer in layers:
+        kernel, of_layer = layer.quant_method, partial(record, layer.layer_id)
+        if not kernel.is_monolithic:
+            layer.router.set_capture_fn(of_layer)
+        elif current_platform.is_cpu():
+            kernel.apply_monolithic = _recording_kernel(kernel.apply_monolithic, of_layer)
+        else:
+            raise ValueError(
+                f"the kernel {type(kernel).__name__} chooses experts without a router, which cannot be recorded"
+            )
+
+
+def _recording_kernel(apply: Callable[..., Tensor], record: Callable[[Tensor], None]) -> Callable[..., Tensor]:
+    """Return a function that computes the experts of a layer with `apply`, and passes the chosen experts to `record`.
+
+    apply: method of the kernel. It chooses experts by the function that is called here, with the same arguments.
+    """
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts  # type: ignore[import-not-found]
+
+    def recorded(layer: Any, x: Tensor, router_logits: Tensor, **others: Any) -> Tensor:  # noqa: ANN401  # vLLM's layer
+        _, chosen = select_experts(
+            hidden_states=x,
+            router_logits=router_logits,
+            top_k=layer.top_k,
+            use_grouped_topk=layer.use_grouped_topk,
+            renormalize=layer.renormalize,
+        )
+        record(chosen)
+        return apply(layer=layer, x=x, router_logits=router_logits, **others)
+
+    return recorded
+
+
+def copied_blocks(scheduled: Any) -> Sequence[tuple[int, int]]:  # noqa: ANN401  # vLLM's SchedulerOutput
+    """Return the blocks of caches that a step copies before it computes: the numbers of source and target."""
+    copies = getattr(scheduled, "kv_cache_block_copies", None) or ()
+    return [(copy.src_block_id, copy.dst_block_id) for copy in copies]

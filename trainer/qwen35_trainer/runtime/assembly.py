@@ -18,6 +18,7 @@ from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed
 from qwen35_trainer.runtime.reused_memory import ReusedMemory
+from qwen35_trainer.runtime.stored_choices import StoredChoices
 
 
 class BoundBroken(AssertionError):
@@ -31,12 +32,16 @@ class BoundBroken(AssertionError):
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A finished group (all samples of one prompt): the prompt, the sequences, and the score of each sequence."""
+    """A finished group (all samples of one prompt): the prompt, the sequences, and the score of each sequence.
+
+    choices: the experts that were chosen for each sequence; empty: unknown.
+    """
 
     group: int
     prompt: EncodedPrompt
     sequences: tuple[Completed, ...]
     scores: tuple[CombinedScore, ...]
+    choices: tuple[StoredChoices, ...] = ()
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
@@ -48,7 +53,7 @@ class ScoredGroup:
 
     def without_last(self) -> ScoredGroup:
         """Return the group without its last sequence, which is the greedy baseline in some algorithms."""
-        return replace(self, sequences=self.sequences[:-1], scores=self.scores[:-1])
+        return replace(self, sequences=self.sequences[:-1], scores=self.scores[:-1], choices=self.choices[:-1])
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,15 @@ def assemble(
         baseline=baseline if greedy_last else None,
         updates=updates,
         pictures=_pictures([group.prompt.pictures for group in groups for _ in group.sequences]),
+        choices=_choices(groups),
     )
     return batch, age
+
+
+def _choices(groups: Sequence[ScoredGroup]) -> tuple[StoredChoices | None, ...] | None:
+    """Return the choices of each sample of a batch, with None for a sample without. Returns None if no sample has choices."""
+    choices = [each if each.parts else None for group in groups for each in group.choices]
+    return None if all(each is None for each in choices) else tuple(choices)
 
 
 def _mark_trainable(

@@ -40,6 +40,7 @@ from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.step_times import StepTimes
+from qwen35_trainer.runtime.stored_choices import StoredChoices
 from qwen35_trainer.runtime.suspects import LossCounts
 from qwen35_trainer.runtime.token_buffer import TokenBuffer
 from qwen35_trainer.weights.probe import ProbeResult
@@ -82,6 +83,8 @@ class _PendingGroup:
     greedy_last: bool = False
     """Whether the last sample is generated greedily. Its reward is the baseline of the other samples."""
     completed: dict[int, Completed] = field(default_factory=dict)
+    choices: dict[int, StoredChoices] = field(default_factory=dict)
+    """The experts that were chosen for each completed sequence."""
     scores: tuple[CombinedScore, ...] | None = None
 
     def sampling_of(self, index: int) -> Sampling:
@@ -183,7 +186,8 @@ class Generation:
         for number in groups:
             group = self._groups[number]
             assert group.scores is not None
-            taken.append(ScoredGroup(number, group.prompt, group.sequences, group.scores))
+            choices = tuple(group.choices[index] for index in range(group.samples))
+            taken.append(ScoredGroup(number, group.prompt, group.sequences, group.scores, choices))
             self.forget(number)
         return taken
 
@@ -229,6 +233,7 @@ class Generation:
         for name, tokens, versions, candidates in report.tokens.parts():  # the driver's most frequent operation
             if holders.get(name) == here:
                 lengths[name] = buffers[name].append(tokens, versions, candidates)
+        self._claim_choices(replica, report)
         for name, reason in report.finished.items():
             if self._holders.get(name) == here:
                 lengths.pop(name, None)
@@ -236,6 +241,14 @@ class Generation:
         if lengths:
             self.tell(on.SequencesProgressed(lengths))
         self._hand_over([name for name in (*report.taken, *report.finished) if self._given_back(name, here)])
+
+    def _claim_choices(self, replica: RolloutReplica, report: EngineReport) -> None:
+        """Let the buffers of a report's sequences refer to the experts that the replica has recorded for them."""
+        own = [(index, name) for index, name in enumerate(report.choices) if self._holders.get(name) == replica.number]
+        if own:
+            call = replica.actor.stored_choices.remote(report.number)
+            for index, name in own:
+                self._buffers[name].refer(call, index)
 
     def lost(self, replica: RolloutReplica) -> None:
         """Report to the coordinator that a replica is lost, and how many tokens of each sequence on it remain.
@@ -319,6 +332,7 @@ class Generation:
 
     def _request(self, name: SequenceId) -> SequenceRequest:
         group, buffer = self._groups[name[0]], self._buffers[name]
+        buffer.begin_part()
         kept = buffer.tokens() if len(buffer) else NO_TOKENS
         return SequenceRequest(
             name,
@@ -327,14 +341,16 @@ class Generation:
             group.sampling_of(name[1]),
             kept,
             group.prompt.pictures,
+            trains=name[0] < FIRST_EVALUATION_GROUP,
         )
 
     def _finish(self, name: SequenceId, reason: EndReason, error: str) -> None:
         assert self._tasks is not None
         self._release(name)
-        tokens = self._buffers.pop(name).tokens()
-        group = self._groups[name[0]]
+        buffer, group = self._buffers.pop(name), self._groups[name[0]]
+        tokens = buffer.tokens()
         group.completed[name[1]] = Completed(name, tokens, reason, error)
+        group.choices[name[1]] = buffer.choices
         if reason is EndReason.ERROR:
             self._log_failed(group.completed[name[1]], group.prompt)
         self.tell(on.SequenceFinished(name, len(tokens)))

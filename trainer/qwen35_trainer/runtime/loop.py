@@ -320,6 +320,7 @@ class TrainingLoop:
             memory=self._batch_memory,
         )
         training.times.assembled(time.time() - started)
+        groups = [replace(group, choices=()) for group in groups]  # the batch has them; samples are written later
         await training.train(NextBatch(batch, order.version, age, groups, waited), self._pipeline)
         self.sampler.trained(groups, update=training.update, version=order.version)
         every = settings.window.batches_per_version

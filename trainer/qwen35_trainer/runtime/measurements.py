@@ -244,6 +244,7 @@ def update_record(
         router_z=mean("router_z"),
         mtp_nll=mean("mtp_nll"),
         saved_token_share=mean("saved_token_share"),
+        replayed_token_share=mean("replayed_token_share"),
         seconds_waiting=times.waiting if first else 0.0,
         seconds_assembling=times.assembling if first else 0.0,
         seconds_training=times.training if first else 0.0,

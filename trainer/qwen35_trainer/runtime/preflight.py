@@ -24,7 +24,7 @@ from qwen35_trainer.manifest import Manifest, ManifestError, Problem, RandomMode
 from qwen35_trainer.manifest.layout import expert_problem
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.release import VLLM_CPU_HEADS, experts_with_adapters
-from qwen35_trainer.manifest.train import LINEAR_LAYERS
+from qwen35_trainer.manifest.train import LINEAR_LAYERS, RouterSpec
 from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
 from qwen35_trainer.models.qwen3_5 import prediction_head, qwen3_moe
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
@@ -175,9 +175,13 @@ def _lora(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 def _router(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
     router, config = spec.train.router, _configuration(spec, base)
-    if config is None or not (router.loadBalancingLoss or router.zLoss):
+    if config is None or router == RouterSpec() or "moe" in str(config.get("model_type")):
         return
-    if "moe" not in str(config.get("model_type")):
+    if router.replay:
+        yield Problem(
+            "spec.train.router.replay", "this model has no router whose choices could be replayed.", "Remove it."
+        )
+    if router.loadBalancingLoss or router.zLoss:
         yield Problem("spec.train.router", "this model has no router.", "Remove its losses.")
 
 

@@ -152,6 +152,9 @@ class EngineReport:
     """Finished sequence that ended with ERROR → message of the error."""
     taken: tuple[SequenceId, ...] = ()
     """Sequences that the replica has stopped generating because of the command `TakeSequences`."""
+    choices: tuple[SequenceId, ...] = ()
+    """Finished and taken sequences for which the replica has recorded the chosen experts: all that it has computed for them. The
+    driver claims them by `RolloutWorker.stored_choices`, which returns them in this order."""
     loaded: int | None = None
     """The newest version that was loaded since the previous report. None: no version was loaded."""
     copy: RegisteredCopy | None = None

@@ -38,8 +38,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.expert_choices import RecordedChoices
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
 from qwen35_trainer.pipeline.events import SequenceId
@@ -112,6 +114,11 @@ COMPARISON_SECONDS = 60.0
 
 It generates nothing meanwhile. The driver would replace it after `rollout_pool.MAX_STEP_SECONDS` without a step.
 """
+MAX_UNCLAIMED_REPORTS = 64
+"""Number of reports after which the choices of experts of a report are dropped if the driver has not claimed them.
+
+It claims them as soon as it has the report, so more are dropped only if its calls are lost.
+"""
 MAX_GAP_SECONDS = 0.002
 """Maximum pause between two steps of the engine that are recorded as one interval of work."""
 
@@ -149,6 +156,7 @@ class _Outbox:
     finished: dict[SequenceId, EndReason] = field(default_factory=dict)
     errors: dict[SequenceId, str] = field(default_factory=dict)
     taken: list[SequenceId] = field(default_factory=list)
+    choices: dict[SequenceId, RecordedChoices] = field(default_factory=dict)
     loaded: int | None = None
     copy: RegisteredCopy | None = None
     unread: int | None = None
@@ -182,6 +190,10 @@ class EngineThread:
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
         self._submitted: dict[SequenceId, float] = {}  # wall-clock second
         self._duration = 0.0  # mean of the last finished sequences, in seconds
+        self._kept: dict[
+            SequenceId, int
+        ] = {}  # of sequences that may train: number of tokens with which each was submitted
+        self._unclaimed: dict[int, list[RecordedChoices]] = {}  # the choices of each report, by its number
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -296,6 +308,9 @@ class EngineThread:
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
             steps, measured = self._steps, self._step_log.take()
+        if outbox.choices:
+            self._unclaimed[number] = list(outbox.choices.values())
+        self._unclaimed.pop(number - MAX_UNCLAIMED_REPORTS, None)
         return EngineReport(
             number,
             started=outbox.started,
@@ -303,6 +318,7 @@ class EngineThread:
             finished=outbox.finished,
             errors=outbox.errors,
             taken=tuple(outbox.taken),
+            choices=tuple(outbox.choices),
             loaded=outbox.loaded,
             copy=outbox.copy,
             unread=outbox.unread,
@@ -316,6 +332,13 @@ class EngineThread:
             measured=measured,
             busy=(self._engine.busy and not self._asleep) or self._commanded or not self._inbox.empty(),
         )
+
+    def take_choices(self, number: int) -> list[RecordedChoices]:
+        """Return the choices of the sequences in `EngineReport.choices` of report `number`, and forget them.
+
+        Raises KeyError if they were taken before, or if the report has none.
+        """
+        return self._unclaimed.pop(number)
 
     @property
     def progress_seconds(self) -> float:
@@ -377,6 +400,8 @@ class EngineThread:
         now = time.time()
         for request in requests:
             self._reported[request.sequence], self._submitted[request.sequence] = len(request.kept), now
+            if request.trains:
+                self._kept[request.sequence] = len(request.kept)
         if refused := self._engine.submit(requests):
             with self._lock:
                 for completed in refused:
@@ -387,10 +412,11 @@ class EngineThread:
         self._engine.take(sequences)
         with self._lock:
             for name in sequences:
-                for table in (self._reported, self._submitted, self._unsent):
+                for table in (self._reported, self._submitted, self._unsent, self._kept):
                     table.pop(name, None)
                 self._outbox.tokens.pop(name, None)
                 self._outbox.started.pop(name, None)
+                self._outbox.choices.pop(name, None)
 
     def _take(self, sequences: Sequence[SequenceId]) -> None:
         taken = self._engine.take(sequences)
@@ -507,7 +533,7 @@ class EngineThread:
         """
         _check_finite(name, tokens)
         unsent = self._unsent.setdefault(name, [])
-        unsent.append(tokens)
+        unsent.append(_without_choices(tokens))
         new = sum(map(len, unsent))
         if new >= PROGRESS_SHARE * self._reported[name]:
             self._outbox.tokens.setdefault(name, []).extend(unsent)
@@ -525,13 +551,17 @@ class EngineThread:
         self._outbox.finished[name] = completed.reason
 
     def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add all tokens of a sequence that were not reported yet to the outbox, and forget the sequence.
+        """Add all tokens of a sequence that were not reported yet to the outbox, with the choices of all that were computed here.
+
+        The engine has no more tokens of the sequence, which is forgotten.
 
         Raises NotFiniteLogProbs if a log-prob is infinite or not a number.
         """
         self._unsent.pop(name, None)
         del self._submitted[name]
-        rest = tokens[self._reported.pop(name) :]
+        if (kept := self._kept.pop(name, None)) is not None and len(own := tokens[kept:]) and own.choices is not None:
+            self._outbox.choices[name] = own.choices
+        rest = _without_choices(tokens)[self._reported.pop(name) :]
         _check_finite(name, rest)
         self._outbox.tokens.setdefault(name, []).append(rest)
 
@@ -649,6 +679,7 @@ class RolloutWorker(Process):
             max_length=self._length,
             seed=self._seed,
             float32_logits=spec.train.headPrecision == "FP32",
+            records_choices=spec.train.router.replay,
         )
 
     def _vllm(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
@@ -673,6 +704,7 @@ class RolloutWorker(Process):
             lora=spec.train.lora,
             sleeps=spec.mode == "Colocated",
             picture_tokens=spec.data.maxPromptTokens if self._pictures else 0,
+            records_choices=spec.train.router.replay,
         )
         engine = VLLMEngine(
             build_core(config, settings),
@@ -682,6 +714,7 @@ class RolloutWorker(Process):
             on_cpu=on_cpu,
             lora=spec.train.lora,
             reads_pictures=self._pictures,
+            records_choices=spec.train.router.replay,
         )
         if spec.train.lora is not None:
             engine.load_base(base_weights(self._model_settings))
@@ -750,6 +783,15 @@ class RolloutWorker(Process):
             self._changed.set()  # the same call through Ray must fail immediately too
             raise _engine_failed(self.name, failure) from failure
         return True
+
+    async def stored_choices(self, number: int) -> list[ray.ObjectRef[RecordedChoices]]:
+        """Put the choices of the sequences in `EngineReport.choices` of report `number` into Ray's object store.
+
+        Returns a reference for each sequence, in this order, so that the driver gets references and not tables. Raises
+        KeyError if the choices were claimed before, or too late (MAX_UNCLAIMED_REPORTS).
+        """
+        tables = self._running.take_choices(number)
+        return await asyncio.to_thread(lambda: [ray.put(table) for table in tables])
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -877,6 +919,10 @@ class RolloutWorker(Process):
         if not changed:
             return "loading the version again changes no parameter, so its kernels, or what it does not load, are wrong"
         return f"its parameters differ from the published ones in {listed(changed)}"
+
+
+def _without_choices(tokens: GeneratedTokens) -> GeneratedTokens:
+    return tokens if tokens.choices is None else replace(tokens, choices=None)
 
 
 def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:

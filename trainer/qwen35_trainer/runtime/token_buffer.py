@@ -1,4 +1,7 @@
-"""The tokens that replicas report: packed on their way to the driver, and in one buffer per sequence in the driver."""
+"""The tokens that replicas report: packed on their way to the driver, and in one buffer per sequence in the driver.
+
+The experts that were chosen for the tokens are not here; a buffer refers to them (`stored_choices.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
 from qwen35_trainer.rollout.version_runs import VersionRun, VersionRuns
+from qwen35_trainer.runtime.stored_choices import NO_CHOICES, StoredPart
 
 type TokenRows = tuple[memoryview, memoryview]
 """T tokens as two rows of T items of four bytes: the token ids (int32) and the log-probs (float32). Slices of memoryviews
@@ -32,6 +36,7 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         self._names = tuple(parts)
         self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
         all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)
+        assert all_tokens.choices is None, "chosen experts do not travel with the tokens"
         self._data: NDArray[np.int32] = np.stack(  # (2, tokens)
             [all_tokens.ids, np.asarray(all_tokens.log_probs, np.float32).view(np.int32)]
         )
@@ -92,12 +97,14 @@ class TokenBuffer:
     they are at least a certain share of its earlier tokens (`rollout_worker.PROGRESS_SHARE`).
     """
 
-    __slots__ = ("_length", "_parts", "_runs")
+    __slots__ = ("_length", "_part_start", "_parts", "_runs", "choices")
 
     def __init__(self, tokens: GeneratedTokens = NO_TOKENS) -> None:
         self._parts: list[_Part] = []
         self._runs: list[VersionRun] = []  # of each part, in order; neighbours may have the same version
-        self._length = 0
+        self._length = self._part_start = 0
+        self.choices = NO_CHOICES
+        """Where the experts are that were chosen for the tokens."""
         if len(tokens):
             self._append(tokens)
 
@@ -118,10 +125,19 @@ class TokenBuffer:
         self._length += len(ids)
         return self._length
 
+    def begin_part(self) -> None:
+        """Record that the next tokens come from another replica than the tokens before them."""
+        self._part_start = self._length
+
+    def refer(self, call: object, index: int) -> None:
+        """Record where the choices of the tokens since `begin_part` are. call, index: as for `StoredPart`."""
+        self.choices = self.choices.with_part(StoredPart(call, index, self._part_start, self._length))
+
     def cut(self, length: int) -> None:
         """Keep only the first `length` tokens. Raises ValueError if the buffer has fewer tokens."""
         if length > self._length:
             raise ValueError(f"{length} tokens are to be kept, and there are {self._length}")
+        self.choices = self.choices.up_to(length)
         if length < self._length:
             kept = self.tokens()[:length]
             self._parts, self._runs, self._length = [], [], 0

@@ -18,6 +18,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec
 from qwen35_trainer.manifest.publication import TransportName
+from qwen35_trainer.runtime import stored_choices
 from qwen35_trainer.runtime.machine import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, own_address, starting
 from qwen35_trainer.runtime.site import WorkerLocation
@@ -135,7 +136,9 @@ class TrainWorker(Process):
         self._sender = sender(self._transport, context)
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        return self._ready_engine.train(batch, learning_rates)
+        # A rank that waits longer would count as stalled.
+        seconds = min(stored_choices.READ_SECONDS, self._spec.async_.stallSeconds / 4)
+        return self._ready_engine.train(stored_choices.with_fetched(batch, seconds), learning_rates)
 
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
         return self._ready_engine.negative_log_likelihood(batch)

@@ -62,8 +62,9 @@ class FSDPEngine(UpdatingEngine):
         if self._uses_kl and spec.train.lora is None:
             self._reference = self._load(origin, trained=False)
         self._model = self._load(origin, trained=True)
-        if self._has_router_losses and not hasattr(text_config(self._model), "num_experts"):
-            raise ValueError(f"spec.train.router: {type(self._model).__name__} has no router; remove its losses")
+        if (self._has_router_losses or self._replays) and not hasattr(text_config(self._model), "num_experts"):
+            fields = "its losses" if self._has_router_losses else "replay"
+            raise ValueError(f"spec.train.router: {type(self._model).__name__} has no router; remove {fields}")
         if spec.train.batch.removePadding:
             shown = self._pictures and hasattr(self._model.model, "visual")
             check_packing(self._model, pictures=shown, share_prompts=spec.train.batch.sharePrompts)
@@ -179,6 +180,10 @@ class FSDPEngine(UpdatingEngine):
     @property
     def _layers(self) -> int:
         return len(text_model(self._model).layers)
+
+    @property
+    def _experts(self) -> int:
+        return int(text_config(self._model).num_experts)
 
     @torch.no_grad()
     def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:

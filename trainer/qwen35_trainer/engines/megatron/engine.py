@@ -288,6 +288,10 @@ class MegatronEngine(UpdatingEngine):
     def _layers(self) -> int:
         return int(self._model_config.num_hidden_layers)
 
+    @property
+    def _experts(self) -> int:
+        return int(self._model_config.num_experts)
+
 
 def _tensors_of(stages: Sequence[StageModel]) -> Iterator[Tensor]:
     for stage in stages:
@@ -347,7 +351,7 @@ def _check(model: HFConfig, layout: Layout, spec: TrainingSpec) -> None:
     problems = list(model_problems.problems(model))
     if not problems:
         problems += layouts.problems(layout, model, dist.get_world_size())
-        problems += model_problems.router_problems(model, spec.train.router)
+        problems += model_problems.router_problems(model, spec.train.router, spec.train.overrideTransformerConfig)
         if spec.train.multiTokenPrediction is not None:
             problems += model_problems.head_problems(model)
     for each in installed_settings.problems(spec.train.overrideTransformerConfig, version("megatron-core")):

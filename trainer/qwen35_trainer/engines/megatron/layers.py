@@ -46,6 +46,7 @@ from qwen35_trainer.engines import accelerator_libraries
 from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
 from qwen35_trainer.engines.megatron.norm import RMSNorm
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses
+from qwen35_trainer.engines.megatron.router_replay import ReplayingLayer, ReplayingRouter
 
 FULL_ATTENTION = "full_attention"
 """Value of `layer_types` in config.json for a layer with full attention. All other layers are Gated DeltaNets."""
@@ -124,7 +125,7 @@ def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | N
         parts = GatedDeltaNetSubmodules(in_proj=column, out_proj=row)
         mixer = ModuleSpec(module=GatedDeltaNet, submodules=parts)
     return ModuleSpec(
-        module=TransformerLayer,
+        module=TransformerLayer if config.num_moe_experts is None else ReplayingLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=mixer,
@@ -137,8 +138,6 @@ def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | N
 
 
 def _experts(backend: LocalSpecProvider, experts: int, router_losses: RouterLosses | None) -> partial[Any]:
-    mlp: partial[Any] = get_moe_module_spec_for_backend(backend, experts, moe_grouped_gemm=False)
-    if router_losses is None:
-        return mlp
-    parts = mlp.keywords["submodules"]
-    return partial(MoELayer, submodules=replace(parts, router=partial(RouterWithLosses, losses=router_losses)))
+    parts = get_moe_module_spec_for_backend(backend, experts, moe_grouped_gemm=False).keywords["submodules"]
+    router = ReplayingRouter if router_losses is None else partial(RouterWithLosses, losses=router_losses)
+    return partial(MoELayer, submodules=replace(parts, router=router))

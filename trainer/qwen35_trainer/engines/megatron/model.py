@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -13,12 +14,15 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
+from torch.nn import functional as F
 
+from qwen35_trainer.data.expert_choices import NO_CHOICE
 from qwen35_trainer.engines.megatron import vocabulary_parallel
 from qwen35_trainer.engines.megatron.config import transformer_config
 from qwen35_trainer.engines.megatron.layers import head_layers, stage_layers
 from qwen35_trainer.engines.megatron.layout import Layout
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses
+from qwen35_trainer.engines.megatron.router_replay import REPLAYED, LayerChoices
 from qwen35_trainer.engines.micro_batch import MicroBatch
 from qwen35_trainer.manifest.megatron import SettingValue
 from qwen35_trainer.manifest.train import MultiTokenPredictionSpec
@@ -77,7 +81,7 @@ class StageModel(GPTModel):
         of_model, of_head = hidden.chunk(2)
         return of_model, of_head
 
-    def inputs(self, micro: MicroBatch) -> dict[str, Tensor | None]:
+    def inputs(self, micro: MicroBatch) -> dict[str, Any]:
         """Return the arguments of a call of this model for the padded sequences of `micro`.
 
         Tokens and positions are (b, s) int64, b sequences of s tokens. s is rounded up to a multiple of the number of
@@ -85,20 +89,34 @@ class StageModel(GPTModel):
         channels); with sequence parallelism, each rank gets its part of the s tokens.
         """
         tokens = micro.inputs.tokens
-        tokens = torch.nn.functional.pad(tokens, (0, -tokens.shape[1] % self.config.tensor_model_parallel_size))
+        padding = -tokens.shape[1] % self.config.tensor_model_parallel_size
+        tokens = F.pad(tokens, (0, padding))
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        inputs: dict[str, Tensor | None] = {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
+        inputs: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
         if self.masks_padding:
-            inputs["padding_mask"] = self._of_rank(positions >= micro.lengths.unsqueeze(1))
+            mask = positions >= micro.lengths.unsqueeze(1)
+            # megatron-core takes this rank's columns of the mask itself, but only where the model begins.
+            inputs["padding_mask"] = mask if self.pre_process else self._of_rank(mask)
+        if (choices := micro.inputs.choices) is not None:
+            inputs["extra_block_kwargs"] = {REPLAYED: self._by_layer(choices, padding)}
         return inputs
 
-    def _of_rank(self, padding: Tensor) -> Tensor:
-        """Return the columns of the tokens that this rank's layers get. padding: (b, s) bool."""
-        # megatron-core takes these columns itself, but only where the model begins.
-        if self.pre_process or not self.config.sequence_parallel:
-            return padding
+    def _by_layer(self, choices: Tensor, padding: int) -> LayerChoices:
+        """Return the experts that this rank's layers compute.
+
+        choices: (b, s - padding, layers of the whole model, k). padding: number of further tokens, for which routers choose.
+        """
+        numbers = [layer.layer_number for layer in self.decoder.layers]
+        of_stage = choices[:, :, numbers[0] - 1 : numbers[-1]]
+        own = self._of_rank(F.pad(of_stage, (0, 0, 0, 0, 0, padding), value=NO_CHOICE))
+        return dict(zip(numbers, own.permute(2, 1, 0, 3).contiguous(), strict=True))
+
+    def _of_rank(self, table: Tensor) -> Tensor:
+        """Return the columns of the tokens that this rank's layers get. table: (b, s, …)."""
+        if not self.config.sequence_parallel:
+            return table
         group = self.pg_collection.tp
-        return padding.chunk(group.size(), dim=1)[group.rank()]
+        return table.chunk(group.size(), dim=1)[group.rank()]
 
     def scores(
         self, hidden: Tensor, micro: MicroBatch, temperature: float, *, with_entropy: bool, float32_logits: bool

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
+from qwen35_trainer.manifest.megatron import FIELD, SettingValue
 from qwen35_trainer.manifest.train import RouterSpec
 from qwen35_trainer.models.qwen3_5 import prediction_head
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
 TEXT_MODELS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe")
 """Values of `model_type` in config.json that this engine trains."""
+
+CHUNKS: Final = "mlp_chunks_for_training"
+"""Setting of megatron-core: into how many parts it divides the tokens of a layer."""
 
 COMPUTED = {"hidden_act": "silu", "rope_parameters.rope_type": "default"}
 """Fields of config.json that may have several values → the only value that this engine computes."""
@@ -44,10 +49,21 @@ def problems(model: HFConfig) -> Iterator[str]:
         )
 
 
-def router_problems(model: HFConfig, router: RouterSpec) -> Iterator[str]:
-    """Yield a text if a model without experts has losses of routers. `model` as in `problems`."""
-    if (router.loadBalancingLoss or router.zLoss) and not hasattr(model, "num_experts"):
-        yield f"spec.train.router: the model's type is {model.model_type}, which has no router; remove its losses"
+def router_problems(model: HFConfig, router: RouterSpec, settings: Mapping[str, SettingValue]) -> Iterator[str]:
+    """Yield a text for each setting with which routers cannot have losses or replay, where the manifest sets one of these.
+
+    model: as in `problems`. settings: `overrideTransformerConfig` of the manifest.
+    """
+    if router == RouterSpec():
+        return
+    if not hasattr(model, "num_experts"):
+        fields = "replay" if router.replay else "its losses"
+        yield f"spec.train.router: the model's type is {model.model_type}, which has no router; remove {fields}"
+    elif (chunks := settings.get(CHUNKS, 1)) != 1:
+        yield (
+            f"{FIELD}.{CHUNKS}: {chunks}, but routers with losses or replay need all tokens of a micro-batch together; remove it, or "
+            "spec.train.router"
+        )
 
 
 def head_problems(model: HFConfig) -> Iterator[str]:

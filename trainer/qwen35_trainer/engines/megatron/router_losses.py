@@ -34,9 +34,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
-from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from qwen35_trainer.engines.megatron.router_replay import ReplayingRouter
 from qwen35_trainer.models.qwen3_5 import router
 from qwen35_trainer.models.qwen3_5.router import Membership
 
@@ -62,8 +62,8 @@ class RouterLosses:
         return self._part_of_loss(losses)
 
 
-class RouterWithLosses(TopKRouter):
-    """A router whose losses train the model.
+class RouterWithLosses(ReplayingRouter):
+    """A router whose losses train the model. With router replay, they count the experts that are computed.
 
     Shapes: s positions that this rank holds of b sequences, E experts.
     """

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from qwen35_trainer.data.expert_choices import NO_CHOICE
 from qwen35_trainer.models.qwen3_5 import Context, HFModule
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
@@ -66,7 +67,10 @@ def padded(inputs: ModelInput, group: ProcessGroup) -> ModelInput:
     places = torch.arange(missing, device=inputs.positions.device).view(1, -1, 1)
     positions = torch.cat((inputs.positions, places.expand(len(inputs.positions), -1, 4)), dim=1)
     shared = None if inputs.shared is None else inputs.shared.padded(missing)
-    return ModelInput(F.pad(inputs.tokens, (0, missing)), positions, boundaries, pictures, shared)
+    choices = inputs.choices
+    if choices is not None:
+        choices = F.pad(choices, (0, 0, 0, 0, 0, missing), value=NO_CHOICE)
+    return ModelInput(F.pad(inputs.tokens, (0, missing)), positions, boundaries, pictures, shared, choices)
 
 
 def local_tokens(x: Tensor, group: ProcessGroup) -> Tensor:

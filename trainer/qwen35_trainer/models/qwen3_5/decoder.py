@@ -13,6 +13,8 @@ A prompt may contain pictures. After a picture, rotary positions continue at the
 (`positions.py`), so there are fewer positions than tokens. Each slot therefore has an *offset*: the rotary position of
 its next token minus its number of tokens. The offset of a text is 0.
 
+The decoder of a mixture of experts can record which experts the routers choose for the tokens of a call.
+
 Weights are read from the live model at every call. When they are replaced between two steps, the KV cache and the recurrent
 states that the old weights computed stay in each slot and are not recomputed: the next token is computed from them with the
 new weights, as with vLLM's `pause(mode="keep")`.
@@ -46,15 +48,29 @@ class Decoder:
 
     model: must be adapted (`adapter.adapt`) if prompts have pictures, because `prefill` then runs the adapted vision tower.
     float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
+    records_choices: whether `chosen` has the experts of the last call; only for a mixture of experts.
     """
 
-    def __init__(self, model: HFModule, slots: int, max_length: int, *, float32_logits: bool = False) -> None:
+    def __init__(
+        self,
+        model: HFModule,
+        slots: int,
+        max_length: int,
+        *,
+        float32_logits: bool = False,
+        records_choices: bool = False,
+    ) -> None:
         self._model, self._float32_logits = model, float32_logits
         self._text = text_model(model)
         config, weight = self._text.config, self._text.embed_tokens.weight
         positions = torch.arange(max_length, device=weight.device).unsqueeze(0)
         cos, sin = self._text.rotary_emb(weight.new_zeros(1), positions)
         self._cos, self._sin = cos[0], sin[0]  # (max_length, rotary dims)
+        self._chosen: list[Tensor] = []  # in the last call, by layer: (tokens, k)
+        self._tokens: tuple[int, ...] = (0,)  # in the last call: the dimensions of its tokens
+        if records_choices:
+            for layer in self._text.layers:
+                layer.mlp.gate.register_forward_hook(self._record)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self._offsets = torch.zeros_like(self.lengths)
         self._layers: list[LinearState | tuple[Tensor, Tensor]] = []
@@ -67,6 +83,24 @@ class Decoder:
             else:
                 shape = (slots, config.num_key_value_heads, max_length, layer.self_attn.head_dim)
                 self._layers.append((weight.new_zeros(shape), weight.new_zeros(shape)))
+
+    @property
+    def chosen(self) -> Tensor:
+        """The experts that the routers chose in the last `prefill` or `step`, (…, layers, k) int64.
+
+        The first dimensions are those of the tokens: (prompts, T) after a prefill of prompts of up to T tokens, (n,) after a
+        step of n sequences. Only with `records_choices`.
+        """
+        chosen = torch.stack(self._chosen, dim=1)
+        return chosen.unflatten(0, self._tokens)
+
+    def _begin(self, *tokens: int) -> None:
+        """Begin a call that computes tokens with these dimensions."""
+        self._tokens = tokens
+        self._chosen.clear()
+
+    def _record(self, _gate: HFModule, _inputs: object, routed: tuple[Tensor, ...]) -> None:
+        self._chosen.append(routed[-1])  # logits, weights, chosen experts
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -103,6 +137,7 @@ class Decoder:
         else:
             hidden = self._text.embed_tokens(pad_sequence(sequences, batch_first=True).to(device))
             rotary, following = self._text_rotary(hidden.shape[1]), lengths
+        self._begin(*hidden.shape[:2])
         rows = [row for row, group in enumerate(slots) for _ in group]
         source = torch.tensor(rows, dtype=torch.int64, device=device)
         target = torch.tensor([slot for group in slots for slot in group], dtype=torch.int64, device=device)
@@ -122,6 +157,7 @@ class Decoder:
         tokens = pad_sequence([torch.tensor(sequence, device=device) for sequence in sequences], batch_first=True)
         none = torch.empty(0, dtype=torch.int64, device=device)
         embedded = self._text.embed_tokens(tokens)
+        self._begin(*tokens.shape)
         hidden = self._prompt_states(embedded, self._text_rotary(tokens.shape[1]), lengths, none, none)
         log_probs = []
         for row, length in enumerate(lengths.tolist()):
@@ -178,6 +214,7 @@ class Decoder:
         places = positions + self._offsets[:n]
         rotary = self._cos[places], self._sin[places]
         hidden = self._text.embed_tokens(tokens)
+        self._begin(n)
         for layer, state in zip(self._text.layers, self._layers, strict=True):
             mixer_input = layer.input_layernorm(hidden)
             if isinstance(state, LinearState):

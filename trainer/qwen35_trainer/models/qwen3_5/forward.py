@@ -103,7 +103,12 @@ def hidden_states(
     hidden = _embed(model, inputs, context_group)
     membership = None if lengths is None else Membership.of(inputs, lengths, context_group)
     layout, losses = replace(_layout(model, inputs, hidden, context_group), membership=membership), None
-    for layer in text_model(model).layers:
+    choices = inputs.choices
+    if choices is not None and context_group is not None:
+        choices = context_parallel.local_tokens(choices, context_group)
+    for number, layer in enumerate(text_model(model).layers):
+        if choices is not None:
+            layout = replace(layout, replayed=choices[:, :, number])
         hidden, of_layer = layer(hidden, layout)
         if of_layer is not None:
             losses = of_layer if losses is None else losses + of_layer
@@ -124,7 +129,7 @@ def decode_layer(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> tup
     normed = layer.post_attention_layernorm(hidden)
     if not hasattr(layer.mlp, "gate"):
         return hidden + layer.mlp(normed), None
-    mixed, losses = router.mix(layer.mlp, normed, layout.membership)
+    mixed, losses = router.mix(layer.mlp, normed, layout.membership, layout.replayed)
     return hidden + mixed, losses
 
 

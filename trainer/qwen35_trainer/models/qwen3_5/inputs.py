@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from qwen35_trainer.data.expert_choices import NO_CHOICE
 from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class ModelInput:
     shared: SharedPrompts | None = None
     """The segments of a packed row in which sequences share prompts. `boundaries` are then those of the segments, and `n`
     is their number. None: each sequence has its own tokens."""
+    choices: Tensor | None = None
+    """(n, L, layers, k) or (1, T, layers, k) int16: experts that each layer computes for each token, NO_CHOICE (-1) where its
+    router chooses; None: routers choose for all tokens."""
 
     @classmethod
     def of_text(cls, sequences: Sequence[Tensor], *, packed: bool, device: torch.device | str) -> ModelInput:
@@ -78,3 +82,20 @@ class ModelInput:
             pictures,
             shared,
         )
+
+    def replaying(self, choices: Sequence[Tensor]) -> ModelInput:
+        """Return this input with the experts that layers compute for the tokens of each sequence, (length, layers, k) int16.
+
+        For a token that several sequences share, they are those of the first of them. Routers choose for a token for which a
+        layer has the same expert twice: no router has chosen it, and expert parallelism needs k experts for each token.
+        """
+        if self.boundaries is None:
+            rows = pad_sequence(list(choices), batch_first=True, padding_value=NO_CHOICE)
+        else:
+            rows = torch.cat(list(choices)).unsqueeze(0)
+        if self.shared is not None:
+            rows = rows.index_select(1, self.shared.tokens)
+        chosen = rows.to(self.tokens.device)
+        in_order = chosen.sort(dim=-1).values
+        repeats = (in_order[..., 1:] == in_order[..., :-1]).flatten(2).any(-1)
+        return replace(self, choices=chosen.masked_fill(repeats[..., None, None], NO_CHOICE))

@@ -13,6 +13,9 @@ transformers' `load_balancing_loss_func` counts the choices of a whole batch, wh
 last micro-batch. Here losses are per sequence. A sequence is never divided among micro-batches, so every division into
 micro-batches has the same loss.
 
+With router replay, experts are those that the rollout chose, and the weights of the chosen experts are still those of
+this router: R3, arXiv:2510.11370, eq. 5-7. The losses count the experts that were computed.
+
 Shapes: n sequences, t tokens that this process holds of these sequences, E experts, k of them for each token.
 """
 
@@ -26,6 +29,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from qwen35_trainer.data.expert_choices import NO_CHOICE
 from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
@@ -66,24 +70,33 @@ class Membership:
         return cls(own_sequences.flatten(), lengths, context_group, contained)
 
 
-def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose k of E experts for each token, as transformers does.
+def route(gate: HFModule, hidden: Tensor, replayed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose k of E experts for each token, as transformers does, or as `replayed` says.
 
-    hidden: (…, channels), t tokens in all. Returns router logits (t, E) float32, weights (t, k) float32 that add up to
-    1, and the chosen experts (t, k) int64.
+    hidden: (…, channels), t tokens in all. replayed: (t, k) experts that were chosen before; NO_CHOICE (-1) in the row of a
+    token for which this router chooses. None: this router chooses for all tokens. Returns router logits (t, E) float32,
+    weights (t, k) float32 that add up to 1, and the chosen experts (t, k) int64.
     """
     logits = F.linear(hidden.reshape(-1, hidden.shape[-1]).float(), gate.weight.float())
     weights, chosen = logits.softmax(-1).topk(gate.top_k, dim=-1)
-    return logits, weights / weights.sum(-1, keepdim=True), chosen
+    if replayed is None:
+        return logits, weights / weights.sum(-1, keepdim=True), chosen
+    chosen = torch.where(replayed == NO_CHOICE, chosen, replayed.long())
+    # The softmax of all experts, divided by its sum over the chosen ones. Their probabilities may be too small for a division.
+    return logits, logits.gather(-1, chosen).softmax(-1), chosen
 
 
-def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple[Tensor, Tensor | None]:
+def mix(
+    block: HFModule, hidden: Tensor, membership: Membership | None, replayed: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Compute a mixture-of-experts block for `hidden` (n, l, D), n rows, l tokens, D channels.
+
+    replayed: (n, l, k) experts to compute, as `route` takes them; None: the router chooses.
 
     Returns (n, l, D), and the losses (2,) of the block's router, which are None if `membership` is None.
     """
     flat = hidden.flatten(0, 1)
-    logits, weights, chosen = block.gate(flat)
+    logits, weights, chosen = block.gate(flat, None if replayed is None else replayed.flatten(0, 1))
     mixed = block.experts(flat, chosen, weights)
     if hasattr(block, "shared_expert"):
         mixed = mixed + block.shared_expert_gate(flat).sigmoid() * block.shared_expert(flat)

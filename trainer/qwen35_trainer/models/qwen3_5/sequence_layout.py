@@ -39,6 +39,9 @@ class SequenceLayout:
     """Processes that each hold a slice of the tokens; None: this process holds all tokens."""
     membership: Membership | None = None
     """The sequence of each token, for the losses of routers; None: these losses are not computed."""
+    replayed: Tensor | None = None
+    """(n, l, k) int16: experts that the layer computes for each token, NO_CHOICE (-1) where its router chooses; None: its
+    router chooses for all tokens."""
     prompts: PromptLayout | None = None
     """The segments of a packed row in which segments continue a prompt. `boundaries` are then those of the segments, and mixers
     do not use `split`. None: every segment begins a sequence."""

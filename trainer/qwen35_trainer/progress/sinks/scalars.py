@@ -18,6 +18,7 @@ _UPDATE: Final = {
     "train/router_z": "router_z",
     "train/mtp_nll": "mtp_nll",
     "train/saved_token_share": "saved_token_share",
+    "train/replayed_token_share": "replayed_token_share",
     "train/gradient_norm": "gradient_norm",
     "train/learning_rate": "learning_rate",
     "train/tokens": "tokens",
