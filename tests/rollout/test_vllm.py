@@ -40,6 +40,9 @@ from tests.profiles import ORDER, SOAK
 from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
 from tests.rollout.loading import load
 
+if "QWEN35_PROCESSOR" in os.environ:  # the programs that import this module load no plugins
+    import tests.rollout.older_processor  # noqa: F401
+
 VOCABULARY, END, MAX_LENGTH, SLOTS = 23, 2, 640, 16
 HISTORIES = 1000 if SOAK else 60
 FIRST_HISTORY = 10_000 * int(ORDER or 0)

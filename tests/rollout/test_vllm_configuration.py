@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import configuration
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig, read_config, without_weights
 from qwen35_trainer.rollout.vllm_core import write_configuration
-from qwen35_trainer.rollout.vllm_versions import weight_name
+from qwen35_trainer.rollout.vllm_versions import check_processor, weight_name
+from tests.models import qwen3_moe
 
 
 def configuration_of(shape: dict[str, object]) -> HFConfig:
@@ -86,3 +88,13 @@ def test_the_positions_of_pictures_are_written_for_a_replica_that_reads_some(tmp
     rope, unchanged = (read_config(tmp_path / name).text_config.rope_parameters for name in ("True", "False"))
     assert rope == unchanged | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
     assert config == before
+
+
+def test_the_oldest_vllm_refuses_gated_delta_nets_on_cpus_with_amx_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own error speaks of an option that nobody has set."""
+    utilities = pytest.importorskip("vllm.utils.cpu_triton_utils", reason="vLLM is not installed")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.delattr(utilities, "_batch_memcpy_impl", raising=False)
+    check_processor(qwen3_moe.model().config)
+    with pytest.raises(RuntimeError, match="on a CPU with AMX; install vLLM"):
+        check_processor(configuration_of({}))

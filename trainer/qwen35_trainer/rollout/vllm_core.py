@@ -45,7 +45,7 @@ from qwen35_trainer.rollout.vllm_choices import ChoiceTable, RecordingExecutor, 
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
 from qwen35_trainer.rollout.vllm_pictures import picture_arguments, position_settings
-from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, builds_text_models, vision_language
+from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, builds_text_models, check_processor, vision_language
 from qwen35_trainer.rollout.vllm_worker import (
     begin_replacement,
     finish_replacement,
@@ -138,7 +138,8 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     vLLM gets a folder with the configuration alone, as `write_configuration` writes it. The core's weights have no meaning until
     `replace_weights`.
 
-    config: the configuration of the trainer's model. Raises RuntimeError if vLLM would schedule ahead of a step.
+    config: the configuration of the trainer's model. Raises RuntimeError if vLLM would schedule ahead of a step, or cannot
+    compute the model on this CPU.
     """
     set_variables()
     if settings.on_cpu:
@@ -149,6 +150,7 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
 
     _quieten()
     if settings.on_cpu:
+        check_processor(config)
         add_cpu_functions()
     if settings.picture_tokens:
         from qwen35_trainer.rollout.vllm_processor import register

@@ -10,6 +10,7 @@
     states on the CPU        copied by a Triton kernel, which fails     copied by a function
     new blocks on the CPU    keep what they held, which may be NaN      cleared
     adapters on the CPU      indices in pinned memory, which needs CUDA  in other memory
+    CPUs with AMX            Gated DeltaNet cannot be computed           like other CPUs
     experts on the CPU       chosen by the kernels of experts           chosen by routers
     copies of blocks         none                                       of blocks of the prefix cache that a request uses in part
     a blank picture          made by two methods of two classes          by one method of a processor, which may need a tokenizer
@@ -26,9 +27,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5 import qwen3_moe
+from qwen35_trainer.models.qwen3_5 import classes, qwen3_moe
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import ExpertLayout, NamedTensor
 
@@ -122,16 +124,36 @@ def _with_base_layers(model: Any, adapted: set[str], weights: Iterable[NamedTens
         yield (name.removesuffix(".weight") + _ADAPTED if is_adapted else name), tensor
 
 
+def check_processor(config: HFConfig) -> None:
+    """Raise RuntimeError if the installed vLLM cannot compute a model on this CPU. config: the model's configuration.
+
+    vLLM 0.23 computes Gated DeltaNet by kernels with AMX where the CPU has AMX. They know no prefix cache, so vLLM switches it off,
+    and then refuses its own configuration because of the size of the cache's blocks.
+    """
+    is_hybrid = "linear_attention" in classes.layer_types(config.get_text_config())
+    if is_hybrid and _is_oldest() and torch.cpu._is_amx_tile_supported():
+        raise RuntimeError(
+            "vLLM 0.23 cannot generate with Gated DeltaNet on a CPU with AMX; install vLLM 0.32 (requirements/cpu.txt), or set "
+            "rollout.engine to Torch"
+        )
+
+
+def _is_oldest() -> bool:
+    """Return whether the installed vLLM lacks what vLLM 0.32 has for CPUs."""
+    from vllm.utils import cpu_triton_utils
+
+    return not hasattr(cpu_triton_utils, "_batch_memcpy_impl")
+
+
 def add_cpu_functions() -> None:
     """Add functions to this process that vLLM 0.23 has for GPUs only, and that vLLM 0.32 also has for CPUs.
 
     Without these functions, vLLM 0.23 on a CPU fails or returns NaN with the prefix cache, and fails with adapters.
     """
     from vllm.lora.punica_wrapper import utils as adapter_indices
-    from vllm.utils import cpu_triton_utils
     from vllm.v1.worker import cpu_model_runner, mamba_utils
 
-    if not hasattr(cpu_triton_utils, "_batch_memcpy_impl"):
+    if _is_oldest():
         mamba_utils.batch_memcpy = _copy_memory
         cpu_model_runner.CPUModelRunner._zero_block_ids = _clear_blocks
         adapter_indices.async_tensor_h2d.__defaults__ = (False,)  # of its last argument, pin_memory
