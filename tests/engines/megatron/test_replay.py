@@ -23,8 +23,8 @@ from tests.distributed.distance import distance
 from tests.distributed.group import Group
 from tests.distributed.samples import batch_of, policy_spec_of, spec_of
 from tests.distributed.test_parity import SCORES, TEXT, library_model, scores_of
+from tests.engines.chosen_experts import Recorded
 from tests.engines.megatron import test_prediction_head
-from tests.engines.megatron.recorded import Recorded
 from tests.engines.megatron.test_parity import GRADIENTS, TOTAL, assert_equal_updates, joined
 from tests.engines.megatron.test_router_losses import BALANCE, Z, of_sequence
 from tests.models import qwen3_moe
@@ -219,7 +219,7 @@ def recorded(batch: TrainBatch) -> tuple[TrainBatch, float]:
     random, sources, recorded_inputs = np.random.default_rng(1), list[Recorded | None](), 0
     for sample, inputs in enumerate((batch.lengths - 1).tolist()):
         table = random.random((inputs, LAYERS["Qwen3.5"], EXPERTS)).argsort(-1)[sample:, :, :TOP_K].astype(np.uint8)
-        source = Recorded(None if sample == 4 else [(table, int(batch.response_lengths[sample]))])
+        source = Recorded(None if sample == 4 else table, int(batch.response_lengths[sample]))
         sources.append(None if sample == 3 else source)
         recorded_inputs += 0 if sample in (3, 4) else len(table)
     return replace(batch, choices=tuple(sources)), recorded_inputs / int((batch.lengths - 1).sum())

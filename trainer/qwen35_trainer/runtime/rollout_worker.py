@@ -190,9 +190,7 @@ class EngineThread:
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
         self._submitted: dict[SequenceId, float] = {}  # wall-clock second
         self._duration = 0.0  # mean of the last finished sequences, in seconds
-        self._kept: dict[
-            SequenceId, int
-        ] = {}  # of sequences that may train: number of tokens with which each was submitted
+        self._kept: dict[SequenceId, int] = {}  # number of tokens with which a sequence that may train was submitted
         self._unclaimed: dict[int, list[RecordedChoices]] = {}  # the choices of each report, by its number
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

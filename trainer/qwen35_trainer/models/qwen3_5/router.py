@@ -14,7 +14,7 @@ last micro-batch. Here losses are per sequence. A sequence is never divided amon
 micro-batches has the same loss.
 
 With router replay, experts are those that the rollout chose, and the weights of the chosen experts are still those of
-this router: R3, arXiv:2510.11370, eq. 5-7. The losses count the experts that were computed.
+this router (R3, arXiv:2510.11370). The losses count the experts that were computed.
 
 Shapes: n sequences, t tokens that this process holds of these sequences, E experts, k of them for each token.
 """
