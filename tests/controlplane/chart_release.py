@@ -5,10 +5,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.helm.conftest import CHART
 from tests.patience import PATIENCE
 from tests.testbed.api import Api
+from tests.testbed.certificates import write_kubeconfig
 from tests.testbed.control_plane import ControlPlane
 
 
@@ -35,6 +37,12 @@ class Release:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def kubeconfig_of(self, account: str) -> Path:
+        """A kubeconfig of a ServiceAccount of the release's namespace."""
+        cluster = {"server": self.plane.server, "certificate-authority": str(self.plane.ca)}
+        file = self.plane.folder / f"{self.namespace}-{account}.kubeconfig"
+        return write_kubeconfig(file, cluster, {"token": self.token(account)})
+
     def token(self, account: str) -> str:
         """A token of a ServiceAccount in the release's namespace."""
         path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{account}/token"
@@ -48,12 +56,16 @@ class Release:
 
 
 @contextmanager
-def installed(plane: ControlPlane, *values: str) -> Iterator[Release]:
-    """Installed into a namespace that enforces the restricted standard. The definition is there already."""
+def installed(plane: ControlPlane, *values: str, chart: Path = CHART, defines: bool = False) -> Iterator[Release]:
+    """Installed into a namespace that enforces the restricted standard.
+
+    defines: whether the chart's definition replaces the one that is there already, and stays.
+    """
+    definition = ["--take-ownership"] if defines else ["--set", "crds.enabled=false"]
     release = Release(plane, f"chart-{secrets.token_hex(4)}")
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     plane.api.post("/api/v1/namespaces", {"metadata": {"name": release.namespace, "labels": labels}})
-    release.helm("install", release.name, str(CHART), "--set", ",".join(["crds.enabled=false", *values]))
+    release.helm("install", release.name, str(chart), *definition, *(f"--set={value}" for value in values))
     yield release
     release.helm("uninstall", release.name)
     plane.api.request("DELETE", f"/api/v1/namespaces/{release.namespace}")

@@ -123,12 +123,18 @@ def _looks(metrics: Mapping[str, float]) -> int:
 
 
 def process(
-    plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER, lease: str = USER
+    plane: ControlPlane,
+    kubeconfig: Path,
+    *options: str,
+    name: str = USER,
+    lease: str = USER,
+    packages: Path | None = None,
 ) -> OperatorProcess:
-    """An operator that has not been started yet."""
+    """An operator that has not been started yet. packages: folder with the Python packages of another release."""
     released(plane, LEASE_NAMESPACE, lease)
     metrics, health = free_ports(2)
     command = (
+        *(() if packages is None else ("env", f"PYTHONPATH={packages}")),
         str(Path(sys.executable).with_name("qwen35")),
         "operator",
         f"--kubeconfig={kubeconfig}",
@@ -149,9 +155,11 @@ def released(plane: Plane, namespace: str, name: str) -> None:
 
 
 @contextmanager
-def running(plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER) -> Iterator[OperatorProcess]:
-    """An operator that is ended by SIGTERM."""
-    operator = process(plane, kubeconfig, *options, name=name)
+def running(
+    plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER, packages: Path | None = None
+) -> Iterator[OperatorProcess]:
+    """An operator that is ended by SIGTERM. packages: as for `process`."""
+    operator = process(plane, kubeconfig, *options, name=name, packages=packages)
     try:
         operator.start()
         yield operator

@@ -15,7 +15,6 @@ from tests.controlplane.operator_process import RBAC, OperatorProcess
 from tests.helm.conftest import CHART
 from tests.patience import PATIENCE
 from tests.testbed.api import Api, Refused
-from tests.testbed.certificates import write_kubeconfig
 from tests.testbed.control_plane import ControlPlane
 
 SCRAPER = "prometheus"
@@ -41,13 +40,10 @@ def account(release: Release) -> Api:
 @pytest.fixture(scope="module")
 def operator(release: Release, account: Api) -> Iterator[OperatorProcess]:
     """An operator with the token of the chart's account: what the chart does not grant, it has not."""
-    plane = release.plane
-    cluster = {"server": plane.server, "certificate-authority": str(plane.ca)}
-    kubeconfig = write_kubeconfig(plane.folder / "chart.kubeconfig", cluster, {"token": account.token})
     allow_to_scrape(release)
     with operator_process.running(
-        plane,
-        kubeconfig,
+        release.plane,
+        release.kubeconfig_of(release.operator),
         f"--lease-namespace={release.namespace}",
         f"--lease-name={release.operator}",
         "--metrics-authentication",

@@ -1,6 +1,6 @@
 import pytest
 
-from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec
+from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec, parse_stored_spec
 
 
 def told(document, changes):
@@ -176,3 +176,27 @@ def test_a_missing_spec_is_reported(document):
     with pytest.raises(ManifestError) as caught:
         parse_manifest(manifest)
     assert [problem.path for problem in caught.value.problems] == ["spec"]
+
+
+LATER = {"later": {"on": False}, "train.later": 1, "data.train.0.later": "x"}
+"""Fields of a later release: a section, a field, and one in an item of a list."""
+
+
+def test_a_stored_spec_is_read_without_the_fields_of_a_later_release(document):
+    spec, problems, unknown = parse_stored_spec(document(LATER)["spec"])
+    assert (spec, problems) == parse_spec(document()["spec"])
+    assert set(unknown) == {"spec.later", "spec.train.later", "spec.data.train[0].later"}
+    assert parse_stored_spec(document()["spec"]) == (spec, problems, ())
+
+
+def test_a_stored_spec_with_another_problem_is_refused_as_any_other(document):
+    wrong = document(LATER | {"seed": "3"})["spec"]
+    assert parse_stored_spec(wrong) == (*parse_spec(wrong, new=False), ())
+    assert parse_stored_spec([])[0] is None
+
+
+def test_checks_run_on_a_stored_spec_with_fields_of_a_later_release(document):
+    wrong = {"rollout.minNodes": 3, "rollout.nodes": 2}
+    _, problems, unknown = parse_stored_spec(document(LATER | wrong)["spec"])
+    assert problems == parse_spec(document(wrong)["spec"], new=False)[1] != []
+    assert len(unknown) == len(LATER)

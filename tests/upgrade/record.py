@@ -3,6 +3,7 @@
     a real node ─► two trainings in pods ─┬─► one that has ended  ─┬─► objects.json     children, pods, ConfigMaps, status
                                           └─► one that trains on  ─┴─► claim/           journals, metrics, checkpoints, exports
     this version's function ─► spec_hashes.json              hashes by which it starts attempts
+    this version ─► definition.yaml, *.tgz, *.whl            what it installs: the CRD, the chart, the Python packages
 
     python -m tests.upgrade.record 0.1.0     as root on Linux, about 7 minutes; writes tests/upgrade/recordings/0.1.0/
 
@@ -11,6 +12,7 @@ The training that trains on is in its second attempt, because its head pod was k
 
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +22,8 @@ from pathlib import Path
 from qwen35_operator.api import crd
 from qwen35_operator.kube.kinds import TRAINING, WATCHED
 from tests.cluster.cluster import Cluster, cluster
-from tests.cluster.release import ENFORCE, Release
+from tests.cluster.node import REPOSITORY
+from tests.cluster.release import CHART, ENFORCE, Release
 from tests.cluster.training import PodTraining
 from tests.testbed import binaries
 from tests.upgrade import spec_hashes
@@ -50,12 +53,23 @@ def main() -> None:
         with cluster(binaries.find(), "record", IMAGES) as running:
             Release(running).install()
             made.mkdir()
-            (made / DEFINITION).write_text(crd.text())
+            _write_release(running.binaries, made)
             spec_hashes.write(made)
             _record_finished(running, made)
             _record_running(running, made)
         shutil.copytree(made, folder)
     print(f"recorded in {folder}")
+
+
+def _write_release(programs: binaries.Binaries, folder: Path) -> None:
+    """Write what this version installs. Building the packages needs a package registry."""
+    (folder / DEFINITION).write_text(crd.text())
+    subprocess.run([programs["helm"], "package", str(CHART), "--destination", str(folder)], check=True)
+    with tempfile.TemporaryDirectory() as built:
+        build = [sys.executable, "-m", "uv", "build", "--wheel", "--quiet", "--out-dir", built, str(REPOSITORY)]
+        subprocess.run(build, check=True)
+        [wheel] = Path(built).glob("*.whl")
+        shutil.copy(wheel, folder)
 
 
 def _record_finished(running: Cluster, folder: Path) -> None:

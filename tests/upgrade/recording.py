@@ -1,6 +1,7 @@
-"""Reads what earlier versions left in a cluster and on its storage: tests/upgrade/recordings/<version>/."""
+"""Reads what earlier versions left in a cluster and on its storage, and what they install: tests/upgrade/recordings/<version>/."""
 
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,6 +68,30 @@ class Recording:
             if candidate["metadata"]["name"] == f"{self.name}-{suffix}"
         ]
         return dict(config_map_body["data"])
+
+
+@dataclass(frozen=True)
+class EarlierRelease:
+    """What a version installs: its chart, with the definition, and its Python packages."""
+
+    folder: Path
+
+    @property
+    def chart(self) -> Path:
+        """A file for `helm install`."""
+        [file] = self.folder.glob("*.tgz")
+        return file
+
+    def unpack(self, folder: Path) -> None:
+        """Extract the Python packages into `folder`, which can then be the PYTHONPATH of the version's operator."""
+        [wheel] = self.folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+
+
+def releases() -> list[EarlierRelease]:
+    """All of them, oldest version first."""
+    return [EarlierRelease(file.parent) for file in sorted(RECORDINGS.glob(f"*/{DEFINITION}"))]
 
 
 def recordings() -> list[Recording]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from qwen35_operator.api.training_resource import TrainingResource
-from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.api.v1alpha1 import Condition, TrainingStatus
 from qwen35_operator.desired.object_names import SPEC_HASH
 from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.kube.kinds import WATCHED, WRITTEN, watched_as
@@ -20,7 +20,7 @@ from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.decision import Decision
 from qwen35_operator.reconcile.observe import TrainingParser, observe
-from qwen35_operator.reconcile.writes import Create, Delete
+from qwen35_operator.reconcile.writes import Apply, Create, Delete
 from qwen35_trainer.contract import parse_control, parse_progress
 from qwen35_trainer.contract.shared_names import DATA_FOLDER
 from qwen35_trainer.epoch import read_owner
@@ -106,13 +106,66 @@ async def test_a_running_training_continues_undisturbed_under_this_operator(reco
     assert decided.status.lastCheckpoint == before.lastCheckpoint
 
 
-@of("running")
-async def test_fields_of_a_later_version_in_its_status_change_nothing(recording: Recording) -> None:
-    """A release that is taken back leaves its definition, whose defaults the API server fills in, and its status."""
+def with_later_fields(recording: Recording) -> Recording:
+    """The recording with fields that a later version has added to the spec and to the status."""
     later = deepcopy(recording)
-    for place in (later.training["status"], *later.training["status"]["attempts"]):
+    spec, status = later.training["spec"], later.training["status"]
+    for place in (spec, spec["train"], spec["data"]["train"][0], status, *status.get("attempts", [])):
         place["fieldOfALaterVersion"] = {"count": 0}
-    assert await decision(later, MemoryApi()) == await decision(recording, MemoryApi())
+    return later
+
+
+def condition(decided: Decision, kind: str) -> Condition:
+    [matching] = [condition for condition in decided.status.conditions if condition.type == kind]
+    return matching
+
+
+async def test_a_training_with_fields_of_a_later_version_continues(recording: Recording) -> None:
+    """The definition is upgraded before the operator. A release that is taken back may leave its definition, and leaves its status."""
+    before = await decision(recording, MemoryApi())
+    now = await decision(with_later_fields(recording), MemoryApi())
+    assert now.writes == before.writes
+    accepted = condition(now, "Accepted")
+    assert (accepted.status, accepted.reason) == ("True", "Accepted")
+    if recording.name == "running":
+        unread = set(accepted.message.partition("does not use its fields: ")[2].split(", "))
+        assert unread == {f"spec.{place}fieldOfALaterVersion" for place in ("", "train.", "data.train[0].")}
+    others = [(condition.type, condition.status, condition.reason) for condition in before.status.conditions]
+    assert [(condition.type, condition.status, condition.reason) for condition in now.status.conditions] == others
+    assert now.status.attempts == before.status.attempts
+
+
+@of("running")
+async def test_an_attempt_that_a_later_version_started_with_its_own_fields_is_not_ended(recording: Recording) -> None:
+    """Its hash, which contains the fields, cannot be compared."""
+    later = with_later_fields(recording)
+    [job] = later.objects["RayJob"]
+    job["metadata"]["annotations"][SPEC_HASH] = "hash-of-a-later-version"
+    decided = await decision(later, MemoryApi())
+    assert decided.writes == (await decision(recording, MemoryApi())).writes
+    assert decided.status.attempts[-1].outcome == "Running"
+
+
+@of("running")
+async def test_a_training_with_fields_of_a_later_version_can_be_suspended(recording: Recording) -> None:
+    later = with_later_fields(recording)
+    later.training["spec"]["suspend"] = True
+    decided = await decision(later, MemoryApi())
+    assert decided.status.state == "Suspending"
+    assert any(isinstance(write, Apply) for write in decided.writes)
+
+
+@of("running")
+async def test_a_new_training_with_fields_of_a_later_version_is_refused(recording: Recording) -> None:
+    """Its user may have set them, and nothing is lost by waiting for the operator that knows them."""
+    new = with_later_fields(recording)
+    new.training["status"] = {}
+    new.objects["RayJob"].clear()
+    decided = await decision(new, MemoryApi())
+    accepted = condition(decided, "Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "Invalid")
+    refused = "spec.train.fieldOfALaterVersion: the operator does not know this field: the installed CRD is that of a later release."
+    assert refused in accepted.message
 
 
 @of("running")

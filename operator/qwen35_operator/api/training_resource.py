@@ -20,3 +20,6 @@ class TrainingResource:
     spec: TrainingSpec
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    """Paths of fields that the installed CRD has and this operator does not know, so that `spec` lacks them: the CRD is that of a
+    later release."""

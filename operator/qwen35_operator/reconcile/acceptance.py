@@ -1,5 +1,7 @@
 """Decides whether the operator can work on a training: its spec can be read and run, and its objects can be watched."""
 
+from typing import Final
+
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import State
 from qwen35_operator.desired import all_objects, pod_size
@@ -10,6 +12,9 @@ from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.status.conditions import no
 from qwen35_trainer.manifest import Problem, cannot_run, check_new
 from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, RELATIVE_FOLDER, PublicationSpec
+
+LATER_FIELD: Final = "the operator does not know this field: the installed CRD is that of a later release."
+LATER_FIX: Final = "Upgrade the operator, or install the CRD of its release."
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
@@ -37,7 +42,8 @@ def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource |
     """Return the training if the operator can work on it; otherwise return a verdict with the reason.
 
     An open attempt keeps running while its training is refused. A training that has had an attempt is not refused by
-    checks that apply only to new trainings (`check_new`), nor because its memory plan does not fit the devices.
+    checks that apply only to new trainings (`check_new`), nor because its memory plan does not fit the devices, nor
+    because of fields that this operator does not know: its CRD may have been upgraded before it, or not taken back with it.
     """
     state: State = "Pending" if attempts.open_attempt(observed) is None else "Running"
     if observed.unavailable:
@@ -48,6 +54,7 @@ def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource |
         problems += refusals(training, settings)
         if not observed.status.attempts:
             problems += [*check_new(training.spec), *pod_size.problems(training)]
+            problems += [Problem(path, LATER_FIELD, LATER_FIX) for path in training.unknown]
     if training is not None and not problems:
         return training
     assert problems, f"{observed.namespace}/{observed.name}: the spec was not read, and no problem was reported"

@@ -38,6 +38,8 @@ NO_STORAGE: Final = (
     "set checkpoint.storage"
 )
 """Warning of a training whose checkpoints have no storage."""
+LATER_FIELDS: Final = "the installed CRD is that of a later release; the operator does not use its fields"
+"""Warning of a training with fields that the operator does not know. Their names follow."""
 PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
 """Reasons for which the API server refuses a write every time, until the spec or the cluster changes."""
 
@@ -134,13 +136,16 @@ def _update(release: ReleaseStatus, *, final: bool) -> Finding:
 
 
 def _advice(observed: Observed) -> str:
-    """Return warnings: checkpoints have no storage, or the pods could not be sized. An empty text if there are none."""
-    if observed.training is None:
+    """Return warnings: checkpoints have no storage, the pods could not be sized, or fields were not read.
+
+    An empty text if there are none.
+    """
+    training = observed.training
+    if training is None:
         return ""
-    warnings = [pod_size.note(observed.training)]
-    if observed.training.spec.checkpoint.storage is None:
-        warnings.insert(0, NO_STORAGE)
-    return "; ".join(filter(None, warnings))
+    storage = "" if training.spec.checkpoint.storage is not None else NO_STORAGE
+    unread = f"{LATER_FIELDS}: {', '.join(training.unknown)}" if training.unknown else ""
+    return "; ".join(filter(None, (storage, pod_size.note(training), unread)))
 
 
 def _pool_findings(

@@ -29,7 +29,7 @@ from qwen35_operator.reconcile.observed import ChildKey, NodeState, Observed, Re
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
 from qwen35_trainer.contract.shared_names import control_name, progress_name
-from qwen35_trainer.manifest import Problem, parse_spec
+from qwen35_trainer.manifest import Problem, parse_stored_spec
 
 FINAL_RAY_STATUSES = ("SUCCEEDED", "FAILED", "STOPPED")
 """Values of status.jobStatus that a Ray job never leaves."""
@@ -61,10 +61,11 @@ class TrainingParser:
         version = [metadata["generation"], labels, annotations]
         parsed = self._parsed.pop(metadata["uid"], None)
         if parsed is None or parsed[0] != version:
+            unknown: tuple[str, ...] = ()
             if OVERSIZED in raw or TOO_DEEP in raw:
                 spec, problems = None, [_left_out(raw)]
             else:
-                spec, problems = parse_spec(raw.get("spec", {}), new=False)
+                spec, problems, unknown = parse_stored_spec(raw.get("spec", {}))
             training = None
             if spec is not None and not problems:
                 training = TrainingResource(
@@ -75,6 +76,7 @@ class TrainingParser:
                     spec=spec,
                     labels=labels,
                     annotations=annotations,
+                    unknown=unknown,
                 )
             parsed = version, training, tuple(problems)
         self._parsed[metadata["uid"]] = parsed  # inserted again, as the most recently used

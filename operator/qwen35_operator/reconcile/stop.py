@@ -13,7 +13,9 @@ The order in `-control` records when and why the attempt was ordered to stop. An
 stops even if the reason for the order disappears meanwhile. The next attempt then starts immediately.
 """
 
+from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired.spec_hash import spec_hash
+from qwen35_operator.kube.object_records import RayJob
 from qwen35_operator.reconcile import attempts, child_writes
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation
@@ -95,9 +97,17 @@ def _reason_to_stop(situation: AttemptSituation) -> str | None:
     remaining = time_to_deadline(situation)
     if remaining is not None and remaining <= 0:
         return DEADLINE
-    job = situation.job
-    changed = job is not None and job.spec_hash and job.spec_hash != spec_hash(situation.training)
-    return CHANGED if changed else None
+    return CHANGED if _has_changed(situation.job, situation.training) else None
+
+
+def _has_changed(job: RayJob | None, training: TrainingResource) -> bool:
+    """Return whether the attempt was started from another spec.
+
+    The hash of an attempt that a later operator has started contains fields that this operator cannot read.
+    """
+    if job is None or not job.spec_hash or training.unknown:
+        return False
+    return job.spec_hash != spec_hash(training)
 
 
 def _order(situation: AttemptSituation, reason: str) -> Verdict:

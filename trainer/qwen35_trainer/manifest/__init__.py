@@ -11,7 +11,7 @@ from qwen35_trainer.manifest.failure import FailurePolicySpec, FailureRuleSpec
 from qwen35_trainer.manifest.load import dump_manifest, load_manifest
 from qwen35_trainer.manifest.model import ModelSourceSpec, ModelSpec, RandomModelSpec, RandomVisionSpec
 from qwen35_trainer.manifest.overrides import apply_overrides
-from qwen35_trainer.manifest.parse import parse_manifest, parse_spec
+from qwen35_trainer.manifest.parse import parse_manifest, parse_spec, parse_stored_spec
 from qwen35_trainer.manifest.problems import ManifestError, Problem
 from qwen35_trainer.manifest.publication import PublicationSpec
 from qwen35_trainer.manifest.release import cannot_run
@@ -79,4 +79,5 @@ __all__ = [
     "load_manifest",
     "parse_manifest",
     "parse_spec",
+    "parse_stored_spec",
 ]

@@ -35,6 +35,26 @@ def parse_spec(
     return spec, [*check(spec, new=new), *(on_machine(spec) if on_machine else ())]
 
 
+def parse_stored_spec(document: object) -> tuple[TrainingSpec | None, list[Problem], tuple[str, ...]]:
+    """Parse and check the spec of a training that the API server has stored. Returns (spec or None, problems, unknown).
+
+    unknown: paths of the fields that this release does not know, such as "spec.train.router.replay". The API server
+    stores only fields of the installed CRD, so they are fields of a later release, which may have nothing but their
+    defaults. The spec is read without them if nothing else is wrong with it; otherwise they are among the problems.
+    """
+    unknown: tuple[str, ...] = ()
+    try:
+        spec = TrainingSpec.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        try:
+            spec = TrainingSpec.model_validate(document, by_alias=True, by_name=False, extra="ignore")
+        except ValidationError:
+            return *parse_spec(document, new=False), ()
+        extra = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
+        unknown = tuple(problem.path for problem in explain(extra, document, TrainingSpec, ("spec",)))
+    return spec, check(spec, new=False), unknown
+
+
 def parse_manifest(
     document: object, file: Path | None = None, *, new: bool = True, on_machine: Check | None = None
 ) -> Manifest:
