@@ -18,6 +18,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.node import REPOSITORY
 from tests.cluster.training import PodTraining
 from tests.cluster.volume import claim
+from tests.runtime.test_pod_certificate import authority, store
 
 pytestmark = pytest.mark.timeout(1800)
 EXAMPLES = REPOSITORY / "examples"
@@ -73,6 +74,28 @@ def test_supervised_examples_train_in_pods_without_a_rollout_pool(
     losses = [record.loss for record in records if isinstance(record, EvaluationRecord)]
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True), "the loss of held-out examples falls"
+
+
+@pytest.mark.soak
+def test_with_tls_a_training_learns_in_pods_and_its_calls_do_not_need_ray(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """Its pods accept each other by the certificates that they make, also for the connections to the replicas."""
+    files = store(tmp_path / "authority", authority())
+    cluster.kubectl("--namespace", namespace, "create", "secret", "tls", "ray-ca", *from_files(files))
+    training = PodTraining.begin(cluster, namespace, "secured", updates=5, pods={"tls": {"secretName": "ray-ca"}})
+    training.until_pods("head", 1)
+    training.until_state("Succeeded")
+    assert [attempt["outcome"] for attempt in training.attempts] == ["Succeeded"]
+    training.assert_each_prompt_trained_once(5)
+    logs = {log.name: log.read_text() for log in training.run.rglob("*.log")}
+    assert {"driver.log", "rollout-0.log"} <= logs.keys()
+    assert [name for name, text in logs.items() if "calls travel through Ray" in text] == []
+
+
+def from_files(folder: Path) -> list[str]:
+    """Arguments with which `kubectl create secret tls` reads the files of an authority."""
+    return [f"--cert={folder / 'tls.crt'}", f"--key={folder / 'tls.key'}"]
 
 
 def test_deleted_while_its_pods_start_it_leaves_nothing(cluster: Cluster, namespace: str) -> None:

@@ -49,9 +49,13 @@ class PodTraining(LiveTraining):
         name: str,
         updates: int,
         checkpoint: Mapping[str, Any] | None = None,
+        pods: Mapping[str, Any] | None = None,
         **sections: Any,
     ) -> "PodTraining":
-        """Creates it: `updates` updates, which are one epoch; checkpoints every 5, unless `checkpoint` says otherwise."""
+        """Creates it: `updates` updates, which are one epoch; checkpoints every 5, unless `checkpoint` says otherwise.
+
+        pods: further fields of spec.pods.
+        """
         folder = claim(cluster, namespace, CLAIM)
         rows = ({"prompt": f"{row}", "answer": f"{row % 10}", "row": row} for row in range(updates * PROMPTS))
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -72,7 +76,8 @@ class PodTraining(LiveTraining):
             train={"nodes": TRAIN_PODS, "batch": {"promptsPerUpdate": PROMPTS, "microBatchSequences": 8}},
             checkpoint={"everyUpdates": 5, "keep": 2, "storage": volume, "graceSeconds": 120} | dict(checkpoint or {}),
             pods={"env": [{"name": "PYTHONPATH", "value": f"{DATA_FOLDER}/{CLAIM}"}]}
-            | dict.fromkeys(("head", "rollout", "train"), SMALL),
+            | dict.fromkeys(("head", "rollout", "train"), SMALL)
+            | dict(pods or {}),
             **sections,
         )
         return training

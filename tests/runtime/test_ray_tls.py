@@ -1,4 +1,4 @@
-"""A real Ray with the certificates that pods make: it works, and takes no connection without a certificate."""
+"""A real Ray with the certificates that pods make: it works, takes no connection without a certificate, and a run trains on it."""
 
 import os
 import socket
@@ -19,7 +19,11 @@ from cryptography.x509.oid import NameOID
 from qwen35_operator.desired.ray_tls import VARIABLES
 from qwen35_trainer.contract.shared_names import TLS_FOLDER
 from qwen35_trainer.pod_certificate import Authority, pod_certificate, write
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import UpdateRecord
 from tests.patience import PATIENCE
+
+from .conftest import ENVIRONMENT
 
 SCRIPT = """
 import sys
@@ -60,14 +64,18 @@ def files(folder: Path) -> Path:
     return folder
 
 
+def variables(folder: Path) -> dict[str, str]:
+    """The environment of a pod with these certificates."""
+    return {name: value.replace(TLS_FOLDER, str(folder)) for name, value in VARIABLES.items()}
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, int]]:
     """A Ray with TLS: folder of its certificates, address and port of its control store."""
     folder = files(tmp_path_factory.mktemp("ray-tls") / "tls")
-    environment = {name: value.replace(TLS_FOLDER, str(folder)) for name, value in VARIABLES.items()}
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
-        env=os.environ | environment | {"RAY_USAGE_STATS_ENABLED": "0"},
+        env=os.environ | variables(folder) | {"RAY_USAGE_STATS_ENABLED": "0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -123,3 +131,23 @@ def test_ray_does_not_speak_without_encryption(secured):
         except ConnectionError:
             answer = b""
     assert answer[3:4] != b"\x04"
+
+
+def test_a_run_trains_with_tls(write, tmp_path):
+    """All processes of Ray and the connections to the replicas use it, on one machine and as a user starts it."""
+    file, output = write(tmp_path), tmp_path / "out"
+    command = [sys.executable, "-m", "qwen35_trainer.cli", "run", str(file), "--output", str(output)]
+    ended = subprocess.run(
+        command,
+        env=os.environ | ENVIRONMENT | variables(files(tmp_path / "tls")),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert ended.returncode == 0, ended.stderr
+    updates = [record for record in read_records(output / "metrics.jsonl") if isinstance(record, UpdateRecord)]
+    assert [record.update for record in updates] == [1, 2, 3]
+    logs = "".join(log.read_text() for log in output.rglob("*.log"))
+    assert "calls travel through Ray" not in logs

@@ -3,12 +3,14 @@
     driver: WorkerConnection.call(method, …) ─── frame ──► worker: WorkerServer ─► method(…)
                                result ◄───────── frame ──────────────┘
 
-    connect:  driver ◄── nonce ──────────── worker
+    connect:  both show certificates of the pods' authority, if Ray uses TLS (`ray_tls.py`)
+              driver ◄── nonce ──────────── worker
               driver ─── nonce, proof ────► worker compares the proof with its own
               driver ◄── proof ──────────── worker
 
 waits on                          unblocked by                             deadline
 connecting                        the worker's proof                       CONNECT_SECONDS
+a connection without certificate  the driver's certificate                 CONNECT_SECONDS, then it is closed
 a connection without proof        the driver's proof                       CONNECT_SECONDS, then it is closed
 a call                            its result, the end of the connection    the caller's
 a silent peer                     it reads, or its kernel answers probes   UNANSWERED_SECONDS, then the connection ends
@@ -18,8 +20,9 @@ caller repeats the call through Ray, which knows whether the process has ended, 
 therefore allow repeated calls. The errors of methods do not travel: a worker whose method raises an error ends the connection.
 
 Messages are pickled, so a peer that can send one can execute code. Both ends therefore prove that they know the key of the worker,
-which travels only through Ray, before they unpickle anything. Messages are not encrypted, also with Ray's TLS (spec.pods.tls):
-that encrypts only what travels through Ray, such as the key.
+which travels only through Ray, before they unpickle anything. With Ray's TLS (spec.pods.tls), connections are encrypted too, and both ends
+need a certificate of its authority. Without it nothing is encrypted, including the key, which then protects only from peers that cannot read
+the network.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import logging
 import pickle
 import secrets
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,10 +44,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.runtime.ray_tls import client_context, server_context
+
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 5.0
-"""Maximum time to connect, in which both ends prove that they know the key."""
+"""Maximum time to connect, in which both ends show their certificates and prove that they know the key."""
 UNANSWERED_SECONDS = 20
 """Time after which a connection ends if its peer reads nothing of what was sent, or does not answer the probes of the kernel."""
 MAX_UNPROVEN = 16
@@ -86,12 +92,21 @@ class WorkerServer:
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str) -> Endpoint:
-        """Listen on a free port of the address `host`, and return the endpoint. Raises OSError if that is impossible."""
-        self._server = await asyncio.get_running_loop().create_server(self._accept, host, 0)
+        """Listen on a free port of the address `host`, and return the endpoint.
+
+        Raises OSError if that is impossible, or if Ray uses TLS and its certificates cannot be used.
+        """
+        tls, deadline = await _certificates(server_context)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._accept, host, 0, ssl=tls, ssl_handshake_timeout=deadline
+        )
         return Endpoint(host, self._server.sockets[0].getsockname()[1], self._key)
 
     def _accept(self) -> _Frames:
-        """Return the protocol of a new connection, which carries out no call before the driver's proof."""
+        """Return the protocol of a new connection, which carries out no call before the driver's proof.
+
+        With TLS, the connection exists once the driver has shown a certificate.
+        """
         nonce = secrets.token_bytes(_KEY_BYTES)
 
         def prove(_: int, parts: Sequence[memoryview]) -> None:
@@ -106,12 +121,12 @@ class WorkerServer:
             frames.send(0, [_proof(self._key, b"worker", nonces)])
 
         def greet() -> None:
+            self._unproven.add(frames)
             if len(self._unproven) > MAX_UNPROVEN:
                 frames.close()
             frames.send(0, [nonce])
 
         frames = _Frames(prove, opened=greet, ended=lambda: self._unproven.discard(frames))
-        self._unproven.add(frames)
         deadline = asyncio.get_running_loop().call_later(CONNECT_SECONDS, frames.close)
         return frames
 
@@ -167,7 +182,10 @@ class WorkerConnection:
         """Connect, send a proof, and compare that of the worker, each of which is the answer to a frame with number 0."""
         loop = asyncio.get_running_loop()
         self._calls[0] = greeting = loop.create_future()
-        await loop.create_connection(lambda: self._frames, endpoint.host, endpoint.port)
+        tls, deadline = await _certificates(client_context)
+        await loop.create_connection(
+            lambda: self._frames, endpoint.host, endpoint.port, ssl=tls, ssl_handshake_timeout=deadline
+        )
         worker_nonce = _single(await greeting)
         nonce = secrets.token_bytes(_KEY_BYTES)
         nonces = worker_nonce + nonce
@@ -302,6 +320,14 @@ class _Frames(asyncio.BufferedProtocol):
             self.close()
         else:
             self._on_frame(self._number, parts)
+
+
+async def _certificates(
+    context: Callable[[], ssl.SSLContext | None],
+) -> tuple[ssl.SSLContext, float] | tuple[None, None]:
+    """Return the TLS of a connection and the deadline of its handshake in seconds; None for both if Ray uses no TLS."""
+    tls = await asyncio.to_thread(context)
+    return (None, None) if tls is None else (tls, CONNECT_SECONDS)
 
 
 def _single(parts: Sequence[memoryview]) -> bytes:
