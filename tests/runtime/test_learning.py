@@ -61,6 +61,19 @@ def test_the_example_learns_with_vllm_that_takes_turns_with_the_trainer(command,
     _learns(command, tmp_path, updates=200, example="tiny-grpo-vllm.yaml", changes=turns)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["FullyAsync", "Colocated"])
+def test_the_trainer_uses_the_experts_that_vllm_chose(command, tmp_path, mode):
+    """In processes of their own, with the choices in the object store of a real Ray."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    experts = ["model.source.random.experts=4", "model.source.random.expertsPerToken=2", "train.router.replay=true"]
+    changes = [f"mode={mode}", 'async={"batchesPerPublication": 1}', "train.updates=6", "evaluation.atStart=false"]
+    ended = _run(command, EXAMPLES / "tiny-grpo-vllm.yaml", tmp_path, [*changes, *experts])
+    updates = ended.of(UpdateRecord)
+    assert [record.replayed_token_share for record in updates] == [1.0] * 6
+    assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
+
+
 def _learns(
     local, folder: Path, *, updates: int, changes: list[str] | None = None, example: str = "tiny-grpo.yaml"
 ) -> None:
