@@ -17,6 +17,8 @@ import aiohttp
 from tests.testbed.api import Api
 
 MERGE_PATCH = "application/merge-patch+json"
+MARK = "qwen35.example/mark"
+"""Annotation by which a write of a training is recognised in the watch."""
 MAX_EVENT_BYTES = 2**24
 """Maximum size of one line of a watch."""
 PATIENCE_SECONDS = 1800.0
@@ -40,6 +42,8 @@ class Observer:
     """Per training: when status.lastCheckpoint.update was first seen at which value."""
     added: dict[str, float] = field(default_factory=dict)
     """When each RayJob was first seen."""
+    marked: dict[str, float] = field(default_factory=dict)
+    """When each value of the annotation MARK was first seen."""
 
     async def request(self, method: str, path: str, body: object = None, content: str = "application/json") -> Json:
         """Return the answer. Raises aiohttp.ClientResponseError for a refusal, with the API server's words."""
@@ -81,8 +85,18 @@ class Observer:
                     if event["type"] != "DELETED":
                         take(event["object"])
 
+    async def write_latency(self, training: str, mark: str) -> float:
+        """Write an annotation of a training. Returns the seconds until the watch shows it, in which no operator takes part."""
+        sent = time.monotonic()
+        change = {"metadata": {"annotations": {MARK: mark}}}
+        await self.request("PATCH", f"{self.trainings}/{training}", change, MERGE_PATCH)
+        await until(lambda: mark in self.marked, f"mark {mark}", every=0.005)
+        return self.marked[mark] - sent
+
     def take_training(self, raw: Json) -> None:
         name, status = raw["metadata"]["name"], raw.get("status") or {}
+        if (mark := raw["metadata"].get("annotations", {}).get(MARK)) is not None:
+            self.marked.setdefault(mark, time.monotonic())
         if "state" in status:
             self.states[name] = status["state"]
         update = (status.get("lastCheckpoint") or {}).get("update")

@@ -6,6 +6,9 @@ reports   trainers report new checkpoints; latency until another client's watch 
 attacks   all attacks of tests/controlplane/attacks.py, begun evenly over the same time. Whether each has the expected outcome is
           the matter of tests/controlplane/test_attacks.py
 
+writes    an administrator writes annotations of a training, WRITES_PER_SECOND; latency until the same watch shows each. No
+          operator takes part, so this is what the attacks cost the API server itself
+
 The figure is the 99th percentile of the latency, the median of the rounds, with attacks over without. Rounds begin by turns
 with one and with the other. As in operator_scale.py, the operator is a separate process with the rights of its role, KubeRay
 is stopped, and everything shares this machine.
@@ -30,8 +33,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.observer import Json, observing
-from benchmarks.operator_scale import NAMESPACE, QUIET_SECONDS, Bed, create, events, run
+from benchmarks.observer import Json, observing, paced, spread
+from benchmarks.operator_scale import NAMESPACE, QUIET_SECONDS, Bed, create, events, run, training
 from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_JOB, TRAINING
 from tests.controlplane import operator_process
 from tests.controlplane.attacks import ATTACKS, Attack
@@ -43,6 +46,8 @@ from tests.testbed.control_plane import ControlPlane, control_plane
 ATTACKER = "attacker"
 """Namespace of the attacks."""
 MAX_RATIO = 1.2
+WRITTEN, WRITES_PER_SECOND = "written", 4.0
+"""Name of the training that an administrator writes."""
 VICTIM = "victim"
 """Name of the training that some attacks share."""
 VICTIM_OBJECTS = {VICTIM, f"{VICTIM}-1", *(f"{VICTIM}-{part}" for part in ("config", "progress", "history", "control"))}
@@ -152,6 +157,7 @@ async def _measure(plane: ControlPlane, options: argparse.Namespace) -> Json:
         await create(bed)
         await run(bed)
         await asyncio.to_thread(attacker.begin)
+        await seen.request("POST", seen.trainings, suspended(WRITTEN))
         first = 1
         for number in range(options.rounds):
             for name in ("alone", "attacked") if number % 2 == 0 else ("attacked", "alone"):
@@ -162,6 +168,7 @@ async def _measure(plane: ControlPlane, options: argparse.Namespace) -> Json:
                 first += count
         ready, text = await asyncio.to_thread(operator.readiness)
     medians = {name: statistics.median(part["p99"] for part in measured) for name, measured in parts.items()}
+    written = {name: statistics.median(part["writes"]["p99"] for part in measured) for name, measured in parts.items()}
     ratio = medians["attacked"] / medians["alone"]
     return {
         "trainings": options.size,
@@ -170,9 +177,16 @@ async def _measure(plane: ControlPlane, options: argparse.Namespace) -> Json:
         "readyz": [ready, text],
         "bugsInTheLog": operator.log.count("this is a bug"),
         "medianP99Seconds": medians,
+        "medianP99SecondsOfWrites": written | {"ratio": round(written["attacked"] / written["alone"], 3)},
         "ratio": {"value": round(ratio, 3), "atMost": MAX_RATIO, "reached": ratio <= MAX_RATIO},
         "rounds": parts,
     }
+
+
+def suspended(name: str) -> Json:
+    """Return a training for which the operator does nothing."""
+    body = training(name)
+    return body | {"spec": body["spec"] | {"suspend": True}}
 
 
 async def _part(
@@ -180,7 +194,15 @@ async def _part(
 ) -> Json:
     """Return the latencies of the reports in one part of a round, and what the operator used."""
     attacks = asyncio.create_task(asyncio.to_thread(attacker.attack, options.seconds)) if attacked else None
+    latencies: list[float] = []
+
+    async def write(number: int) -> None:
+        latencies.append(await bed.seen.write_latency(WRITTEN, f"{first}-{number}"))
+
+    writes = asyncio.create_task(paced(round(options.seconds * WRITES_PER_SECOND), WRITES_PER_SECOND, write))
     measured = await events(bed, count, options.reports_per_second, first)
+    await writes
+    measured["writes"] = spread(latencies)
     if attacks is not None:
         await attacks
         await asyncio.to_thread(attacker.clean_up)
