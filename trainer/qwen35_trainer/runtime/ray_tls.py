@@ -21,7 +21,10 @@ def server_context() -> ssl.SSLContext | None:
 
 
 def client_context() -> ssl.SSLContext | None:
-    """Return the TLS of connections to other processes of the run. As `server_context`."""
+    """Return the TLS of connections to other processes of the run; None if Ray uses no TLS.
+
+    Raises the same errors as `server_context`.
+    """
     return _context(ssl.PROTOCOL_TLS_CLIENT) if _is_on() else None
 
 
