@@ -223,10 +223,19 @@ def refuse(ranks: list[int]) -> None:
     signal.pause()
 
 
-def main(rank: int, ranks: int, folder: Path, pipe: int, jobs: dict[str, Any]) -> None:
-    """jobs: functions by name."""
+def threads_of_connections() -> int:
+    """How many threads of this process serve connections of groups: those of this job, and of groups that a job before left."""
+    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return sum("gloo" in name for name in names)
+
+
+def main(
+    rank: int, ranks: int, folder: Path, pipe: int, jobs: dict[str, Any], forget: Callable[[], None] = lambda: None
+) -> None:
+    """jobs: functions by name, besides those of this module. forget: lets go of groups that a library holds after a job."""
     faulthandler.enable()
     torch.set_num_threads(1)
+    jobs = globals() | jobs
     for number in count():
         try:
             job, arguments = pickle.load(sys.stdin.buffer)
@@ -246,8 +255,10 @@ def main(rank: int, ranks: int, folder: Path, pipe: int, jobs: dict[str, Any]) -
         except EOFError:
             return
         # With the groups of the job's engines. Each has a thread that wakes a hundred times a second, for as long as it lives.
+        forget()
         dist.destroy_process_group()
-        gc.collect()
+        while gc.collect():  # what the first round frees held other groups
+            pass
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ cpu.install()
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
 from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
@@ -74,66 +75,60 @@ def train(
     group_numbers: maximum number of values of a group of parameters that step together.
     """
     parsed, source = _parsed(spec, folder)
-    try:
-        with installed() if fused else nullcontext(), patch.object(grouped_step, "GROUP_NUMBERS", group_numbers):
-            engine = MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
-        if restore is not None:
-            engine.restore(restore)
-        first = published_by(engine)
-        gradients = _gradients_of(engine)
-        if spoilt:
-            losses = engine._losses
-            engine._losses = lambda *each: (losses(*each)[0] * torch.nan, losses(*each)[1])  # type: ignore[method-assign]
-        scores = [_scores_of(engine, batch) for batch in batches[:1]]
-        passes, moments, metrics, changes = _passes_of(engine), _moments_of(engine), [], []
-        for batch in batches:
-            engine.wake()
-            metrics += engine.train(_share_of(engine, batch), [rate] * batch.updates)
-            if sleeps:
-                changes.append(engine.sleep())
+    with installed() if fused else nullcontext(), patch.object(grouped_step, "GROUP_NUMBERS", group_numbers):
+        engine = MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
+    if restore is not None:
+        engine.restore(restore)
+    first = published_by(engine)
+    gradients = _gradients_of(engine)
+    if spoilt:
+        losses = engine._losses
+        engine._losses = lambda *each: (losses(*each)[0] * torch.nan, losses(*each)[1])  # type: ignore[method-assign]
+    scores = [_scores_of(engine, batch) for batch in batches[:1]]
+    passes, moments, metrics, changes = _passes_of(engine), _moments_of(engine), [], []
+    for batch in batches:
         engine.wake()
-        passes, moments = list(passes), list(moments)
-        if save is not None:
-            engine.save(save)
-            assert engine.saved(wait=True)
-        return {
-            "first": first,
-            "scores": scores,
-            "metrics": metrics,
-            "gradients": gradients,
-            "published": published_by(engine),
-            "changes": changes,
-            "passes": passes,
-            "moments": moments,
-            "likelihood": [engine.negative_log_likelihood(_share_of(engine, batch)) for batch in batches[:1]],
-        }
-    finally:
-        parallel_state.destroy_model_parallel()
+        metrics += engine.train(_share_of(engine, batch), [rate] * batch.updates)
+        if sleeps:
+            changes.append(engine.sleep())
+    engine.wake()
+    passes, moments = list(passes), list(moments)
+    if save is not None:
+        engine.save(save)
+        assert engine.saved(wait=True)
+    return {
+        "first": first,
+        "scores": scores,
+        "metrics": metrics,
+        "gradients": gradients,
+        "published": published_by(engine),
+        "changes": changes,
+        "passes": passes,
+        "moments": moments,
+        "likelihood": [engine.negative_log_likelihood(_share_of(engine, batch)) for batch in batches[:1]],
+    }
 
 
 def predictions(spec: dict[str, Any], batch: TrainBatch, *, folder: Path) -> list[torch.Tensor]:
     """Log-probs of the response tokens of each sample under the prediction head, 0 for tokens that do not train. One process."""
     parsed, source = _parsed(spec, folder)
-    try:
-        engine = MegatronEngine(source, parsed, CPU)
-        losses, of_head = engine._losses, engine._loss_of_head
-        samples: list[Any] = []
-        tables: dict[int, torch.Tensor] = {}
+    engine = MegatronEngine(source, parsed, CPU)
+    losses, of_head = engine._losses, engine._loss_of_head
+    samples: list[Any] = []
+    tables: dict[int, torch.Tensor] = {}
 
-        def remember(update: Any, of_micro: Any, *rest: Any) -> Any:
-            samples[:] = of_micro
-            return losses(update, of_micro, *rest)
+    def remember(update: Any, of_micro: Any, *rest: Any) -> Any:
+        samples[:] = of_micro
+        return losses(update, of_micro, *rest)
 
-        def keep(update: Any, micro: Any, log_probs: torch.Tensor) -> Any:
-            rows = log_probs.detach().where(micro.responses.mask, 0.0)
-            tables.update({n: row[: batch.response_lengths[n]] for n, row in zip(samples, rows, strict=True)})
-            return of_head(update, micro, log_probs)
+    def keep(update: Any, micro: Any, log_probs: torch.Tensor) -> Any:
+        rows = log_probs.detach().where(micro.responses.mask, 0.0)
+        tables.update({n: row[: batch.response_lengths[n]] for n, row in zip(samples, rows, strict=True)})
+        return of_head(update, micro, log_probs)
 
-        engine._losses, engine._loss_of_head = remember, keep  # type: ignore[method-assign]
-        engine.train(batch, [1e-3])
-        return [tables[sample] for sample in range(batch.samples)]
-    finally:
-        parallel_state.destroy_model_parallel()
+    engine._losses, engine._loss_of_head = remember, keep  # type: ignore[method-assign]
+    engine.train(batch, [1e-3])
+    return [tables[sample] for sample in range(batch.samples)]
 
 
 def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[str, int]:
@@ -142,17 +137,14 @@ def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[
     assert parsed is not None, problems
     settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
     gc.collect()
-    try:
-        with LiveBytes() as live:
-            engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
-            engine.train(_share_of(engine, batch), [1e-3])
-            gc.collect()
-            live.restart()
-            state = live.now
-            engine.train(_share_of(engine, batch), [1e-3])
-        return {"state": state, "peak": live.maximum}
-    finally:
-        parallel_state.destroy_model_parallel()
+    with LiveBytes() as live:
+        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
+        engine.train(_share_of(engine, batch), [1e-3])
+        gc.collect()
+        live.restart()
+        state = live.now
+        engine.train(_share_of(engine, batch), [1e-3])
+    return {"state": state, "peak": live.maximum}
 
 
 def train_with_fsdp(
@@ -181,28 +173,22 @@ def train_with_fsdp(
 def refusal_of(folder: Path, spec: dict[str, Any]) -> tuple[str, bool]:
     """The text of the refusal of a checkpoint, and whether the weights are what they were."""
     parsed, source = _parsed(spec, None)
+    engine = MegatronEngine(source, parsed, CPU)
+    before = {name: values.clone() for name, values in published_by(engine).items()}
     try:
-        engine = MegatronEngine(source, parsed, CPU)
-        before = {name: values.clone() for name, values in published_by(engine).items()}
-        try:
-            engine.restore(folder)
-        except CheckpointDiffers as error:
-            now = published_by(engine)
-            return str(error), all(torch.equal(now[name], each) for name, each in before.items())
-        return "it was restored", False
-    finally:
-        parallel_state.destroy_model_parallel()
+        engine.restore(folder)
+    except CheckpointDiffers as error:
+        now = published_by(engine)
+        return str(error), all(torch.equal(now[name], each) for name, each in before.items())
+    return "it was restored", False
 
 
 def settings_of(spec: dict[str, Any], names: list[str]) -> list[dict[str, str]]:
     """Settings of megatron-core in the configurations of the trained and the reference model, by name."""
     parsed, source = _parsed(spec, None)
-    try:
-        engine = MegatronEngine(source, parsed, CPU)
-        stages = [*engine._stages, *(engine._reference or ())]
-        return [{name: str(getattr(stage.config, name)) for name in names} for stage in stages]
-    finally:
-        parallel_state.destroy_model_parallel()
+    engine = MegatronEngine(source, parsed, CPU)
+    stages = [*engine._stages, *(engine._reference or ())]
+    return [{name: str(getattr(stage.config, name)) for name in names} for stage in stages]
 
 
 def refusal_of_settings(spec: dict[str, Any]) -> tuple[str, bool]:
@@ -212,8 +198,6 @@ def refusal_of_settings(spec: dict[str, Any]) -> tuple[str, bool]:
         MegatronEngine(source, parsed, CPU)
     except ValueError as error:
         return str(error), parallel_state.is_initialized()
-    finally:
-        parallel_state.destroy_model_parallel()
     return "it was accepted", True
 
 
@@ -248,28 +232,32 @@ def gradients_of_routers(weights: tuple[float, float]) -> list[list[torch.Tensor
     positions, sequences, (balance, z) = 5, 3, weights
     tokens = positions * sequences
     MegatronRanks.of(Layout(), timedelta(seconds=600), seed=0)
-    try:
-        config = transformer_config(remembering(parsed, 0).config, Layout(), torch.float32)
-        own = copy.copy(config)
-        own.moe_router_load_balancing_type, own.moe_aux_loss_coeff, own.moe_z_loss_coeff = "seq_aux_loss", balance, z
-        losses, groups = RouterLosses(CPU), ProcessGroupCollection.use_mpu_process_groups()
-        losses.begin(lambda sums: balance * sums[0] + z * sums[1])
-        MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
-        random, gradients = torch.Generator().manual_seed(0), []
-        weight, values = (torch.randn(size, generator=random) for size in ((4, 32), (positions, sequences, 32)))
-        for router in (
-            RouterWithLosses(config=config, pg_collection=groups, losses=losses),
-            TopKRouter(config=own, pg_collection=groups),
-        ):
-            router.set_layer_number(1)
-            router.weight.data.copy_(weight)
-            hidden = values.clone().requires_grad_()
-            chosen, _ = router(hidden, torch.zeros(positions, sequences, dtype=torch.bool))
-            chosen[:, 0].sum().backward()
-            gradients.append([router.weight.grad / tokens, hidden.grad / tokens])
-        return gradients
-    finally:
-        parallel_state.destroy_model_parallel()
+    config = transformer_config(remembering(parsed, 0).config, Layout(), torch.float32)
+    own = copy.copy(config)
+    own.moe_router_load_balancing_type, own.moe_aux_loss_coeff, own.moe_z_loss_coeff = "seq_aux_loss", balance, z
+    losses, groups = RouterLosses(CPU), ProcessGroupCollection.use_mpu_process_groups()
+    losses.begin(lambda sums: balance * sums[0] + z * sums[1])
+    MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
+    random, gradients = torch.Generator().manual_seed(0), []
+    weight, values = (torch.randn(size, generator=random) for size in ((4, 32), (positions, sequences, 32)))
+    for router in (
+        RouterWithLosses(config=config, pg_collection=groups, losses=losses),
+        TopKRouter(config=own, pg_collection=groups),
+    ):
+        router.set_layer_number(1)
+        router.weight.data.copy_(weight)
+        hidden = values.clone().requires_grad_()
+        chosen, _ = router(hidden, torch.zeros(positions, sequences, dtype=torch.bool))
+        chosen[:, 0].sum().backward()
+        gradients.append([router.weight.grad / tokens, hidden.grad / tokens])
+    return gradients
+
+
+def forget() -> None:
+    """Let go of the groups of a job's engines: those in globals of megatron-core, and those of rotary embeddings, whose cache holds
+    the last 32 with the groups of all their ranks."""
+    parallel_state.destroy_model_parallel()
+    RotaryEmbedding.forward.cache_clear()
 
 
 def _parsed(spec: dict[str, Any], folder: Path | None) -> tuple[TrainingSpec, Origin]:
@@ -358,4 +346,4 @@ def _gradients_of(engine: MegatronEngine) -> list[tuple[str, int, torch.Tensor]]
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), globals())
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), globals(), forget)
