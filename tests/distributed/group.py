@@ -4,7 +4,8 @@
                              all have answered ──(stdin)──► rank.py closes the job's connections
 
 after a job          the group
-every rank answered  continues, even if all raised: after an error on all ranks no rank waits in a collective
+every rank answered  continues, even if all raised: after an error on all ranks no rank waits in a collective;
+                     is ended if the jobs before have left more than MAX_LEFT threads in a rank
 some raised          waits GRACE_SECONDS for the others; who has not answered then is in a collective, and the group is ended
 one has ended        is ended
 """
@@ -23,6 +24,11 @@ from typing import Any
 from tests.forks.start import REPOSITORY, Process, start
 from tests.patience import PATIENCE
 
+MAX_LEFT = 300
+"""Maximum number of threads in a rank that serve connections of earlier jobs. They take a core for each thousand.
+
+Some engines of megatron-core leave some fifty, because autograd keeps their parameters, and these keep the engine.
+"""
 GRACE_SECONDS = 10.0
 """Seconds between the answers of ranks that refuse the same job."""
 
@@ -49,25 +55,26 @@ class Group:
     def results(self) -> list[Any]:
         answers = self._answers()
         silent = sorted(set(range(self.ranks)) - answers.keys())
-        if silent or any(status == "lost" for status, _ in answers.values()):
+        if silent or any(status == "lost" or threads > MAX_LEFT for status, _, threads in answers.values()):
             self.stop()
         self._send(None)
-        for rank, (status, value) in answers.items():
+        for rank, (status, value, _) in answers.items():
             if status != "done":
                 raise AssertionError(f"rank {rank}: {value}")
         assert not silent, f"ranks {silent} did not answer"
         return [answers[rank][1] for rank in range(self.ranks)]
 
-    def _answers(self) -> dict[int, tuple[str, Any]]:
-        """Status and value by rank, in the order in which they came; without the ranks that were not waited for any longer."""
-        answer_of: dict[int, tuple[str, Any]] = {}
+    def _answers(self) -> dict[int, tuple[str, Any, int]]:
+        """Status, value and threads of earlier jobs by rank, in the order in which they came; without the ranks that were not waited
+        for any longer."""
+        answer_of: dict[int, tuple[str, Any, int]] = {}
         until = time.monotonic() + PATIENCE
         with selectors.DefaultSelector() as selector:
             for rank, pipe in enumerate(self._results):
                 selector.register(pipe, selectors.EVENT_READ, rank)
             while selector.get_map() and (ready := selector.select(max(0.0, until - time.monotonic()))):
                 for key, _ in ready:
-                    answer_of[key.data] = status, _ = self._read(key.data)
+                    answer_of[key.data] = status, _, _ = self._read(key.data)
                     selector.unregister(key.fd)
                     if status == "lost":
                         return answer_of
@@ -106,11 +113,11 @@ class Group:
             os.close(writing)
             self._results.append(reading)
 
-    def _read(self, rank: int) -> tuple[str, Any]:
+    def _read(self, rank: int) -> tuple[str, Any, int]:
         pipe = self._results[rank]
         header = _exactly(pipe, 8)
         body = None if header is None else _exactly(pipe, int.from_bytes(header))
-        return ("lost", self._ended(rank)) if body is None else pickle.loads(body)
+        return ("lost", self._ended(rank), 0) if body is None else pickle.loads(body)
 
     def _ended(self, rank: int) -> str:
         """A pipe is closed a moment before its process has an exit code."""

@@ -241,13 +241,14 @@ def main(
             job, arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
+        threads = threads_of_connections()
         store = dist.FileStore(str(folder / f"store-{number}"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=PATIENCE))
         try:
             answer = ("done", jobs[job](**arguments))
         except (Exception, CheckpointException):  # noqa: BLE001  # CheckpointException is not an Exception; the test gets both
             answer = ("raised", traceback.format_exc())
-        body = pickle.dumps(answer)
+        body = pickle.dumps((*answer, threads))
         with os.fdopen(os.dup(pipe), "wb") as out:
             out.write(len(body).to_bytes(8) + body)
         try:  # every rank has answered by the next message, so none is still making a connection that this one closes
