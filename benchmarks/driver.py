@@ -78,10 +78,10 @@ from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import EngineReport, LoadWeights, ReplicaChannel
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
-from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.weights.memory_change import MemoryChange
@@ -255,7 +255,7 @@ class Counts:
     tokens: int = 0
     reports: int = 0
     parts: int = 0
-    """Number of times that a report contained tokens of a sequence."""
+    """Number of times that a report contained tokens of a sequence: new ones while it ran, and all at its end."""
     calls: int = 0
     """Number of calls of replicas: `exchange`, each of which returns a report, and `obey`."""
     calls_through_ray: int = 0
@@ -270,8 +270,8 @@ class CountingGeneration(Generation):
     def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
         self.counts.reports += 1
         self.counts.finished += len(report.finished)
-        self.counts.parts += len(report.tokens)
-        self.counts.tokens += report.tokens.token_count
+        self.counts.parts += len(report.progress) + len(report.tokens)
+        self.counts.tokens += report.generated
         super().reported(replica, report)
 
 
@@ -432,8 +432,9 @@ def memory(replicas: int, slots: int, tokens: int, folder: Path) -> dict[str, An
         for number in range(1, 101):
             for replica, held in names.items():
                 block = TokenBlock({name: [part] for name in held})
+                lengths = dict.fromkeys(held, number * len(part))
                 source = SimpleNamespace(number=replica, name=f"rollout-{replica}")
-                generation.reported(cast(RolloutReplica, source), EngineReport(number, tokens=block))
+                generation.reported(cast(RolloutReplica, source), EngineReport(number, progress=block, lengths=lengths))
         grown = psutil.Process().memory_info().rss - before
     return {"sequences": replicas * slots, "tokens": tokens, "residentGigabytes": round(grown / 1e9, 2)}
 

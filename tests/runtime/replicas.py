@@ -29,8 +29,8 @@ from qwen35_trainer.runtime.replica_channel import (
     SleepEngine,
     WakeEngine,
 )
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
-from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
 from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
@@ -139,7 +139,7 @@ class Writer(Engine):
         ids = np.full(self.tokens, sum(name) % 7, np.int32)
         new = GeneratedTokens(ids, np.full(self.tokens, -0.5, np.float32), VersionRuns.of([self.version] * self.tokens))
         self.tell(
-            tokens=tokens | {name: [new]},
+            tokens=tokens | {name: [request.kept, new]},
             finished=finished | {name: EndReason.STOP},
             started=self._next.get("started", {}) | {name: self.version},
         )

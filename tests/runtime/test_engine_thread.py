@@ -1,4 +1,4 @@
-"""The thread around a real engine with a tiny model, and around one that is played: every token is reported once."""
+"""The thread around a real engine with a tiny model, and around one that is played: every token is reported."""
 
 import asyncio
 import math
@@ -23,7 +23,14 @@ from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, SequenceRequest, StepOutput
+from qwen35_trainer.rollout.rollout_engine import (
+    NO_TOKENS,
+    Completed,
+    EndReason,
+    GeneratedTokens,
+    SequenceRequest,
+    StepOutput,
+)
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime import rollout_worker
@@ -55,8 +62,16 @@ NAME = (0, 0)
 
 
 def joined(reports: Sequence[EngineReport], name: SequenceId) -> GeneratedTokens:
-    """The tokens of a sequence in all reports."""
-    return GeneratedTokens.join(report.tokens[name] for report in reports if name in report.tokens)
+    """The tokens of a sequence after all reports. Its progress must be the first of all its tokens."""
+    tokens = NO_TOKENS
+    for report in reports:
+        if name in report.progress:
+            tokens = GeneratedTokens.join([tokens, report.progress[name]])
+            assert report.lengths[name] == len(tokens)
+        if name in report.tokens:
+            before, tokens = tokens, report.tokens[name]
+            assert same(before, tokens[: len(before)])
+    return tokens
 
 
 def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
@@ -146,7 +161,7 @@ def test_every_sequence_comes_out_once_with_all_its_tokens_and_its_start(driven)
     assert sorted(started) == [(name, 0) for name in names]
 
 
-def test_unfinished_sequences_report_their_new_tokens_and_at_their_end_the_rest(driven, reporting):
+def test_unfinished_sequences_report_their_new_tokens_and_at_their_end_all(driven, reporting):
     def run() -> None:
         driven.thread._submit([*requests(0, samples=1, tokens=30), *requests(1, samples=6, tokens=8)])
         while driven.engine.busy:
@@ -155,7 +170,8 @@ def test_unfinished_sequences_report_their_new_tokens_and_at_their_end_the_rest(
 
     driven.on_thread(run)
     assert len(driven.completed) == 7
-    assert any(name in report.tokens and name not in report.finished for report in driven.reports for name in [NAME])
+    assert sum(NAME in report.progress for report in driven.reports) > 1
+    assert all(report.progress.keys().isdisjoint(report.tokens) for report in driven.reports)
     for completed in driven.completed:
         assert same(joined(driven.reports, completed.sequence), completed.tokens)
 
@@ -170,13 +186,12 @@ def test_the_longer_a_sequence_is_the_more_new_tokens_it_reports_at_a_time(drive
             driven.report()
 
     driven.on_thread(run)
-    lengths = [len(report.tokens[NAME]) for report in driven.reports if NAME in report.tokens]
-    assert lengths[:-1] == [1, 1, 1, 2, 3, 4, 6, 9], "each but the last is at least half of those before it"
-    assert sum(lengths) == 30
+    lengths = [len(report.progress[NAME]) for report in driven.reports if NAME in report.progress]
+    assert lengths == [1, 1, 1, 2, 3, 4, 6, 9], "each is at least half of those before it"
     assert same(joined(driven.reports, NAME), driven.completed[0].tokens)
 
 
-def test_a_taken_sequence_reports_its_last_tokens_once_and_nothing_afterwards(driven, reporting):
+def test_a_taken_sequence_reports_all_its_tokens_once_and_nothing_afterwards(driven, reporting):
     def step_and_take() -> None:
         driven.thread._submit(requests(0, tokens=30))
         driven.thread._step()  # reports one token of each
@@ -193,10 +208,10 @@ def test_a_taken_sequence_reports_its_last_tokens_once_and_nothing_afterwards(dr
     assert driven.finished == {(0, 1): EndReason.LENGTH}
     assert len(joined(driven.reports, (0, 0))) == 3
     [taken_at] = [index for index, report in enumerate(driven.reports) if report.taken]
-    assert all((0, 0) not in report.tokens for report in driven.reports[taken_at + 1 :])
+    assert all((0, 0) not in {*report.tokens, *report.progress} for report in driven.reports[taken_at + 1 :])
 
 
-def test_a_sequence_that_continues_reports_only_what_it_did_not_come_with(driven, reporting):
+def test_a_sequence_that_continues_reports_progress_only_of_tokens_that_it_did_not_come_with(driven, reporting):
     def take_and_submit() -> None:
         driven.thread._submit(requests(0, samples=1, tokens=30))
         for _ in range(7):
@@ -212,6 +227,8 @@ def test_a_sequence_that_continues_reports_only_what_it_did_not_come_with(driven
     [completed] = driven.completed
     assert same(joined(driven.reports, NAME), completed.tokens)
     assert len(completed.tokens) == 30
+    assert len(driven.reports[0].tokens[NAME]) == 7
+    assert sum(len(report.progress[NAME]) for report in driven.reports if NAME in report.progress) <= 22
 
 
 def test_a_sequence_that_has_finished_when_it_is_taken_is_reported_as_finished_only(driven):
@@ -236,7 +253,7 @@ def test_of_a_dropped_sequence_nothing_more_is_reported(driven, reporting):
     driven.until(lambda: bool(driven.finished))
     assert driven.finished == {(0, 1): EndReason.LENGTH}
     for report in driven.reports:
-        assert (0, 0) not in {*report.tokens, *report.started, *report.taken}
+        assert (0, 0) not in {*report.tokens, *report.progress, *report.lengths, *report.started, *report.taken}
     for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted, driven.thread._kept):
         assert not table, "it remembers sequences that it no longer has"
 
@@ -297,7 +314,8 @@ def test_a_report_contains_what_happened_since_the_one_before(driven):
     driven.thread.submit(requests(0))
     driven.until(lambda: len(driven.finished) == 2)
     report = driven.report()
-    assert (dict(report.tokens), report.started, report.finished, report.taken, report.loaded) == ({}, {}, {}, (), None)
+    assert (dict(report.tokens), dict(report.progress), report.lengths) == ({}, {}, {})
+    assert (report.started, report.finished, report.taken, report.loaded) == ({}, {}, (), None)
     assert (report.generated, report.intervals, report.busy) == (0, (), False)
     assert report.steps == driven.reports[-2].steps == 6
 
@@ -602,16 +620,19 @@ def test_sequences_of_any_length_report_in_about_eight_parts_and_a_loss_costs_ab
     thread._duration = float(length)  # as after many sequences of this length; each step takes a second
     play(thread, monkeypatch, {NAME: length, (1, 0): 5 * length})
     parts: dict[SequenceId, list[int]] = {NAME: [], (1, 0): []}
+    ended: dict[SequenceId, int] = {}
     for _ in range(5 * length):
         thread.now += 1.0
         thread._step()
-        for name, tokens in thread.report(1).tokens.items():
+        report = thread.report(1)
+        for name, tokens in report.progress.items():
             parts[name].append(len(tokens))
+        ended |= {name: len(tokens) for name, tokens in report.tokens.items()}
         for name, (_, tokens) in thread._engine.running.items():
             unreported = len(tokens) - sum(parts[name])
             assert unreported <= PROGRESS_SHARE * (length + max(length, len(tokens))) + 2
-    assert {name: sum(each) for name, each in parts.items()} == {NAME: length, (1, 0): 5 * length}
-    assert 7 <= len(parts[NAME]) <= 9
+    assert ended == {NAME: length, (1, 0): 5 * length}
+    assert 6 <= len(parts[NAME]) <= 8
     assert len(parts[1, 0]) <= 20, "a sequence of five times the mean has no five times as many parts"
 
 
@@ -645,7 +666,7 @@ ACTS = st.lists(
 
 
 @given(acts=ACTS, share=st.sampled_from([0.0, 0.5]))
-def test_the_reports_of_a_sequence_contain_each_of_its_tokens_once_and_in_order(acts, share):
+def test_the_reports_of_a_sequence_contain_its_tokens_in_order_and_at_its_end_all(acts, share):
     """Also of one that was taken and continues, however its commands and reports lie between steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout_worker, "PROGRESS_SHARE", share)
@@ -655,10 +676,15 @@ def test_the_reports_of_a_sequence_contain_each_of_its_tokens_once_and_in_order(
 
         def receive() -> None:
             report = thread.report(1)
-            for name, tokens in report.tokens.items():
+            for name, tokens in report.progress.items():
                 driver[name] = driver[name] + tokens.ids.tolist()
-            for name in (*report.finished, *report.taken):
-                assert driver[name] == expected.pop(name), "all tokens are there when its end is reported"
+                assert report.lengths[name] == len(driver[name])
+            assert sorted(report.tokens) == sorted([*report.finished, *report.taken])
+            for name, tokens in report.tokens.items():
+                whole = tokens.ids.tolist()
+                assert driver[name] == whole[: len(driver[name])], "what was reported before is the beginning"
+                driver[name] = expected.pop(name)
+                assert whole == driver[name], "all tokens are there when its end is reported"
 
         for kind, amount in acts:
             name = (int(amount), 0)

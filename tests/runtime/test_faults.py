@@ -433,7 +433,7 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
 
     def look(kind: str, method: str, value: Any) -> None:
         is_report = (kind, method) == ("RolloutWorker", "exchange") and published.is_set()
-        if is_report and any(report.tokens and not report.finished for report in unpack(value)):
+        if is_report and any(report.progress for report in unpack(value)):
             reported.set()
 
     file = write(tmp_path, ENDLESS | changes, reward=NOTED)

@@ -37,8 +37,8 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.step_times import DecodeSum, MeasuredSteps, PrefillSum
-from qwen35_trainer.runtime.token_buffer import TokenBlock
 
 from .replicas import settled
 
@@ -112,6 +112,8 @@ class Room:
         changes |= {"train.batch.microBatchSequences": 8} | (more or {})
         self.spec = load_manifest(write(folder, changes)).spec
         self.pool, self.scoring = Pool(), Length()
+        self.replicas: dict[tuple[int, SequenceId], GeneratedTokens] = {}
+        """What each replica has of the sequences that it got."""
         self.events: list[on.Event] = []
         self.prompts = [
             EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), np.full(2, row, np.int32)) for row in range(5)
@@ -154,9 +156,23 @@ class Room:
         self.generation.move(do.MoveSequences(source, target, names or (NAME,)))
 
     def report(self, number: int, tokens: dict[SequenceId, GeneratedTokens] | None = None, **fields: Any) -> None:
-        """A replica reports new tokens, and other things."""
-        block = TokenBlock({name: [part] for name, part in (tokens or {}).items()})
-        self.generation.reported(replica(number), EngineReport(1, tokens=block, **fields))
+        """A replica reports new tokens, and other things. Of sequences that end, it reports all tokens."""
+        progress, ended = dict[SequenceId, list[GeneratedTokens]](), dict[SequenceId, list[GeneratedTokens]]()
+        whole = self.replicas
+        for name, new in (tokens or {}).items():
+            whole[number, name] = GeneratedTokens.join([whole.get((number, name), self._came(number, name)), new])
+            if name in (*fields.get("finished", ()), *fields.get("taken", ())):
+                ended[name] = [whole.pop((number, name))]
+            else:
+                progress[name] = [new]
+        lengths = {name: len(whole[number, name]) for name in progress}
+        report = EngineReport(1, progress=TokenBlock(progress), lengths=lengths, tokens=TokenBlock(ended), **fields)
+        self.generation.reported(replica(number), report)
+
+    def _came(self, number: int, name: SequenceId) -> GeneratedTokens:
+        """The tokens with which a sequence last came to a replica."""
+        requests = [each for to, each in self.pool.submitted if (to, each.sequence) == (number, name)]
+        return requests[-1].kept if requests else tokens()
 
     def finish(
         self, number: int, *names: SequenceId, tokens: GeneratedTokens, truncated: bool = False, **fields: Any

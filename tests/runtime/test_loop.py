@@ -286,7 +286,7 @@ class Run:
         assert len(self.trainer.worker.groups) == len(set(self.trainer.worker.groups)) == total * PER_UPDATE
         self.check_saved(total)
         generation: Any = self.loop.generation
-        assert not any((generation._buffers, generation._holders, generation._targets, self.loop._evaluations))
+        assert not any((generation._sequences, generation._progress, self.loop._evaluations))
         assert all(group < FIRST_EVALUATION_GROUP for group in generation._groups), "an evaluation was never forgotten"
         assert self.loop._copies == {}
 

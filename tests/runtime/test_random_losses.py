@@ -5,8 +5,9 @@
         └──────── events ◄─────────┴────────────────────────────────────┘
                                   any of the arrows may take its time; a lost replica loses what is on its two
 
-Laws: the tokens of a finished sequence are those that the replica which finished it has of it, from the first to the last; no token is
-trained that is too old; in the end every batch has trained, and no table has grown.
+Laws: the tokens of a finished sequence are those that the replica which finished it has of it, from the first to the last; a sequence
+continues with the first tokens that another replica had of it, and a loss leaves all that were reported; no token is trained that is too
+old; in the end every batch has trained, and no table has grown.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
-from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from tests.operator.kube import virtual
 
 LONG = 12
@@ -82,8 +83,7 @@ class Replica:
                 case TakeSequences(names):
                     for name in names:
                         if name in self.held:
-                            self._add(name, self.held.pop(name))
-                            del self._reported[name]
+                            self._end(name)
                             self._box("taken").append(name)
 
     def step(self, room: "Room", most: int) -> None:
@@ -94,18 +94,21 @@ class Replica:
             for _ in range(min(most, length - len(made))):
                 if not made:
                     self._outbox.setdefault("started", {})[name] = self.version
-                made.append((next(room.tokens), self.version))
+                token, before = next(room.tokens), made[-1][0] if made else 0
+                room.origin[token] = name, before, self.version
+                made.append((token, self.version))
             if len(made) >= length:
                 room.complete[name].append([token for token, _ in made])
-                self._add(name, self.held.pop(name))
-                del self._reported[name]
+                self._end(name)
                 self._outbox.setdefault("finished", {})[name] = True
 
     def report(self) -> None:
-        for name, made in self.held.items():
-            self._add(name, made)
-        parts = {name: [tokens_of(made)] for name, made in self._outbox.pop("tokens", {}).items()}
-        self.wire.append(EngineReport(1, tokens=TokenBlock(parts), **self._outbox))
+        new = {name: made[self._reported[name] :] for name, made in self.held.items()}
+        self._reported |= {name: len(made) for name, made in self.held.items()}
+        progress = TokenBlock({name: [tokens_of(made)] for name, made in new.items() if made})
+        lengths = {name: self._reported[name] for name in progress}
+        whole = TokenBlock({name: [tokens_of(made)] for name, made in self._outbox.pop("tokens", {}).items()})
+        self.wire.append(EngineReport(1, progress=progress, lengths=lengths, tokens=whole, **self._outbox))
         self._outbox = {}
 
     def load(self, version: int) -> None:
@@ -117,10 +120,9 @@ class Replica:
         self.held[request.sequence] = list(zip(kept.ids.tolist(), kept.versions.tolist(), strict=True))
         self._reported[request.sequence] = len(kept)
 
-    def _add(self, name: SequenceId, made: list[tuple[int, int]]) -> None:
-        new = made[self._reported[name] :]
-        self._outbox.setdefault("tokens", {}).setdefault(name, []).extend(new)
-        self._reported[name] = len(made)
+    def _end(self, name: SequenceId) -> None:
+        self._outbox.setdefault("tokens", {})[name] = self.held.pop(name)
+        del self._reported[name]
 
     def _box(self, key: str) -> list[SequenceId]:
         box: list[SequenceId] = self._outbox.setdefault(key, [])
@@ -149,6 +151,10 @@ class Room:
         self.coordinator = Coordinator(settings)
         self.tokens = itertools.count(1)
         self.complete: dict[SequenceId, list[list[int]]] = {}
+        self.origin: dict[int, tuple[SequenceId, int, int]] = {}
+        """Token → its sequence, the token before it or 0, and its version. No token is generated twice."""
+        self.received: dict[tuple[int, SequenceId], int] = {}
+        """How many tokens the driver has received of a sequence from a replica, or given to it."""
         self.replicas: dict[int, Replica] = {}
         self.numbers = itertools.count()
         self.published, self.copied = 0, 0
@@ -179,6 +185,12 @@ class Room:
         if number not in self.replicas:
             return False
         self.replicas[number].inbox.append(command)
+        if isinstance(command, SubmitSequences):
+            for request in command.requests:
+                ids, versions = request.kept.ids.tolist(), request.kept.versions.tolist()
+                for before, token, version in zip([0, *ids], ids, versions, strict=False):
+                    assert self.origin[token] == (request.sequence, before, version)
+                self.received[number, request.sequence] = len(ids)
         return True
 
     # What may happen.
@@ -191,11 +203,18 @@ class Room:
 
     def lose(self, replica: Replica) -> None:
         del self.replicas[replica.number]
+        held = {name: each.holder for name, each in self.generation._sequences.items()}
         self.generation.lost(replica)
+        [lost] = [
+            event for event in self.inputs if isinstance(event, on.ReplicaLost) and event.replica == replica.number
+        ]
+        assert lost.kept == {name: self.received[held[name], name] for name in lost.kept}
 
     def deliver(self, replica: Replica) -> None:
         if replica.wire:
-            self.generation.reported(replica, replica.wire.popleft())
+            report = replica.wire.popleft()
+            self.received |= {(replica.number, name): length for name, length in report.lengths.items()}
+            self.generation.reported(replica, report)
 
     def load(self, replica: Replica) -> None:
         if replica.version < self.published:
@@ -337,7 +356,7 @@ def test_whatever_happens_to_replicas_sequences_are_whole_and_every_prompt_train
             await end(room)
         assert sorted(room.trained) == list(range(8))
         generation = room.generation
-        assert not any((generation._groups, generation._buffers, generation._holders, generation._targets))
+        assert not any((generation._groups, generation._sequences, generation._progress))
         assert {replica for _, replica in generation._taking} <= set(room.replicas)
 
     virtual.run(play())

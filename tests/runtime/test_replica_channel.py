@@ -41,8 +41,8 @@ from qwen35_trainer.runtime.replica_channel import (
     packed_commands,
     unpacked_commands,
 )
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.rollout_worker import EngineFailed
-from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.worker_connection import pack, unpack
 from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.segment import SegmentHandle
@@ -221,7 +221,7 @@ def test_large_arrays_of_a_report_are_not_copied_into_its_pickle():
     assert [array.nbytes for array in arrays] == [8 * count]
     (received,) = unpack((pickled, arrays))
     assert received.tokens[0, 0].ids.tolist() == list(range(count))
-    assert np.shares_memory(received.tokens[0, 0].ids, arrays[0])
+    assert np.shares_memory(received.tokens._data, arrays[0])
 
 
 def test_ray_pickles_commands_with_weights_in_its_object_store():

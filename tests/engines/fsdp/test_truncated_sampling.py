@@ -31,7 +31,7 @@ from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, Sampling, SequenceRequest
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
-from qwen35_trainer.runtime.token_buffer import TokenBlock, TokenBuffer
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from tests.conftest import SHAPE
 
 CPU = torch.device("cpu")
@@ -83,10 +83,7 @@ def generated(kinds: list[Sampling], samples: int = SAMPLES) -> list[ScoredGroup
         done |= {completed.sequence: completed for completed in first.step().finished}
     moving = first.take([name for name in names if name[1] % 2])
     for name, tokens in moving.items():
-        buffer = TokenBuffer()
-        [(_, *reported)] = TokenBlock({name: [tokens[:7], tokens[7:]]}).parts()
-        buffer.append(*reported)
-        second.submit([replace(request(name), kept=buffer.tokens())])
+        second.submit([replace(request(name), kept=TokenBlock({name: [tokens[:7], tokens[7:]]})[name])])
     done |= {completed.sequence: completed for engine in (first, second) for completed in finish(engine)}
     assert moving
     return [

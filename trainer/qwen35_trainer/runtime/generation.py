@@ -4,8 +4,8 @@
     MoveSequences ──► TakeSequences ───► source ──► report: taken ─► SubmitSequences ─► target
                                                           all samples of a group finished ─► score ─► GroupScored, GroupFailed
 
-A `TokenBuffer` for each sequence keeps the reported tokens, so that they are not lost with a replica. Without
-async.partialRollout, the coordinator starts the sequences of a lost replica over. A report about a sequence counts only
+A `Progress` for each replica keeps the tokens that were reported of running sequences, so that they are not lost with the replica.
+Without async.partialRollout, the coordinator starts the sequences of a lost replica over. A report about a sequence counts only
 if it comes from the replica that holds the sequence. A moving sequence is held by its source until the source reports
 it as taken.
 
@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qwen35_trainer.data.encode import EncodedPrompt
@@ -34,15 +34,22 @@ from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.overlong import with_overlong_penalty
 from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
-from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, EndReason, Sampling, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import (
+    NO_TOKENS,
+    Completed,
+    EndReason,
+    GeneratedTokens,
+    Sampling,
+    SequenceRequest,
+)
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
+from qwen35_trainer.runtime.reported_tokens import Progress
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.step_times import StepTimes
-from qwen35_trainer.runtime.stored_choices import StoredChoices
+from qwen35_trainer.runtime.stored_choices import NO_CHOICES, StoredChoices, StoredPart
 from qwen35_trainer.runtime.suspects import LossCounts
-from qwen35_trainer.runtime.token_buffer import TokenBuffer
 from qwen35_trainer.weights.probe import ProbeResult
 
 logger = logging.getLogger(__name__)
@@ -97,6 +104,25 @@ class _PendingGroup:
         return tuple(self.completed[index] for index in range(self.samples))
 
 
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """A sequence that has started and not finished."""
+
+    tokens: GeneratedTokens = NO_TOKENS
+    """Those with which its holder got it. If no replica holds it: all that are available."""
+    choices: StoredChoices = NO_CHOICES
+    """Where the experts are that were chosen for `tokens`."""
+    holder: int | None = None
+    """The replica that generates it."""
+    target: int | None = None
+    """The replica to which it moves, while it moves."""
+
+    def cut(self, length: int) -> None:
+        """Keep only the first `length` tokens, if there are more."""
+        if length < len(self.tokens):
+            self.tokens, self.choices = self.tokens[:length], self.choices.up_to(length)
+
+
 class Generation:
     """Carries out the coordinator's commands on the rollout pool, and sends the pool's events to the coordinator."""
 
@@ -115,9 +141,8 @@ class Generation:
         """Number of replicas that were lost, since the last batch was recorded."""
         self._groups: dict[int, _PendingGroup] = {}
         self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
-        self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
-        self._holders: dict[SequenceId, int] = {}  # the replica that each sequence runs on
-        self._targets: dict[SequenceId, int] = {}  # of moving sequences: the replica that each moves to
+        self._sequences: dict[SequenceId, _Sequence] = {}
+        self._progress: defaultdict[int, Progress] = defaultdict(Progress)  # by replica
         # Takes that the replica has not answered → time of the command, by `time.monotonic`.
         self._taking: dict[tuple[SequenceId, int], float] = {}
         self._times: defaultdict[int, StepTimes] = defaultdict(StepTimes)  # by replica; empty without a lane
@@ -145,15 +170,16 @@ class Generation:
         may be too high: when the coordinator starts a sequence over, its tokens are dropped, but an earlier event may
         still count them. In this case all tokens that the sequence has are kept.
         """
+        names = [name for name, _ in command.sequences]
+        self._collect(names)
         for name, keep in command.sequences:
-            buffer = self._buffers.setdefault(name, TokenBuffer())
-            buffer.cut(min(keep, len(buffer)))
-        self._submit(command.replica, [name for name, _ in command.sequences])
+            self._sequences.setdefault(name, _Sequence()).cut(keep)
+        self._submit(command.replica, names)
 
     def move(self, command: commands.MoveSequences) -> None:
-        names = tuple(name for name in command.sequences if name in self._buffers)  # others have just finished
+        names = tuple(name for name in command.sequences if name in self._sequences)  # others have just finished
         for name in names:
-            self._targets[name] = command.target
+            self._sequences[name].target = command.target
             self._taking[name, command.source] = time.monotonic()
         if not self.pool.send(command.source, TakeSequences(names)):
             # The loss of the source was reported while the coordinator decided to move them: they continue at their target.
@@ -166,8 +192,12 @@ class Generation:
         """
         held: dict[int, list[SequenceId]] = {command.replica: []}
         for name in command.sequences:
-            held.setdefault(self._holders.get(name, command.replica), []).append(name)
-            self._release(name)
+            sequence = self._sequences.get(name)
+            holder = None if sequence is None else sequence.holder
+            held.setdefault(command.replica if holder is None else holder, []).append(name)
+            if sequence is not None:
+                self._leave(name, sequence)
+                sequence.target = None
         for replica, names in held.items():
             if names:
                 self.pool.send(replica, DropSequences(tuple(names)))
@@ -177,8 +207,8 @@ class Generation:
         dropped = self._groups.pop(group)
         self._losses.forget(group)
         for index in range(dropped.samples):
-            self._buffers.pop((group, index), None)
-            self._release((group, index))
+            if (sequence := self._sequences.pop((group, index), None)) is not None:
+                self._leave((group, index), sequence)
 
     def take(self, groups: Sequence[int]) -> list[ScoredGroup]:
         """Remove the groups of a batch from this object, and return them with their rewards."""
@@ -224,31 +254,39 @@ class Generation:
         if report.probed is not None:
             self.probe_results.append(report.probed)
         self.probes_dropped += report.probes_dropped
-        here = replica.number
+        here = self._progress.get(replica.number) or Progress()
         for name, version in report.started.items():
-            if self._holders.get(name) == here:
+            if name in here:
                 self.tell(on.SequenceStarted(name, version))
-        lengths: dict[SequenceId, int] = {}
-        holders, buffers = self._holders, self._buffers
-        for name, tokens, versions, candidates in report.tokens.parts():  # the driver's most frequent operation
-            if holders.get(name) == here:
-                lengths[name] = buffers[name].append(tokens, versions, candidates)
-        self._claim_choices(replica, report)
+        here.add(report.progress)
+        lengths = {name: length for name, length in report.lengths.items() if name in here}
+        ended = {name: tokens for name, tokens in report.tokens.copies() if name in here}
+        self._claim_choices(replica, report, ended)
         for name, reason in report.finished.items():
-            if self._holders.get(name) == here:
-                lengths.pop(name, None)
-                self._finish(name, reason, report.errors.get(name, ""))
+            if name in ended:
+                self._finish(Completed(name, ended[name], reason, report.errors.get(name, "")))
+        for name in report.taken:
+            if name in ended:
+                sequence = self._sequences[name]
+                self._leave(name, sequence)
+                sequence.tokens = ended[name]
+                lengths[name] = len(sequence.tokens)
         if lengths:
             self.tell(on.SequencesProgressed(lengths))
-        self._hand_over([name for name in (*report.taken, *report.finished) if self._given_back(name, here)])
+        given_back = [name for name in (*report.taken, *report.finished) if self._given_back(name, replica.number)]
+        self._hand_over(given_back)
 
-    def _claim_choices(self, replica: RolloutReplica, report: EngineReport) -> None:
-        """Let the buffers of a report's sequences refer to the experts that the replica has recorded for them."""
-        own = [(index, name) for index, name in enumerate(report.choices) if self._holders.get(name) == replica.number]
+    def _claim_choices(
+        self, replica: RolloutReplica, report: EngineReport, ended: Mapping[SequenceId, GeneratedTokens]
+    ) -> None:
+        """Let sequences that ended on a replica refer to the experts that the replica has recorded for them."""
+        own = [(index, name) for index, name in enumerate(report.choices) if name in ended]
         if own:
             call = replica.actor.stored_choices.remote(report.number)
             for index, name in own:
-                self._buffers[name].refer(call, index)
+                sequence = self._sequences[name]
+                part = StoredPart(call, index, len(sequence.tokens), len(ended[name]))
+                sequence.choices = sequence.choices.with_part(part)
 
     def lost(self, replica: RolloutReplica) -> None:
         """Report to the coordinator that a replica is lost, and how many tokens of each sequence on it remain.
@@ -258,14 +296,20 @@ class Generation:
         """
         gone = replica.number
         self.replicas_lost += 1
-        held = [name for name, holder in self._holders.items() if self._targets.get(name, holder) == gone]
-        moving_away = [name for name, to in self._targets.items() if to != gone and self._given_back(name, gone)]
+        held, moving_away = dict[SequenceId, _Sequence](), []
+        for name, sequence in self._sequences.items():
+            if sequence.target not in (None, gone):
+                if self._given_back(name, gone):
+                    moving_away.append(name)
+            elif sequence.holder is not None and gone in (sequence.holder, sequence.target):
+                held[name] = sequence
         self._taking = {take: at for take, at in self._taking.items() if take[1] != gone}
         self._times.pop(gone, None)
-        for name in held:
-            self._release(name)
-        self._losses.lost(replica.name, held)
-        self.tell(on.ReplicaLost(gone, {name: len(self._buffers[name]) for name in held}))
+        self._collect([*held, *moving_away])
+        for sequence in held.values():
+            sequence.target = None
+        self._losses.lost(replica.name, list(held))
+        self.tell(on.ReplicaLost(gone, {name: len(sequence.tokens) for name, sequence in held.items()}))
         self._hand_over(moving_away)
 
     def _measure(self, replica: RolloutReplica, report: EngineReport) -> None:
@@ -298,14 +342,18 @@ class Generation:
         Returns whether `source` held the sequence until now. If so, no replica generates the sequence any more.
         """
         was_taking = self._taking.pop((name, source), None) is not None
-        return self._holders.get(name, source if was_taking else None) == source
+        sequence = self._sequences.get(name)
+        if sequence is None or sequence.holder is None:
+            return was_taking
+        return sequence.holder == source
 
     def _hand_over(self, names: Sequence[SequenceId]) -> None:
         """Submit moving sequences, which no replica generates now, to the replicas to which they move."""
         by_target: dict[int, list[SequenceId]] = {}
         for name in names:
-            if (target := self._targets.get(name)) is not None:
-                by_target.setdefault(target, []).append(name)
+            sequence = self._sequences.get(name)
+            if sequence is not None and sequence.target is not None:
+                by_target.setdefault(sequence.target, []).append(name)
         for target, moved in by_target.items():
             self._submit(target, moved)
 
@@ -313,47 +361,66 @@ class Generation:
         """Send sequences, with their tokens, to a replica, which holds the sequences from now on.
 
         If the replica was requested to give a sequence back, and has not answered yet, the sequence is sent only after
-        the answer. Otherwise the older tokens in that answer would be appended to the tokens that are sent now.
+        the answer. Otherwise that answer would count for the sequence that is sent now.
         """
+        requests = []
         for name in names:
-            self._release(name)
+            sequence = self._sequences[name]
+            self._leave(name, sequence)
             if (name, replica) in self._taking:
-                self._targets[name] = replica
+                sequence.target = replica
             else:
-                self._holders[name] = replica
-        requests = tuple(self._request(name) for name in names if name in self._holders)
+                sequence.holder, sequence.target = replica, None
+                self._progress[replica].begin(name)
+                requests.append(self._request(name, sequence))
         if requests:
-            self.pool.send(replica, SubmitSequences(requests))
+            self.pool.send(replica, SubmitSequences(tuple(requests)))
 
-    def _release(self, name: SequenceId) -> None:
-        """Record that no replica holds the sequence."""
-        self._holders.pop(name, None)
-        self._targets.pop(name, None)
+    def _collect(self, names: Iterable[SequenceId]) -> None:
+        """Take sequences from the replicas that hold them, with the tokens that these have reported."""
+        by_holder: dict[int, list[SequenceId]] = {}
+        for name in names:
+            sequence = self._sequences.get(name)
+            if sequence is not None and sequence.holder is not None:
+                by_holder.setdefault(sequence.holder, []).append(name)
+        for holder, held in by_holder.items():
+            for name, new in self._progress[holder].read(held).items():
+                sequence = self._sequences[name]
+                self._leave(name, sequence)
+                sequence.tokens = GeneratedTokens.join([sequence.tokens, new])
 
-    def _request(self, name: SequenceId) -> SequenceRequest:
-        group, buffer = self._groups[name[0]], self._buffers[name]
-        buffer.begin_part()
-        kept = buffer.tokens() if len(buffer) else NO_TOKENS
+    def _leave(self, name: SequenceId, sequence: _Sequence) -> None:
+        """Record that no replica generates the sequence, and drop the tokens that were reported since its start."""
+        if sequence.holder is None:
+            return
+        progress = self._progress[sequence.holder]
+        progress.end(name)
+        if not progress.sequences:
+            del self._progress[sequence.holder]
+        sequence.holder = None
+
+    def _request(self, name: SequenceId, sequence: _Sequence) -> SequenceRequest:
+        group = self._groups[name[0]]
         return SequenceRequest(
             name,
             group.prompt.token_ids,
             self._parts.spec.data.maxResponseTokens,
             group.sampling_of(name[1]),
-            kept,
+            sequence.tokens,
             group.prompt.pictures,
             trains=name[0] < FIRST_EVALUATION_GROUP,
         )
 
-    def _finish(self, name: SequenceId, reason: EndReason, error: str) -> None:
+    def _finish(self, completed: Completed) -> None:
         assert self._tasks is not None
-        self._release(name)
-        buffer, group = self._buffers.pop(name), self._groups[name[0]]
-        tokens = buffer.tokens()
-        group.completed[name[1]] = Completed(name, tokens, reason, error)
-        group.choices[name[1]] = buffer.choices
-        if reason is EndReason.ERROR:
-            self._log_failed(group.completed[name[1]], group.prompt)
-        self.tell(on.SequenceFinished(name, len(tokens)))
+        name = completed.sequence
+        sequence, group = self._sequences.pop(name), self._groups[name[0]]
+        self._leave(name, sequence)
+        group.completed[name[1]] = completed
+        group.choices[name[1]] = sequence.choices
+        if completed.reason is EndReason.ERROR:
+            self._log_failed(completed, group.prompt)
+        self.tell(on.SequenceFinished(name, len(completed.tokens)))
         if len(group.completed) == group.samples and name[0] < FIRST_EVALUATION_GROUP:
             self._tasks.create_task(self._score_group(name[0], group))
 

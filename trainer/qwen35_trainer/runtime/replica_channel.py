@@ -32,8 +32,8 @@ from typing import Any
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer, stalled
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.step_times import NO_STEPS, MeasuredSteps
-from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.worker_connection import ConnectionEnded, Endpoint, Packed, WorkerConnection, unpack
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
@@ -73,7 +73,7 @@ class DropSequences:
 
 @dataclass(frozen=True, slots=True)
 class TakeSequences:
-    """A command to a replica: stop generating the given sequences, and report their last tokens.
+    """A command to a replica: stop generating the given sequences, and report all their tokens.
 
     A sequence that has already finished is reported as finished instead.
     """
@@ -144,8 +144,12 @@ class EngineReport:
     """Number of the report. The first report of a replica has number 1."""
     started: Mapping[SequenceId, int] = field(default_factory=dict)
     """Sequence that has started → version of its first token."""
+    progress: TokenBlock = field(default_factory=TokenBlock)
+    """New tokens of running sequences."""
+    lengths: Mapping[SequenceId, int] = field(default_factory=dict)
+    """Sequence in `progress` → number of all its tokens that were reported, and of those with which it came."""
     tokens: TokenBlock = field(default_factory=TokenBlock)
-    """New tokens of sequences. For finished and taken sequences, these are all tokens that were not reported yet."""
+    """All tokens of the finished and taken sequences, those with which they came included."""
     finished: Mapping[SequenceId, EndReason] = field(default_factory=dict)
     """Finished sequence → reason why it ended."""
     errors: Mapping[SequenceId, str] = field(default_factory=dict)

@@ -15,10 +15,10 @@ parameters differ         loaded over the parameters
 
 The engine thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified
 and received by the engine while generation continues, and replaced between two tokens without dropping a sequence. The
-tokens of unfinished sequences are reported at intervals (PROGRESS_SHARE), so that not all of them are lost with this
-process. A sequence that cannot be generated is reported as finished, with its error. Any other failure here, such as a
-log-prob that is not a number, or log-probs of a probe that differ from the trainer's, ends the replica: the next
-`exchange` raises EngineFailed, and the driver replaces the replica.
+new tokens of unfinished sequences are reported at intervals (PROGRESS_SHARE), so that not all of them are lost with this
+process, and all tokens of a sequence when it ends. A sequence that cannot be generated is reported as finished, with its
+error. Any other failure here, such as a log-prob that is not a number, or log-probs of a probe that differ from the
+trainer's, ends the replica: the next `exchange` raises EngineFailed, and the driver replaces the replica.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from qwen35_trainer.runtime.replica_channel import (
     WakeEngine,
     unpacked_commands,
 )
+from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.step_times import StepLog
-from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.worker_connection import Endpoint, Packed, WorkerServer, pack
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import Probe, ProbeResult
@@ -106,7 +106,7 @@ PROGRESS_SHARE = 1 / 8
 """Interval at which the new tokens of unfinished sequences are read, as a share of the mean duration of a sequence.
 
 A sequence that is longer than the mean reports its new tokens only when they are this share of the tokens that it has
-reported. Sequences therefore report their tokens in about eight parts, regardless of the length of responses. The loss
+reported. Sequences therefore report their progress in about eight parts, regardless of the length of responses. The loss
 of a process costs an eighth of what it has generated, on average.
 """
 COMPARISON_SECONDS = 60.0
@@ -151,7 +151,8 @@ class WorkerAddress:
 class _Outbox:
     """The work of the engine since the last report."""
 
-    tokens: dict[SequenceId, list[GeneratedTokens]] = field(default_factory=dict)
+    progress: dict[SequenceId, list[GeneratedTokens]] = field(default_factory=dict)
+    tokens: dict[SequenceId, GeneratedTokens] = field(default_factory=dict)
     started: dict[SequenceId, int] = field(default_factory=dict)
     finished: dict[SequenceId, EndReason] = field(default_factory=dict)
     errors: dict[SequenceId, str] = field(default_factory=dict)
@@ -179,7 +180,9 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._outbox = _Outbox()
-        self._reported: dict[SequenceId, int] = {}  # number of tokens of each sequence that the driver has or will get
+        self._reported: dict[
+            SequenceId, int
+        ] = {}  # number of tokens with which each sequence came, and of its progress
         self._closing = threading.Event()
         self._progressed = time.time()
         self._steps, self._step_log = 0, StepLog()
@@ -207,7 +210,7 @@ class EngineThread:
         self._inbox.put(lambda: self._drop(sequences))
 
     def take(self, sequences: Sequence[SequenceId]) -> None:
-        """Queue the command to stop generating sequences and to report their last tokens."""
+        """Queue the command to stop generating sequences and to report all their tokens."""
         self._inbox.put(lambda: self._take(sequences))
 
     def receive(self, weights: Any, version: int) -> None:  # noqa: ANN401  # tensors, of which this module knows nothing
@@ -305,6 +308,7 @@ class EngineThread:
         """Return a report of everything since the previous report. number: number of the new report."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
+            lengths = {name: self._reported[name] for name in outbox.progress}
             steps, measured = self._steps, self._step_log.take()
         if outbox.choices:
             self._unclaimed[number] = list(outbox.choices.values())
@@ -312,7 +316,9 @@ class EngineThread:
         return EngineReport(
             number,
             started=outbox.started,
-            tokens=TokenBlock(outbox.tokens),
+            progress=TokenBlock(outbox.progress),
+            lengths=lengths,
+            tokens=TokenBlock({name: [tokens] for name, tokens in outbox.tokens.items()}),
             finished=outbox.finished,
             errors=outbox.errors,
             taken=tuple(outbox.taken),
@@ -412,7 +418,7 @@ class EngineThread:
             for name in sequences:
                 for table in (self._reported, self._submitted, self._unsent, self._kept):
                     table.pop(name, None)
-                self._outbox.tokens.pop(name, None)
+                self._outbox.progress.pop(name, None)
                 self._outbox.started.pop(name, None)
                 self._outbox.choices.pop(name, None)
 
@@ -420,7 +426,7 @@ class EngineThread:
         taken = self._engine.take(sequences)
         with self._lock:
             for name, tokens in taken.items():
-                self._add_rest(name, tokens)
+                self._add_whole(name, tokens)
                 self._outbox.taken.append(name)
         self._on_report()
 
@@ -534,7 +540,7 @@ class EngineThread:
         unsent.append(_without_choices(tokens))
         new = sum(map(len, unsent))
         if new >= PROGRESS_SHARE * self._reported[name]:
-            self._outbox.tokens.setdefault(name, []).extend(unsent)
+            self._outbox.progress.setdefault(name, []).extend(unsent)
             self._reported[name] += new
             del self._unsent[name]
 
@@ -545,13 +551,14 @@ class EngineThread:
             self._outbox.errors[name] = completed.error
         else:
             self._duration += 0.1 * (time.time() - self._submitted[name] - self._duration)
-        self._add_rest(name, completed.tokens)
+        self._add_whole(name, completed.tokens)
         self._outbox.finished[name] = completed.reason
 
-    def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add all tokens of a sequence that were not reported yet to the outbox, with the choices of all that were computed here.
+    def _add_whole(self, name: SequenceId, tokens: GeneratedTokens) -> None:
+        """Add all tokens of a sequence to the outbox, with the choices of those that were computed here.
 
-        The engine has no more tokens of the sequence, which is forgotten.
+        The engine does not have the sequence any more, and it is forgotten. Its tokens in the outbox that would show its progress
+        are not sent.
 
         Raises NotFiniteLogProbs if a log-prob is infinite or not a number.
         """
@@ -559,9 +566,10 @@ class EngineThread:
         del self._submitted[name]
         if (kept := self._kept.pop(name, None)) is not None and len(own := tokens[kept:]) and own.choices is not None:
             self._outbox.choices[name] = own.choices
-        rest = _without_choices(tokens)[self._reported.pop(name) :]
-        _check_finite(name, rest)
-        self._outbox.tokens.setdefault(name, []).append(rest)
+        whole = _without_choices(tokens)
+        _check_finite(name, whole[self._reported.pop(name) :])
+        self._outbox.progress.pop(name, None)
+        self._outbox.tokens[name] = whole
 
 
 class RolloutWorker(Process):
