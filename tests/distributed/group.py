@@ -5,7 +5,7 @@
 
 after a job          the group
 every rank answered  continues, even if all raised: after an error on all ranks no rank waits in a collective;
-                     is ended if the jobs before have left more than MAX_LEFT threads in a rank
+                     is ended if the jobs before have left more than MAX_IDLE_THREADS threads in a rank
 some raised          waits GRACE_SECONDS for the others; who has not answered then is in a collective, and the group is ended
 one has ended        is ended
 """
@@ -24,7 +24,7 @@ from typing import Any
 from tests.forks.start import REPOSITORY, Process, start
 from tests.patience import PATIENCE
 
-MAX_LEFT = 300
+MAX_IDLE_THREADS = 300
 """Maximum number of threads in a rank that serve connections of earlier jobs. They take a core for each thousand.
 
 Some engines of megatron-core leave some fifty, because autograd keeps their parameters, and these keep the engine.
@@ -55,7 +55,7 @@ class Group:
     def results(self) -> list[Any]:
         answers = self._answers()
         silent = sorted(set(range(self.ranks)) - answers.keys())
-        if silent or any(status == "lost" or threads > MAX_LEFT for status, _, threads in answers.values()):
+        if silent or any(status == "lost" or threads > MAX_IDLE_THREADS for status, _, threads in answers.values()):
             self.stop()
         self._send(None)
         for rank, (status, value, _) in answers.items():

@@ -31,7 +31,7 @@ def test_a_group_in_which_jobs_leave_many_threads_ends_and_the_next_job_has_anot
     group = groups(2)
     train(group)
     before = [process.pid for process in group.processes]
-    monkeypatch.setattr(groups_of_ranks, "MAX_LEFT", -1)
+    monkeypatch.setattr(groups_of_ranks, "MAX_IDLE_THREADS", -1)
     train(group)
     assert not group.processes
     monkeypatch.undo()

@@ -11,6 +11,7 @@ The experts that were chosen for the tokens are not here: `stored_choices.py`.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -87,9 +88,8 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
 
     def detached(self) -> TokenBlock:
         """Return a block with the same tokens that does not keep the message in memory with which this block arrived."""
-        block = TokenBlock.__new__(TokenBlock)
-        block._names, block._ends, block._run_ends = self._names, self._ends, self._run_ends
-        block._data, block._runs = self._data.copy(), self._runs
+        block = copy.copy(self)
+        block._data = self._data.copy()
         block._candidates = None if self._candidates is None else self._candidates.copy()
         return block
 

@@ -180,9 +180,7 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._outbox = _Outbox()
-        self._reported: dict[
-            SequenceId, int
-        ] = {}  # number of tokens with which each sequence came, and of its progress
+        self._reported: dict[SequenceId, int] = {}  # number of tokens that each sequence came with or has reported
         self._closing = threading.Event()
         self._progressed = time.time()
         self._steps, self._step_log = 0, StepLog()
