@@ -27,7 +27,7 @@ from tests.patience import PATIENCE
 MAX_IDLE_THREADS = 300
 """Maximum number of threads in a rank that serve connections of earlier jobs. They take a core for each thousand.
 
-Some engines of megatron-core leave some fifty, because autograd keeps their parameters, and these keep the engine.
+An engine of megatron-core that something still holds leaves some fifty.
 """
 GRACE_SECONDS = 10.0
 """Seconds between the answers of ranks that refuse the same job."""

@@ -50,6 +50,7 @@ async def score(prompt, response, answer, metadata):
 
 HOLDING = """
 import threading
+import time
 from pathlib import Path
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
@@ -66,6 +67,10 @@ def held(engine, *, wait=False):
     return saved(engine, wait=wait)
 
 def loss(inputs):
+    until = time.monotonic() + 60
+    while len(saves) == 1 and saves[0].exists():  # a save that is due during another one begins later
+        assert time.monotonic() < until, f"{saves[0]} was not completed"
+        time.sleep(0.01)
     if len(saves) == 2:
         Path(__file__).with_name("trained-meanwhile").touch()
     return -inputs.advantages * inputs.log_probs

@@ -28,6 +28,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
 from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher  # noqa: E402
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
 from qwen35_trainer.engines.megatron import grouped_step, layers  # noqa: E402
@@ -254,10 +255,14 @@ def gradients_of_routers(weights: tuple[float, float]) -> list[list[torch.Tensor
 
 
 def forget() -> None:
-    """Let go of the groups of a job's engines: those in globals of megatron-core, and those of rotary embeddings, whose cache holds
-    the last 32 with the groups of all their ranks."""
+    """Let go of the groups of a job's engines: those in globals of megatron-core, those of rotary embeddings, whose cache holds the
+    last 32 with the groups of all their ranks, and those of experts: their dispatcher keeps the weights of the last choice with
+    their graph, whose hooks hold the model, which the garbage collector cannot see."""
     parallel_state.destroy_model_parallel()
     RotaryEmbedding.forward.cache_clear()
+    for each in gc.get_objects():
+        if type(each) is MoEAlltoAllTokenDispatcher:
+            each.probs = None
 
 
 def _parsed(spec: dict[str, Any], folder: Path | None) -> tuple[TrainingSpec, Origin]:

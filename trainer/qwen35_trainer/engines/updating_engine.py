@@ -33,6 +33,7 @@ from qwen35_trainer.engines.skipped_updates import SkippedUpdates
 from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.manifest.train import RouterSpec
 from qwen35_trainer.models.qwen3_5.head import TokenScores
 from qwen35_trainer.weights.host_blocks import HostBlocks
 from qwen35_trainer.weights.memory_change import MemoryChange
@@ -243,20 +244,12 @@ class UpdatingEngine(ABC):
         """
         loss, metrics = self._objective_of(update, samples, responses, scores)
         if scores.router_losses is not None:
-            loss = loss + self._part_of_routers(update, scores.router_losses)
+            loss = loss + part_of_routers(self._spec.train.router, update.inputs, scores.router_losses)
             metrics |= self._router_metrics(update, scores.router_losses)
         return loss, metrics | {"loss": loss.detach()}
 
-    def _part_of_routers(self, update: UpdateStep, losses: Tensor) -> Tensor:
-        """Return what the losses of routers add to the loss of the update.
-
-        losses: (2,) load-balancing loss and z loss, summed over tokens and layers (`models/qwen3_5/router.py`).
-        """
-        means, router = losses / update.inputs, self._spec.train.router
-        return router.loadBalancingLoss * means[0] + router.zLoss * means[1]
-
     def _router_metrics(self, update: UpdateStep, losses: Tensor) -> dict[str, Tensor]:
-        """Return the part that `losses`, as in `_part_of_routers`, have in the update's metrics."""
+        """Return the part that `losses`, as in `part_of_routers`, have in the update's metrics."""
         # Per layer; multiplied by the number of tokens, because metrics are divided by it.
         balance, z = losses.detach() / update.inputs * update.counts.tokens / self._layers
         return {"router_load_balancing": balance, "router_z": z}
@@ -311,3 +304,13 @@ class UpdatingEngine(ABC):
         if not np.array_equal(batch.held_samples, expected):
             share = f"share {self._ranks.data_share} of {self._ranks.data_shares}"
             raise ValueError(f"rank {self._ranks.rank} got other samples than those of {share}")
+
+
+def part_of_routers(router: RouterSpec, inputs: int, losses: Tensor) -> Tensor:
+    """Return what the losses of routers add to the loss of an update.
+
+    router: their weights. inputs: number of input tokens of the update, over all ranks. losses: (2,) load-balancing loss and z loss,
+    summed over tokens and layers (`models/qwen3_5/router.py`).
+    """
+    means = losses / inputs
+    return router.loadBalancingLoss * means[0] + router.zLoss * means[1]

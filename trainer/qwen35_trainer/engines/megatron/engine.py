@@ -44,7 +44,7 @@ from qwen35_trainer.engines.micro_batch import MicroBatch, Offsets, TokenTable, 
 from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.engines.published_precision import published_precision
 from qwen35_trainer.engines.train_batch import TrainBatch
-from qwen35_trainer.engines.updating_engine import ScoredPolicy, UpdateStep, UpdatingEngine
+from qwen35_trainer.engines.updating_engine import ScoredPolicy, UpdateStep, UpdatingEngine, part_of_routers
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.manifest.megatron import FIELD
 from qwen35_trainer.models.qwen3_5 import HFModule, prediction_head
@@ -162,7 +162,7 @@ class MegatronEngine(UpdatingEngine):
             return loss, torch.ones((), dtype=torch.int), metrics
 
         if self._router_losses is not None:
-            self._router_losses.begin(partial(self._part_of_routers, update))
+            self._router_losses.begin(partial(part_of_routers, self._spec.train.router, update.inputs))
         results = self._run(self._stages, update.batch, update.offsets, shares, losses)
         totals: dict[str, Tensor] = {}
         for metrics in results:
@@ -188,7 +188,7 @@ class MegatronEngine(UpdatingEngine):
     ) -> dict[str, Tensor]:
         """Add the losses of the routers of all stages. Collective over the ranks that compute a share."""
         dist.all_reduce(routers.sums, group=parallel_state.get_model_parallel_group())
-        loss = totals["loss"] + self._part_of_routers(update, routers.sums)
+        loss = totals["loss"] + part_of_routers(self._spec.train.router, update.inputs, routers.sums)
         return totals | self._router_metrics(update, routers.sums) | {"loss": loss}
 
     def _run(
