@@ -50,7 +50,12 @@ class RouterLosses:
         self._part_of_loss: Callable[[Tensor], Tensor] = Tensor.sum
 
     def begin(self, part_of_loss: Callable[[Tensor], Tensor]) -> None:
-        """Begin an update. part_of_loss: returns what sums of losses, (2,), add to the loss of the update."""
+        """Begin an update.
+
+        part_of_loss: returns what sums of losses, (2,), add to the loss of the update. It is kept until the next update, so it must
+        hold neither the batch nor the engine: the engine's optimizer holds the model through autograd, in a cycle that Python's
+        garbage collector cannot see.
+        """
         self.sums, self._part_of_loss = torch.zeros_like(self.sums), part_of_loss
 
     def add(self, losses: Tensor) -> Tensor:
