@@ -3,8 +3,9 @@
     create ─► run ─► three rounds of: reports alone, and reports while another namespace attacks
 
 reports   trainers report new checkpoints; latency until another client's watch shows each in the status
-attacks   all attacks of tests/controlplane/attacks.py, begun evenly over the same time. Whether each has the expected outcome is
-          the matter of tests/controlplane/test_attacks.py
+attacks   all attacks of tests/controlplane/attacks.py, begun evenly over the same time, by a process of its own: threads of this
+          process would hold up the one that measures. Whether each has the expected outcome is the matter of
+          tests/controlplane/test_attacks.py
 
 writes    an administrator writes annotations of a training, WRITES_PER_SECOND; latency until the same watch shows each. No
           operator takes part, so this is what the attacks cost the API server itself
@@ -27,11 +28,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.observer import Json, observing, paced, spread
 from benchmarks.operator_scale import NAMESPACE, QUIET_SECONDS, Bed, create, events, run, training
@@ -54,6 +59,11 @@ VICTIM_OBJECTS = {VICTIM, f"{VICTIM}-1", *(f"{VICTIM}-{part}" for part in ("conf
 """Names of its objects."""
 WORKERS = 8
 """Attacks that may run at the same time: some wait for what the operator creates."""
+END_SECONDS = 10.0
+"""Maximum time in which the attacker's process ends."""
+
+type Act = Literal["begin", "attack", "clean_up"]
+"""A method of the attacker."""
 
 
 class TrainingWithoutKubeRay(LiveTraining):
@@ -66,17 +76,17 @@ class TrainingWithoutKubeRay(LiveTraining):
         return True
 
 
+def attacks() -> list[Attack]:
+    """All attacks but those that need the chart's policy, which is not installed here."""
+    return [attack for attack in ATTACKS if not attack.policy]
+
+
 @dataclass
 class Attacker:
     """Carries out all attacks, in a namespace of its own."""
 
     plane: ControlPlane
     results: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def attacks(self) -> list[Attack]:
-        """All but those that need the chart's policy, which is not installed here."""
-        return [attack for attack in ATTACKS if not attack.policy]
 
     def begin(self) -> None:
         """Create the training that some attacks share."""
@@ -89,11 +99,11 @@ class Attacker:
         return TrainingWithoutKubeRay(self.plane, ATTACKER, name)
 
     def attack(self, seconds: float) -> None:
-        """Begin all attacks within this time, and wait for their ends."""
-        began, pause = time.monotonic(), seconds / len(self.attacks)
+        """Begin all attacks within `seconds`, and wait for their ends."""
+        began, pause = time.monotonic(), seconds / len(attacks())
         begun = []
         with ThreadPoolExecutor(WORKERS) as workers:
-            for number, attack in enumerate(self.attacks):
+            for number, attack in enumerate(attacks()):
                 time.sleep(max(0.0, began + number * pause - time.monotonic()))
                 begun.append(workers.submit(self._carry_out, attack))
         self.results.update(attack.result() for attack in begun)
@@ -124,14 +134,64 @@ class Attacker:
                 raise
 
 
+@dataclass(frozen=True)
+class AttackerProcess:
+    """The other end of a process that carries out the acts of an `Attacker`, one after another."""
+
+    acts: Connection
+
+    def carry_out(self, act: Act, seconds: float = 0.0) -> Counter[str]:
+        """Let the process act, and return the results of all attacks so far. seconds: for `attack`."""
+        self.acts.send((act, seconds))
+        answer = self.acts.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        results: Counter[str] = answer
+        return results
+
+
+@contextmanager
+def attacking(plane: ControlPlane) -> Iterator[AttackerProcess]:
+    """Context manager: start the attacker's process, and end it afterwards."""
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_act, args=(plane, theirs, ours), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield AttackerProcess(ours)
+    finally:
+        ours.close()
+        process.join(END_SECONDS)
+        process.kill()
+
+
+def _act(plane: ControlPlane, acts: Connection, other_end: Connection) -> None:
+    """Carry out acts until the other end of the connection is closed. The fork has a copy of it."""
+    other_end.close()
+    attacker = Attacker(plane)
+    while True:
+        try:
+            act, seconds = acts.recv()
+        except EOFError:
+            return
+        try:
+            attacker.attack(seconds) if act == "attack" else getattr(attacker, act)()
+        except Exception as error:  # noqa: BLE001  # raised at the other end
+            acts.send(error)
+        else:
+            acts.send(attacker.results)
+
+
 def main() -> None:
     options = _arguments()
     load = os.getloadavg()
     with (
         tempfile.TemporaryDirectory(prefix="operator-attacks-", ignore_cleanup_errors=True) as folder,
         control_plane(binaries.find(), Path(folder)) as plane,
+        attacking(plane) as attacker,
     ):
-        result = asyncio.run(_measure(plane, options))
+        result = asyncio.run(_measure(plane, attacker, options))
     cores = len(os.sched_getaffinity(0))
     header = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "cores": cores, "loadBefore": load}
     print(json.dumps(header | result, indent=2))
@@ -146,23 +206,24 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _measure(plane: ControlPlane, options: argparse.Namespace) -> Json:
+async def _measure(plane: ControlPlane, attacker: AttackerProcess, options: argparse.Namespace) -> Json:
     plane.stop_kuberay()
     plane.api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     operator = operator_process.process(plane, operator_process.user(plane, operator_process.rules()))
-    attacker, count = Attacker(plane), round(options.reports_per_second * options.seconds)
+    count = round(options.reports_per_second * options.seconds)
     parts: dict[str, list[Json]] = {"alone": [], "attacked": []}
     async with observing(plane.api, TRAINING.path(NAMESPACE), RAY_JOB.path(NAMESPACE)) as seen:
         bed = Bed(plane, operator, seen, options.size)
         await create(bed)
         await run(bed)
-        await asyncio.to_thread(attacker.begin)
+        results = await asyncio.to_thread(attacker.carry_out, "begin")
         await seen.request("POST", seen.trainings, suspended(WRITTEN))
         first = 1
         for number in range(options.rounds):
             for name in ("alone", "attacked") if number % 2 == 0 else ("attacked", "alone"):
                 await asyncio.sleep(QUIET_SECONDS)
                 measured = await _part(bed, attacker, options, count, first, attacked=name == "attacked")
+                results = measured.pop("results", results)
                 print(f"round {number + 1}, {name}: {json.dumps(measured)}", file=sys.stderr, flush=True)
                 parts[name].append(measured)
                 first += count
@@ -172,8 +233,8 @@ async def _measure(plane: ControlPlane, options: argparse.Namespace) -> Json:
     ratio = medians["attacked"] / medians["alone"]
     return {
         "trainings": options.size,
-        "attacks": len(attacker.attacks),
-        "results": dict(attacker.results),
+        "attacks": len(attacks()),
+        "results": dict(results),
         "readyz": [ready, text],
         "bugsInTheLog": operator.log.count("this is a bug"),
         "medianP99Seconds": medians,
@@ -190,10 +251,11 @@ def suspended(name: str) -> Json:
 
 
 async def _part(
-    bed: Bed, attacker: Attacker, options: argparse.Namespace, count: int, first: int, *, attacked: bool
+    bed: Bed, attacker: AttackerProcess, options: argparse.Namespace, count: int, first: int, *, attacked: bool
 ) -> Json:
-    """Return the latencies of the reports in one part of a round, and what the operator used."""
-    attacks = asyncio.create_task(asyncio.to_thread(attacker.attack, options.seconds)) if attacked else None
+    """Return the latencies of the reports in one part of a round, what the operator used, and the results of attacks."""
+    attack = asyncio.to_thread(attacker.carry_out, "attack", options.seconds)
+    attacking = asyncio.create_task(attack) if attacked else None
     latencies: list[float] = []
 
     async def write(number: int) -> None:
@@ -203,9 +265,9 @@ async def _part(
     measured = await events(bed, count, options.reports_per_second, first)
     await writes
     measured["writes"] = spread(latencies)
-    if attacks is not None:
-        await attacks
-        await asyncio.to_thread(attacker.clean_up)
+    if attacking is not None:
+        measured["results"] = await attacking
+        await asyncio.to_thread(attacker.carry_out, "clean_up")
     return measured
 
 

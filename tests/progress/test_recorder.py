@@ -1,14 +1,16 @@
 import errno
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.progress import recorder as recorder_module
 from qwen35_trainer.progress.metrics_file import read_records
-from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import RunRecord, to_line
+from qwen35_trainer.progress.recorder import SPAN_SECONDS, Recorder
+from qwen35_trainer.progress.records import RunRecord, SpanRecord, to_line
 
 from .conftest import make_update
 
@@ -35,6 +37,29 @@ def test_a_record_is_immediately_in_the_file_and_in_every_sink(tmp_path: Path) -
         assert first.records == second.records == [make_update(1)]
     assert first.closed
     assert second.closed
+
+
+def span(second: float) -> SpanRecord:
+    return SpanRecord(lane="rollout-0", kind="generate", start=second, end=second + 0.25)
+
+
+def test_the_spans_of_a_second_are_written_together_and_reach_sinks_immediately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sink, now = tmp_path / "metrics.jsonl", Kept(), [100.0]
+    monkeypatch.setattr(recorder_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Recorder(path, [sink]) as recorder:
+        written = []
+        for second in (0.0, 0.25, 0.5, SPAN_SECONDS, SPAN_SECONDS + 0.25):
+            now[0] = 100.0 + second
+            recorder.append(span(second))
+            written.append(len(list(read_records(path))))
+        assert written == [1, 1, 1, 4, 4]
+        assert len(sink.records) == 5
+        recorder.append(make_update(1))
+        assert list(read_records(path)) == sink.records, "a record of another kind is immediately in the file"
+        recorder.append(span(9.0))
+    assert list(read_records(path)) == sink.records
 
 
 def test_a_resumed_run_continues_in_the_same_file(tmp_path: Path) -> None:

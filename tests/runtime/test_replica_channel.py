@@ -72,6 +72,8 @@ class Driver:
         self.actor = actor
         self.channel = ReplicaChannel(actor, "rollout-0")
         self.reports: list[EngineReport] = []
+        self.inbox: asyncio.Queue[EngineReport] = asyncio.Queue()
+        """The reports, for a task that waits for them as the training loop does."""
         self.receiving: asyncio.Task[None]
 
     @asynccontextmanager
@@ -84,7 +86,9 @@ class Driver:
 
     async def _receive(self) -> None:
         while True:
-            self.reports += await self.channel.receive()
+            for report in await self.channel.receive():
+                self.reports.append(report)
+                self.inbox.put_nowait(report)
 
     async def failure(self) -> ReplicaFailed:
         """What ends the receiving."""
@@ -128,11 +132,14 @@ async def test_commands_queued_while_a_call_is_under_way_travel_together_and_in_
 
 
 async def test_commands_that_answer_a_report_travel_with_the_call_for_the_next_one(driver):
-    async with driver.open():
+    async def answer() -> None:
+        await asyncio.wait_for(driver.inbox.get(), 60.0)  # as the training loop
+        driver.channel.send(command(1))
+
+    async with driver.open(), asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer())
         await settled()
         driver.actor.engine.tell(finished={(0, 0): EndReason.STOP})
-        await until(lambda: driver.reports, step=0.0005)
-        driver.channel.send(command(1))
         await until(lambda: driver.actor.worker.applied)
     assert driver.actor.worker.applied == commands(1)
     assert driver.actor.counts["obey"] == 0

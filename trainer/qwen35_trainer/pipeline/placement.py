@@ -226,7 +226,7 @@ class Placement:
 
         The next call of `move_stragglers` considers the sequences that have become long enough for the straggler lane.
         """
-        by_replica: dict[int, dict[SequenceId, int]] = {}
+        gained: dict[int, int] = {}  # replica → tokens
         groups, straggler = self.groups, self._lane_after
         for name, tokens in event.tokens.items():  # hot: called every few tokens of a run
             group = groups.get(name[0])
@@ -237,11 +237,11 @@ class Placement:
             if replica is None or tokens <= before:
                 continue
             sequence.tokens = tokens
-            by_replica.setdefault(replica, {})[name] = tokens
+            gained[replica] = gained.get(replica, 0) + tokens - before
             if tokens >= straggler and replica not in self.lane:
                 self._stragglers.grow(name, tokens) if before >= straggler else self._add_straggler(name)
-        for number, sequences in by_replica.items():
-            self.pool_of(number).grow(number, sequences)
+        for number, count in gained.items():
+            self.pool_of(number).grow(number, count)
 
     def finished(self, event: on.SequenceFinished) -> bool:
         """Record that a sequence is complete. Returns whether its group is complete now."""
@@ -264,7 +264,7 @@ class Placement:
         self._stragglers.discard(name)
         if sequence.replica in self.lane:
             self._stragglers.reconsider_all()
-        self.pool_of(sequence.replica).remove_sequence(sequence.replica, name)
+        self.pool_of(sequence.replica).remove_sequence(sequence.replica, name, sequence.tokens)
         if self._waiting.has_bound(sequence.replica):
             self._homes_with_slots[sequence.replica] = None
         sequence.replica = None

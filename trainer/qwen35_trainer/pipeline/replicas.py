@@ -1,13 +1,14 @@
 """The rollout replicas as the coordinator sees them: which may take a sequence, and which sequences each holds.
 
-A `ReplicaPool` balances load: it finds the replica with the lowest load in a heap. Every change of a load pushes a new
-entry, and outdated entries are dropped when they reach the top. A choice costs amortised O(log n) for n replicas.
+A `ReplicaPool` balances load: it finds the replica with the lowest load in a heap. Before a choice, each replica that has
+changed since the last choice gets a new entry, and outdated entries are dropped when they reach the top. With n replicas, a
+choice costs amortised O(log n), and as much for each replica that has changed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from qwen35_trainer.pipeline.events import SequenceId
@@ -30,8 +31,8 @@ class ReplicaState:
     leaving: bool = False
     times: ReplicaTimes = UNMEASURED
     """The measured times of the replica."""
-    sequences: dict[SequenceId, int] = field(default_factory=dict)
-    """The sequences that the replica holds, in order of arrival, each with its number of response tokens so far."""
+    sequences: dict[SequenceId, None] = field(default_factory=dict)
+    """The sequences that the replica holds, in order of arrival."""
     tokens: int = 0
     """Number of response tokens of all sequences that the replica holds."""
 
@@ -69,6 +70,7 @@ class ReplicaPool:
         self._replicas: dict[int, ReplicaState] = {}
         self._heap: list[tuple[float, int]] = []  # (load, number)
         self._current_loads: dict[int, float] = {}  # number → load of its current entry in the heap
+        self._changed: dict[int, ReplicaState] = {}  # by number: replicas that may need a new entry
         self._expected_tokens = 0.0
         self.sequence_count = 0
         """Number of sequences on all replicas of the collection."""
@@ -90,15 +92,14 @@ class ReplicaPool:
         return None if number is None else self._replicas.get(number)
 
     def add(self, replica: ReplicaState) -> None:
-        self._replicas[replica.number] = replica
-        self._update_heap(replica)
+        self._replicas[replica.number] = self._changed[replica.number] = replica
 
     def set_leaving(self, number: int, leaving: bool) -> None:
         """Mark a replica as leaving or not leaving. A leaving replica takes no sequences."""
         replica = self._replicas[number]
         if replica.leaving != leaving:
             replica.leaving = leaving
-            self._update_heap(replica)
+            self._changed[number] = replica
 
     def expect(self, tokens: float) -> None:
         """Set the number of tokens that every sequence is expected to gain, and update all loads.
@@ -107,18 +108,21 @@ class ReplicaPool:
         """
         if abs(tokens - self._expected_tokens) > LENGTH_CHANGE * self._expected_tokens:
             self._expected_tokens = tokens
-            for replica in self._replicas.values():
-                self._update_heap(replica)
+            self._changed |= self._replicas
 
     def remove(self, number: int) -> ReplicaState:
         """Remove a replica and return it, with the sequences that it holds."""
         replica = self._replicas.pop(number)
         self._current_loads.pop(number, None)
+        self._changed.pop(number, None)
         self.sequence_count -= len(replica.sequences)
         return replica
 
     def least_loaded(self) -> ReplicaState | None:
         """Return the replica with the lowest load among those that may take a sequence, or None if no replica may."""
+        for replica in self._changed.values():
+            self._update_heap(replica)
+        self._changed.clear()
         while self._heap:
             load, number = self._heap[0]
             if self._current_loads.get(number) == load:
@@ -128,25 +132,25 @@ class ReplicaPool:
 
     def add_sequence(self, replica: ReplicaState, sequence: SequenceId, tokens: int) -> None:
         """Assign a sequence that has `tokens` response tokens to a replica."""
-        replica.sequences[sequence] = tokens
+        replica.sequences[sequence] = None
         replica.tokens += tokens
         self.sequence_count += 1
-        self._update_heap(replica)
+        self._changed[replica.number] = replica
 
-    def remove_sequence(self, number: int, sequence: SequenceId) -> None:
+    def remove_sequence(self, number: int, sequence: SequenceId, tokens: int) -> None:
+        """Remove a sequence that has `tokens` response tokens from its replica."""
         replica = self._replicas[number]
-        replica.tokens -= replica.sequences.pop(sequence)
+        del replica.sequences[sequence]
+        replica.tokens -= tokens
         self.sequence_count -= 1
-        self._update_heap(replica)
+        self._changed[number] = replica
 
-    def grow(self, number: int, tokens: Mapping[SequenceId, int]) -> None:
-        """Record how many response tokens sequences of a replica have now. tokens: sequence → its number of tokens."""
+    def grow(self, number: int, tokens: int) -> None:
+        """Record that the sequences of a replica have gained `tokens` response tokens, all together."""
         replica = self._replicas[number]
-        for sequence, count in tokens.items():
-            replica.tokens += count - replica.sequences[sequence]
-            replica.sequences[sequence] = count
+        replica.tokens += tokens
         if replica.token_room is not None:
-            self._update_heap(replica)
+            self._changed[number] = replica
 
     def _update_heap(self, replica: ReplicaState) -> None:
         """Push a heap entry for a replica whose load has changed. Invalidate its entry if it may take no sequence."""

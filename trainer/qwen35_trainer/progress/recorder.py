@@ -1,7 +1,8 @@
 """Appends records to the metrics file, then passes them to the sinks."""
 
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
@@ -10,16 +11,19 @@ from qwen35_trainer.progress.records import FinishRecord, RunRecord, SpanRecord,
 from qwen35_trainer.progress.sinks.sink import Sink
 from qwen35_trainer.progress.span_budget import SpanBudget
 
+SPAN_SECONDS: Final = 1.0
+"""Minimum time between two writes of spans. A write takes the driver 0.1 ms, and a run may have many spans in a second."""
 _BLOCK_BYTES: Final = 1 << 16
 
 
 class Recorder:
     """Appends the records of a run to the metrics file, and passes them to the sinks. For use by one thread.
 
-    A record is in the file before any sink receives it. Only spans may be in the file later: in a long run, several
-    spans are joined to one line (`span_budget.py`), while sinks receive every span immediately. A process that dies
-    while it writes leaves an incomplete last line. The next Recorder of the same file removes that line, so a resumed
-    run continues in the same file.
+    A record is in the file before any sink receives it. Only spans may be in the file later, while sinks receive every
+    span immediately: the spans of a second are written together, before the next other record at the latest, and in a
+    long run several spans are joined to one line (`span_budget.py`). A process that dies while it writes leaves an
+    incomplete last line. The next Recorder of the same file removes that line, so a resumed run continues in the same
+    file.
 
     writer: writes into the folder of the file. None: no other attempt of the run writes there. The Recorder of a later
     attempt replaces the file by a copy, so what an earlier attempt appends after that is lost. `append` raises
@@ -40,25 +44,30 @@ class Recorder:
             self._size = _complete_size(self._file)
             self._file.truncate(self._size)
             self._spans = SpanBudget(_count(self._file, line_start(SpanRecord)))
+            self._held: list[RunRecord] = []  # spans that are due, but not written yet
+            self._written_at = 0.0  # time of the last write, by time.monotonic
         except OSError as error:
             raise self._failure("open", error) from error
 
     def append(self, record: RunRecord) -> None:
-        """Write a record to the metrics file, then to every sink."""
+        """Write a record to the metrics file, then to every sink. A span may be written later."""
         if isinstance(record, SpanRecord):
-            self._write_all(self._spans.add(record))
+            self._held += self._spans.add(record)
+            if time.monotonic() - self._written_at >= SPAN_SECONDS:
+                self._write()
         else:
             self._check()
             if isinstance(record, FinishRecord):
-                self._write_all(self._spans.flush())
+                self._held += self._spans.flush()
             self._write(record)
         for sink in self._sinks:
             sink.write(record)
 
     def close(self) -> None:
-        """Write the spans that were held back to be joined, and close the file and the sinks."""
+        """Write the spans that were held back, and close the file and the sinks."""
         try:
-            self._write_all(self._spans.flush())
+            self._held += self._spans.flush()
+            self._write()
         finally:
             self._file.close()
             for sink in self._sinks:
@@ -76,16 +85,15 @@ class Recorder:
         except OSError as error:
             raise self._failure("write to", error) from error
 
-    def _write_all(self, records: Iterable[RunRecord]) -> None:
-        for record in records:
-            self._write(record)
-
-    def _write(self, record: RunRecord) -> None:
-        line = memoryview(to_line(record).encode() + b"\n")
+    def _write(self, *records: RunRecord) -> None:
+        """Write the spans that are held back, and then `records`."""
+        due, self._held = [*self._held, *records], []
+        self._written_at = time.monotonic()
+        lines = memoryview(b"".join(to_line(record).encode() + b"\n" for record in due))
         written = 0
         try:
-            while written < len(line):
-                written += self._file.write(line[written:])
+            while written < len(lines):
+                written += self._file.write(lines[written:])
         except OSError as error:
             self._file.truncate(self._size)
             raise self._failure("write to", error) from error

@@ -254,11 +254,12 @@ class Generation:
         if report.probed is not None:
             self.probe_results.append(report.probed)
         self.probes_dropped += report.probes_dropped
-        here = self._progress.get(replica.number) or Progress()
+        progress = self._progress.get(replica.number) or Progress()
+        here = progress.sequences
         for name, version in report.started.items():
             if name in here:
                 self.tell(on.SequenceStarted(name, version))
-        here.add(report.progress)
+        progress.add(report.progress)
         lengths = {name: length for name, length in report.lengths.items() if name in here}
         ended = {name: tokens for name, tokens in report.tokens.copies() if name in here}
         self._claim_choices(replica, report, ended)

@@ -16,7 +16,8 @@ Commands and reports are therefore numbered from 1. A repeated call applies no c
 reports that a lost answer contained. A call takes about 1 ms of the driver's processor time, so commands and reports
 travel together where possible: commands that result from a report go with the next `exchange`. Both are pickled to bytes
 before Ray gets them, because Ray inspects every object of a message in Python. Large arrays stay out of the pickle: Ray gives
-the driver an array without copying it.
+the driver an array without copying it. The classes of messages have no slots, because pickling a dataclass with slots runs
+Python code for each of its fields.
 """
 
 from __future__ import annotations
@@ -53,25 +54,23 @@ UNREACHABLE_SECONDS = 30.0
 RECONNECT_SECONDS = 60.0
 """Minimum time between two attempts to connect to a worker. Until an attempt succeeds, calls travel through Ray."""
 _RETRY_SECONDS = 0.5
-_COMBINE_SECONDS = 0.002
-"""Time that the next call waits after a report, so that commands that result from the report go with the call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SubmitSequences:
     """A command to a replica: generate the given sequences."""
 
     requests: tuple[SequenceRequest, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DropSequences:
     """A command to a replica: stop generating the given sequences, and report no more of their tokens."""
 
     sequences: tuple[SequenceId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TakeSequences:
     """A command to a replica: stop generating the given sequences, and report all their tokens.
 
@@ -81,7 +80,7 @@ class TakeSequences:
     sequences: tuple[SequenceId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadWeights:
     """A command to a replica: fetch a version of the weights, verify it, and use it. Running sequences continue.
 
@@ -91,7 +90,7 @@ class LoadWeights:
     weights: PublishedWeights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProbeWeights:
     """A command to a replica: compute log-probs with the weights of a version, and compare them with the trainer's.
 
@@ -104,7 +103,7 @@ class ProbeWeights:
     probe: Probe
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SleepEngine:
     """A command to a replica: give back the memory of its devices.
 
@@ -112,7 +111,7 @@ class SleepEngine:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WakeEngine:
     """A command to a sleeping replica: take the memory of its devices again.
 
@@ -123,7 +122,7 @@ class WakeEngine:
     reload: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CommandBatch:
     """Consecutive commands to a replica, numbered `first`, `first + 1`, …"""
 
@@ -136,7 +135,7 @@ type ReplicaCommand = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineReport:
     """A report of the work of a replica since its previous report."""
 
@@ -318,7 +317,8 @@ class ReplicaChannel:
         if self._failure is not None:
             raise self._failure
         if self._answers_follow:
-            await asyncio.sleep(_COMBINE_SECONDS)
+            # In the next turn of the event loop, the coordinator gets the reports. The commands that result go with this call.
+            await asyncio.sleep(0)
         exchange = asyncio.ensure_future(self._exchange(self._take_queue()))
         exchange.add_done_callback(self._exchanged)
         try:

@@ -116,9 +116,6 @@ class Progress:
         self._began: dict[SequenceId, int] = {}
         """Sequence → number of reports that were added before it began. In this order."""
 
-    def __contains__(self, name: SequenceId) -> bool:
-        return name in self._began
-
     @property
     def sequences(self) -> Collection[SequenceId]:
         """The sequences that have begun and not ended."""

@@ -34,7 +34,7 @@ MIN_CHANGE = 0.1
 """Minimum relative change of a duration, or of a number of sequences, before the coordinator gets new times."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodeSum:
     """Sums over steps that only decoded, all with a similar number of sequences (one load range)."""
 
@@ -44,7 +44,7 @@ class DecodeSum:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrefillSum:
     """Sums over steps with a prefill. They computed prompts or earlier response tokens, and usually decoded too."""
 
@@ -59,7 +59,7 @@ class PrefillSum:
 NO_PREFILL = PrefillSum()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredSteps:
     """Sums over the steps that a replica's engine has made since the replica's previous report."""
 
