@@ -64,8 +64,8 @@ def spec_with(change: Document) -> dict[str, Any]:
 
 
 def refusal(plane: ControlPlane, namespace: str, change: Document) -> str | None:
-    """Why a training with this change of its train pods is refused."""
-    body = {"apiVersion": GROUP.removeprefix("/apis/"), "kind": "Qwen35Training", "metadata": {"name": "demo"}}
+    """Why a training with this change of its train pods is refused. No training of the namespace may have its name."""
+    body = {"apiVersion": GROUP.removeprefix("/apis/"), "kind": "Qwen35Training", "metadata": {"name": "only-proposed"}}
     message = refused(plane, f"{GROUP}/namespaces/{namespace}/qwen35trainings", body | {"spec": spec_with(change)})
     assert message is None or "denied request: spec.pods: " in message, message
     return message
