@@ -350,6 +350,7 @@ async def test_the_time_in_which_a_call_waits_for_others_is_not_part_of_its_own(
     assert await asyncio.gather(*(function.call(0.6) for _ in range(3))) == [1.0] * 3
 
 
+@pytest.mark.quiet
 async def test_a_call_that_is_killed_does_not_touch_one_in_another_process(
     isolated, tmp_path: Path, grows_soon: None
 ) -> None:
