@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -141,7 +142,10 @@ class AttackerProcess:
     acts: Connection
 
     def carry_out(self, act: Act, seconds: float = 0.0) -> Counter[str]:
-        """Let the process act, and return the results of all attacks so far. seconds: for `attack`."""
+        """Let the process act, and return the results of all attacks so far.
+
+        seconds: for `attack`. Raises the error of the act, and EOFError if the process has ended.
+        """
         self.acts.send((act, seconds))
         answer = self.acts.recv()
         if isinstance(answer, Exception):
@@ -254,8 +258,8 @@ async def _part(
     bed: Bed, attacker: AttackerProcess, options: argparse.Namespace, count: int, first: int, *, attacked: bool
 ) -> Json:
     """Return the latencies of the reports in one part of a round, what the operator used, and the results of attacks."""
-    attack = asyncio.to_thread(attacker.carry_out, "attack", options.seconds)
-    attacking = asyncio.create_task(attack) if attacked else None
+    act = partial(asyncio.to_thread, attacker.carry_out, "attack", options.seconds)
+    under_way = asyncio.create_task(act()) if attacked else None
     latencies: list[float] = []
 
     async def write(number: int) -> None:
@@ -265,8 +269,8 @@ async def _part(
     measured = await events(bed, count, options.reports_per_second, first)
     await writes
     measured["writes"] = spread(latencies)
-    if attacking is not None:
-        measured["results"] = await attacking
+    if under_way is not None:
+        measured["results"] = await under_way
         await asyncio.to_thread(attacker.carry_out, "clean_up")
     return measured
 

@@ -272,6 +272,9 @@ class Histories(RuleBasedStateMachine):
         if self.settings.on_missed_deadline is MissedDeadlinePolicy.WAIT:
             assert coordinator.buffer.excess() == 0, "the nested inequalities"
         assert list(coordinator.buffer.pending) == list(world.held)
+        groups = coordinator._placement.groups
+        for replica in (*coordinator._placement.pool, *coordinator._placement.lane):
+            assert replica.tokens == sum(groups[name[0]].sequences[name[1]].tokens for name in replica.sequences)
         assert sum(world.exits.values()) + len(world.held) == len(world.positions), "one exit for each group"
         assert world.exits == Counter({reason: n for reason, n in coordinator.left_by_reason.items() if n})
         assert all(len(replica.running) <= replica.slots for replica in world.replicas.values())
