@@ -1,7 +1,7 @@
 """A recipe made small enough for the CPUs of any machine: its settings at another size.
 
 model    a folder of the shape in which the recipe's model is published, with random weights: vision tower and experts included
-devices  one node of as many processes as requested, so that FSDP shards; rollouts by the embedded engine
+devices  one node of as many processes as requested, so that FSDP shards; rollouts by the embedded engine, or by vLLM on request
 data     rows in the format of the recipe's data set, and its reward: a few generated pictures for geo3k, sums for GSM8K
 batch    DIVISOR times fewer sequences per micro-batch, at least one; as many prompts per update; two versions
 """
@@ -10,6 +10,7 @@ import io
 import json
 import random
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +32,19 @@ SHAPES = {True: "35B-A3B", False: "27B, untied"}
 """Published shapes with and without experts."""
 LAYERS = {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": ["linear_attention", "full_attention"]}
 """One layer of each kind."""
+HEADS = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+"""The smallest heads of Gated DeltaNet that vLLM's kernels for the CPU have."""
 WORDS = ["user", "assistant", "\n", "?", "0", "1", "+", "=", "</think>", r"\boxed{1}", r"\boxed{2}", "#### 0", "#### 1"]
 """Tokens of the model. An answer is one of them, so that random weights are right now and then."""
 COLOURS = {"1": (255, 0, 0), "2": (0, 0, 255)}
 """Answer → colour of the last picture of its prompt."""
 
 
-def changes(manifest: Manifest, ranks: int) -> dict[str, object]:
+type Rollouts = Literal["Torch", "VLLM"]
+"""The engine that generates: the embedded one, or that of the recipe with its settings."""
+
+
+def changes(manifest: Manifest, ranks: int, rollouts: Rollouts = "Torch") -> dict[str, object]:
     """What shrinking replaces: paths below spec, and their new values. Parts of the rollout only where a recipe has them."""
     spec = manifest.spec
     micro = max(1, spec.train.batch.microBatchSequences // DIVISOR)
@@ -58,7 +65,8 @@ def changes(manifest: Manifest, ranks: int) -> dict[str, object]:
             files = f"data.{part}[{index}].files"
             changed |= {f"{files}.paths[0]": f"{part}.parquet", f"{files}.volume": None}
     if spec.rollout is not None:
-        changed |= {"rollout.engine": "Torch", "rollout.vllm": None, "rollout.nodes": 1, "rollout.tensorParallel": 1}
+        changed |= {"rollout.nodes": 1, "rollout.tensorParallel": 1}
+        changed |= {"rollout.engine": "Torch", "rollout.vllm": None} if rollouts == "Torch" else {}
     return changed
 
 
@@ -68,11 +76,11 @@ def updates(manifest: Manifest) -> int:
     return VERSIONS * knobs.updatesPerBatch * knobs.batchesPerPublication
 
 
-def shrunken(manifest: Manifest, ranks: int = 1) -> Manifest:
+def shrunken(manifest: Manifest, ranks: int = 1, rollouts: Rollouts = "Torch") -> Manifest:
     """Return the manifest with `changes`, for `ranks` train workers. Raises ManifestError where the result does not fit together."""
     document, _ = parse_document(dump_manifest(manifest))
     assert isinstance(document, dict)
-    overrides = [f"{path}={json.dumps(value)}" for path, value in changes(manifest, ranks).items()]
+    overrides = [f"{path}={json.dumps(value)}" for path, value in changes(manifest, ranks, rollouts).items()]
     return parse_manifest(apply_overrides(document, overrides))
 
 
@@ -88,7 +96,9 @@ def sees(manifest: Manifest) -> bool:
 
 def write(folder: Path, manifest: Manifest) -> Path:
     """Write a shrunken manifest with its model and its data to an empty folder, and return the manifest's file."""
-    published.write(folder / "model", shape_of(manifest), text=LAYERS)
+    rollout = manifest.spec.rollout
+    heads = HEADS if rollout is not None and rollout.engine == "VLLM" else {}
+    published.write(folder / "model", shape_of(manifest), text=LAYERS | heads)
     published.write_tokenizer(folder / "model", WORDS)
     for part, count in (("train", 16), ("validation", 4)):
         rows = [(shown_row if sees(manifest) else sum_row)(part, number) for number in range(count)]

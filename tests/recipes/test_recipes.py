@@ -45,6 +45,8 @@ SIZE_AND_PLACE = {
 }
 """What a published recipe and its run here may differ in; format of the data, reward, algorithm, optimizer, offload and the rest may not."""
 
+MAX_BEHAVIOUR_KL = 0.02
+"""Of a batch that vLLM has generated, against the trainer."""
 CHANGED_BY_ASYNC = {
     "metadata.name",
     "spec.mode",
@@ -74,8 +76,8 @@ def trained(request) -> Manifest:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Iterator[Callable[[Manifest], Ended]]:
-    """Runs a shrunken recipe: by the command on two ranks, in this process on one. Two recipes that differ in their devices
-    alone shrink to the same run.
+    """Runs a shrunken recipe: by the command on two ranks or with vLLM, in this process otherwise. Two recipes that differ in
+    their devices alone shrink to the same run.
     """
     command, local = Command(tmp_path_factory.mktemp("commands")), Local(tmp_path_factory.mktemp("local"))
     ended: dict[str, Ended] = {}
@@ -84,7 +86,8 @@ def run(tmp_path_factory) -> Iterator[Callable[[Manifest], Ended]]:
         settings = small.spec.model_dump_json()
         if settings not in ended:
             file = write(tmp_path_factory.mktemp("recipe"), small)
-            ended[settings] = (command if small.spec.world_size > 1 else local).run(file)
+            by_vllm = small.spec.rollout is not None and small.spec.rollout.engine == "VLLM"
+            ended[settings] = (command if small.spec.world_size > 1 or by_vllm else local).run(file)
         return ended[settings]
 
     yield run
@@ -194,6 +197,19 @@ def test_its_penalty_against_the_reference_model_grows_from_nothing(ended):
 def test_it_is_evaluated_where_the_recipe_says_so(trained, ended):
     expected = [0, updates(trained)] if trained.spec.data.validation else []
     assert [record.update for record in ended.of(EvaluationRecord)] == expected
+
+
+@pytest.mark.soak
+def test_its_settings_train_with_vllm(run, recipe):
+    """With the recipe's own settings of vLLM, which computes nearly the same log-probabilities as the trainer, in bfloat16."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    ended = run(shrunken(recipe, ranks_of(recipe), "VLLM"))
+    assert ended.code == 0, ended.err
+    records = ended.of(UpdateRecord)
+    assert [record.update for record in records] == list(range(1, updates(recipe) + 1))
+    assert any(record.gradient_norm > 0 for record in records)
+    assert any(0 < record.reward_mean < 1 for record in records)
+    assert all(abs(record.behaviour_kl) < MAX_BEHAVIOUR_KL for record in records)
 
 
 def _document(manifest: Manifest) -> object:
