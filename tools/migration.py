@@ -96,7 +96,7 @@ TRL_NOTES: Final[Mapping[str, str]] = {
     "report_to": "The console and TensorBoard are on by default.",
     "reward_funcs": "TRL scores a list of completions, a function here one response. See [below](#reward-functions).",
     "vllm_gpu_memory_utilization": "For vLLM.",
-    "vllm_tensor_parallel_size": "At most the devices of a node.",
+    "vllm_tensor_parallel_size": "Devices of a node, or several whole nodes.",
     "weight_decay": "The default here is 0.1, in TRL 0. Vectors do not decay, in both.",
 }
 

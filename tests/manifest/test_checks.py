@@ -215,6 +215,16 @@ CASES = {
         "spec.rollout.tensorParallel",
         {**EIGHT, "rollout": {"nodes": 4, "tensorParallel": 16}},
     ),
+    "the smallest pool has half a replica": (
+        {**EIGHT, "rollout": {"nodes": 4, "minNodes": 3, "tensorParallel": 16}},
+        "spec.rollout.minNodes",
+        {**EIGHT, "rollout": {"nodes": 4, "minNodes": 2, "tensorParallel": 16}},
+    ),
+    "the largest pool has half a replica": (
+        {**EIGHT, "rollout": {"nodes": 4, "maxNodes": 5, "tensorParallel": 16}},
+        "spec.rollout.maxNodes",
+        {**EIGHT, "rollout": {"nodes": 4, "maxNodes": 6, "tensorParallel": 16}},
+    ),
     "replica of the lane": (
         {"rollout": {"nodes": 3, "stragglerLane": {**LANE, "tensorParallel": 4}}},
         "spec.rollout.stragglerLane.tensorParallel",

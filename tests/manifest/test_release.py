@@ -21,13 +21,9 @@ MEGATRON = {"train.engine": "Megatron"}
 BEYOND_MEGATRON = MEGATRON | {"train.batch.removePadding": True}
 BEYOND = {
     "a split replica": ({"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
-    "a vLLM replica over nodes": (
-        VLLM | FOUR_HEADS | {"rollout.nodes": 2, "rollout.tensorParallel": 4},
+    "a vLLM replica over nodes that takes turns with the trainer": (
+        VLLM | FOUR_HEADS | {"mode": "Colocated", "rollout.nodes": 2, "train.nodes": 2, "rollout.tensorParallel": 4},
         ["spec.rollout.tensorParallel"],
-    ),
-    "a vLLM replica of the lane over nodes": (
-        VLLM | FOUR_HEADS | {"rollout.nodes": 3, "rollout.stragglerLane": LANE | {"nodes": 2, "tensorParallel": 4}},
-        ["spec.rollout.stragglerLane.tensorParallel"],
     ),
     "vLLM replicas of more devices than heads": (
         EIGHT

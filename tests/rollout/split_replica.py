@@ -3,12 +3,20 @@
 The model has the form of the small published ones: with a vision tower, and the output layer tied to the embedding. Some of the prompts
 have pictures.
 
-python -m tests.rollout.split_replica ─► one line of JSON: responses, log-probs of a probe, the number of processes that have
-                                          a part of each parameter, and the ids of the processes of its workers
+python -m tests.rollout.split_replica [NODES] ─► one line of JSON: responses, log-probs of a probe, the number of processes that
+                                                  have a part of each parameter, and the ids of the processes of its workers
+
+NODES: 2: each device is on a node of its own. The program starts itself again for the second node, whose processes only the network
+connects with those of the first. Without it, both devices are on one node.
 """
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -18,9 +26,10 @@ import torch
 from qwen35_trainer.rollout import vllm_core
 from qwen35_trainer.rollout.rollout_engine import Sampling, SequenceRequest
 from qwen35_trainer.rollout.vllm import VLLMEngine
-from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
+from qwen35_trainer.rollout.vllm_core import CoreSettings, NodePlace, build_core, start_workers
 from qwen35_trainer.rollout.vllm_environment import set_variables
 from qwen35_trainer.weights.division import ReplicaShape
+from qwen35_trainer.weights.host_weights import HostWeights
 from tests.publications import received
 from tests.rollout.loading import load
 from tests.rollout.shown import shown_scenes
@@ -37,26 +46,59 @@ SHOWN = 10
 """Number that is added to a seed in the names of its sequences with pictures."""
 
 
+SETTINGS = CoreSettings(
+    slots=4,
+    max_length=MAX_LENGTH,
+    seed=5,
+    memory_fraction=0.1,
+    on_cpu=True,
+    devices=2,
+    picture_tokens=MAX_LENGTH,
+)
+LOCAL = "127.0.0.1"
+
+
+def node(number: int, port: int) -> CoreSettings:
+    """The settings of a node of a replica of two nodes."""
+    return replace(SETTINGS, node=NodePlace(number, 2, LOCAL, LOCAL, port))
+
+
+def shared(parameters: dict[str, torch.Tensor], seed: int, nodes: int) -> HostWeights:
+    """The weights in shared memory, where every node of this machine finds them."""
+    weights = received(parameters.items(), seed, ReplicaShape(seed))
+    return weights.with_nodes([weights.shared] * (nodes - 1))
+
+
+def second_node(port: int) -> None:
+    """Run the processes of the second node until this process is killed, or one of them ends."""
+    workers = start_workers(pictured(SEEDS[0], AS_PUBLISHED).config, node(1, port))
+    print("joined", flush=True)
+    while not workers.wait(1.0):
+        if os.getppid() == 1:
+            return
+    sys.exit("a worker has ended")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     set_variables()
+    settings = SETTINGS
+    if len(sys.argv) > 1:
+        with socket.create_server((LOCAL, 0)) as free:
+            port = free.getsockname()[1]
+        if sys.argv[1] != "2":
+            second_node(int(sys.argv[1]))
+            return
+        subprocess.Popen([sys.executable, "-m", "tests.rollout.split_replica", str(port)], stdout=sys.stderr)
+        settings = node(0, port)
     models = {seed: pictured(seed, AS_PUBLISHED) for seed in SEEDS}
     config = models[0].config
-    settings = CoreSettings(
-        slots=4,
-        max_length=MAX_LENGTH,
-        seed=5,
-        memory_fraction=0.1,
-        on_cpu=True,
-        devices=2,
-        picture_tokens=MAX_LENGTH,
-    )
     core = build_core(config, settings)
     engine = VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True, reads_pictures=True)
     responses, probes = {}, []
     for seed in SEEDS:
         parameters = dict(models[seed].named_parameters())
-        weights = received(parameters.items(), seed, ReplicaShape(seed)) if seed in SHARED else parameters
+        weights = shared(parameters, seed, settings.node.count) if seed in SHARED else parameters
         # The workers read shared memory themselves, so that no tensor is sent to them.
         sent = vllm_core.portions if seed not in SHARED else Mock(side_effect=AssertionError("a tensor was sent"))
         with patch.object(vllm_core, "portions", sent):

@@ -21,9 +21,11 @@ from tests.rollout.test_vllm import assert_greedy, log_probs_of, prompt_of
 from tests.rollout.test_vllm_pictures import pictured
 
 
-def test_it_generates_as_the_trainer_computes_and_ends_with_its_process() -> None:
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(nodes: int) -> None:
+    """With two nodes, only the network connects the processes of the devices."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    command = [sys.executable, "-m", "tests.rollout.split_replica"]
+    command = [sys.executable, "-m", "tests.rollout.split_replica", *(["2"] if nodes == 2 else [])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
         try:

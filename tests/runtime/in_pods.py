@@ -1,7 +1,7 @@
 """A run on four Ray nodes with the labels that pods have: `python in_pods.py MANIFEST OUTPUT`, prints a JSON object.
 
 Afterwards, on the same nodes, one of which says that it has two accelerators of each kind, actors with the options that a run without a
-cluster gives its workers.
+cluster gives its workers. At last, with a third node of the rollout pool, two replicas of two nodes each.
 """
 
 import json
@@ -20,13 +20,17 @@ from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.runtime import run_command as command
 from qwen35_trainer.runtime.link.reporter import Reporter
-from qwen35_trainer.runtime.site import connected, worker_options
+from qwen35_trainer.runtime.replica_node import NodeActors
+from qwen35_trainer.runtime.site import connected, reserve_nodes, reserved_options, worker_options
 
 NODES = (("head", 0, None), ("rollout", 2, "false"), ("rollout", 2, "true"), ("train", 2, None))
 """Pool, CPUs, and whether it is a node of the straggler lane."""
 DEVICES = 2
 """Accelerators of each kind that the last node has, as far as Ray knows."""
 VISIBLE = {"NVIDIA": "CUDA_VISIBLE_DEVICES", "Ascend": "ASCEND_RT_VISIBLE_DEVICES"}
+LARGE = {"rollout.nodes": 2, "rollout.tensorParallel": 2, "accelerator.devicesPerNode": 1}
+"""Replicas that are larger than a node."""
+STARTS_SECONDS = 120.0
 taken: dict[str, Any] = {}
 
 
@@ -43,6 +47,35 @@ class Worker:
 
     def visible(self, variable: str) -> str | None:
         return os.environ.get(variable)
+
+
+class Placed:
+    """A worker on one node of a replica."""
+
+    def node(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+
+def reserved(file: Path) -> dict[str, Any]:
+    """Two replicas of two nodes each on three nodes: the nodes of the first, CPUs that are free meanwhile, nodes of the second."""
+    spec = load_manifest(file, [f"{name}={value}" for name, value in LARGE.items()]).spec
+    job: Any = SimpleNamespace(in_cluster=True, spec=spec)
+
+    def replica() -> NodeActors:
+        group = reserve_nodes(job, lane=False)
+        options = (reserved_options(job, group, number, lane=False) for number in range(2))
+        return NodeActors(tuple(ray.remote(**each)(Placed).remote() for each in options), group)
+
+    def nodes(of: NodeActors) -> list[str]:
+        names: list[str] = ray.get([actor.node.remote() for actor in of.actors], timeout=STARTS_SECONDS)
+        return names
+
+    first, second = replica(), replica()
+    result: dict[str, Any] = {"first": nodes(first), "free": ray.available_resources().get("CPU", 0.0)}
+    first.end()
+    result["second"] = nodes(second)
+    second.end()
+    return result
 
 
 def shown() -> dict[str, list[str | None]]:
@@ -77,9 +110,11 @@ def main(file: Path, output: Path) -> None:
     )
     with connected(in_cluster=True):
         visible = shown()
+        cluster.add_node(num_cpus=2, object_store_memory=100_000_000, labels={POOL_LABEL: "rollout"})
+        large = reserved(Path(__file__).parents[2] / "examples" / "tiny-grpo-vllm.yaml")
     cluster.shutdown()
     ended = {"outcome": finished.finish.outcome, "message": finished.finish.message}
-    print(json.dumps(ended | {"left": taken, "visible": visible}))
+    print(json.dumps(ended | {"left": taken, "visible": visible, "large": large}))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,14 @@ def test_without_a_cluster_each_worker_sees_an_accelerator_of_its_own(in_pods, p
     assert sorted(messages["visible"][profile]) == ["0", "1"]
 
 
+def test_a_replica_of_several_nodes_takes_all_of_its_nodes_or_none(in_pods):
+    """Of two replicas of two nodes each on three nodes, one waits, and the third node stays free meanwhile."""
+    _, messages = in_pods
+    large, of_the_train_pool, of_the_third_node = messages["large"], 2.0, 2.0
+    assert len(set(large["first"])) == len(set(large["second"])) == 2
+    assert large["free"] == of_the_train_pool + of_the_third_node
+
+
 def test_nothing_is_kept_where_pods_share_no_folder(in_pods):
     folder, _ = in_pods
     assert not (folder / "checkpoints").exists()

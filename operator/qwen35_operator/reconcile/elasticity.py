@@ -140,7 +140,7 @@ def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
     if not _is_settled(situation, pool.autoscale.stabilizationSeconds):
         return None
     rule, nodes = pool.autoscale, target(situation.training, situation.status)
-    step = max(1, pool.tensorParallel // situation.spec.accelerator.devicesPerNode)
+    step = situation.spec.nodes_of_replica(lane=False)
     shares = f"train idle {report.trainIdle:.0%}, rollout idle {report.rolloutIdle:.0%}"
     if report.trainIdle > rule.growAboveTrainIdle and report.rolloutIdle <= rule.shrinkAboveRolloutIdle:
         chosen, why = nodes + step, f"the train pool waits for rollouts: {shares}"
@@ -179,7 +179,8 @@ def _size_at_start(
     """Return the number of rollout nodes that the cluster should have now, and the seconds until fewer may be enough.
 
     This is `nodes`, unless KubeRay waits for pods before it submits the trainer, and rollout.minNodes pods work. Then the
-    cluster does not grow, and it loses the pods for which no node was found. The seconds are None if no such pod waits.
+    cluster does not grow, and it loses the pods for which no node was found, and those that are not enough for one more
+    replica of several nodes. The seconds are None if no such pod waits.
     present: the cluster's number of rollout nodes.
     """
     job, least, now = situation.job, situation.spec.min_rollout_nodes, situation.now
@@ -190,6 +191,7 @@ def _size_at_start(
     working = sum(pod.ready for pod in situation.pods if pod.pool == ROLLOUT_GROUP)
     if others < 1 + situation.spec.train.nodes or not all(pod.ready for pod in must_work):
         return present, None
+    working -= (working - situation.spec.lane_nodes) % situation.spec.nodes_of_replica(lane=False)
     if working < least or working == present:
         return present, None
     since = max([pod.created for pod in situation.pods if not pod.node], default=cluster.created)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from qwen35_operator.reconcile import acceptance
 from qwen35_trainer.contract import ReplicaReport
 from tests.operator.reconcile.world import World
 
@@ -116,10 +115,10 @@ def test_a_pod_without_a_replica_has_nothing_to_drain(world):
     assert (world.observe().control.leaving, replicas(world)) == ((pods[1],), 1)
 
 
-def starting(nodes: int, least: int, unplaced: int) -> World:
+def starting(nodes: int, least: int, unplaced: int, **rollout: object) -> World:
     """An attempt whose pods all work, except some of the rollout pool, for which there is no node."""
     world = World()
-    world.edit(rollout={"nodes": nodes, "minNodes": least, "maxNodes": nodes})
+    world.edit(rollout={"nodes": nodes, "minNodes": least, "maxNodes": nodes} | rollout)
     world.reconcile(), world.kuberay(), world.reconcile()
     pods = sorted(name for name in world.pods if "rollout" in name)
     for name in pods[:unplaced]:
@@ -142,6 +141,13 @@ def test_an_attempt_starts_with_the_nodes_that_there_are_if_they_are_enough():
     world.reconcile()
     assert replicas(world) == 4
     assert len(world.status.attempts) == 1
+
+
+def test_an_attempt_starts_without_a_node_that_is_not_enough_for_one_more_replica():
+    world = starting(nodes=4, least=2, unplaced=1, engine="VLLM", tensorParallel=16)
+    world.wait(world.wanted_after)
+    world.reconcile()
+    assert replicas(world) == 2
 
 
 @pytest.mark.parametrize(("least", "unplaced"), [(4, 1), (3, 2)])
@@ -226,11 +232,9 @@ def test_pods_that_do_not_work_go_before_idle_ones(world):
     assert world.observe().control.leaving == (pods[0],)
 
 
-def test_the_nodes_of_one_replica_go_together(monkeypatch):
-    """This release has no engine whose replicas span nodes, and would refuse the training."""
-    monkeypatch.setattr(acceptance, "cannot_run", lambda spec: [])
+def test_the_nodes_of_one_replica_go_together():
     world = World()
-    world.edit(rollout={"nodes": 4, "tensorParallel": 16, "minNodes": 2})
+    world.edit(rollout={"engine": "VLLM", "nodes": 4, "tensorParallel": 16, "minNodes": 2})
     world.until_running()
     pods = sorted(name for name in world.pods if "rollout" in name)
     mates = [(pods[0], pods[2]), (pods[1], pods[3])]

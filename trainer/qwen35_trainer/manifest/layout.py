@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.accelerator import MAX_NODES
 from qwen35_trainer.manifest.problems import Problem, either
+from qwen35_trainer.manifest.rollout import RolloutSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 
 PARALLELISM = "spec.train.parallelism"
@@ -235,12 +236,13 @@ def replicas(spec: TrainingSpec) -> Iterator[Problem]:
 
     The nodes of the straggler lane are reserved for long sequences. Replicas that fit into a node must divide its
     devices evenly. A larger replica must take whole nodes, and the number of its nodes must divide the number of
-    available nodes.
+    available nodes, also in the smallest and the largest pool.
     """
     if (pool := spec.rollout) is None:
         return
     set_aside = pool.stragglerLane.nodes if pool.stragglerLane and pool.stragglerLane.nodes < pool.nodes else 0
     yield from _fits(spec, "spec.rollout", pool.tensorParallel, pool.nodes - set_aside)
+    yield from _whole_replicas(spec, pool, set_aside)
     if pool.stragglerLane is not None:
         yield from _fits(
             spec, "spec.rollout.stragglerLane", pool.stragglerLane.tensorParallel, pool.stragglerLane.nodes
@@ -282,6 +284,24 @@ def _fits(spec: TrainingSpec, path: str, size: int, nodes: int) -> Iterator[Prob
         f"{size} does not fit {counted(nodes, 'node')} × {devices} devices: a replica is an equal part of a node, or several whole nodes.",
         f"Use {either(fitting)}.",
     )
+
+
+def _whole_replicas(spec: TrainingSpec, pool: RolloutSpec, set_aside: int) -> Iterator[Problem]:
+    """Check that replicas of several nodes use all nodes of the smallest and the largest pool.
+
+    set_aside: number of nodes of the straggler lane.
+    """
+    size = spec.nodes_of_replica(lane=False)
+    for name in ("minNodes", "maxNodes"):
+        nodes = getattr(pool, name)
+        if nodes is None or nodes <= set_aside or (nodes - set_aside) % size == 0:
+            continue
+        fitting = _around(nodes, [other + set_aside for other in range(size, MAX_NODES - set_aside + 1, size)])
+        yield Problem(
+            f"spec.rollout.{name}",
+            f"{nodes} leaves a part of a replica: with rollout.tensorParallel {pool.tensorParallel}, each has {size} nodes.",
+            f"Use {either(fitting)}.",
+        )
 
 
 def _whole(size: int, nodes: int, devices: int) -> bool:

@@ -62,9 +62,11 @@ def _shared_devices(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Proble
 
 def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
     for path, part in (("spec.rollout", rollout), ("spec.rollout.stragglerLane", rollout.stragglerLane)):
-        if part is not None and part.tensorParallel > spec.accelerator.devicesPerNode:
-            message = "a VLLM replica of this release uses the devices of one node."
-            fix = f"Set it to at most {spec.accelerator.devicesPerNode} (accelerator.devicesPerNode)."
+        if part is None or part.tensorParallel <= spec.accelerator.devicesPerNode:
+            continue
+        if spec.mode == "Colocated":
+            message = "in mode Colocated, a replica uses the devices of one node."
+            fix = f"Set it to at most {spec.accelerator.devicesPerNode} (accelerator.devicesPerNode), or use mode FullyAsync."
             yield Problem(f"{path}.tensorParallel", message, fix)
     if (random := spec.model.source.random) is not None:
         yield from split_problems(spec, DividedSizes.of_random(random))

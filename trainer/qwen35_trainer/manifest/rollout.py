@@ -28,7 +28,7 @@ class StragglerLaneSpec(Section):
         ge=1,
         le=1024,
         description="Devices per replica of the straggler lane; more than rollout.tensorParallel, otherwise it is not"
-        " faster. With VLLM at most accelerator.devicesPerNode, and a number that divides the model's heads. With Torch, "
+        " faster. With VLLM, a number that divides the model's heads. With Torch, "
         "which has one device per replica, a multiple of its threads, and only with profile CPU. No default. verl: none.",
     )
     afterTokens: int = Field(
@@ -100,8 +100,8 @@ class RolloutSpec(Section):
         1,
         ge=1,
         le=1024,
-        description="Devices per replica. Default 1, for models that fit into one device. verl: "
-        "actor_rollout_ref.rollout.tensor_model_parallel_size.",
+        description="Devices per replica: an equal part of a node, or in mode FullyAsync several whole nodes. Default 1, for models that fit "
+        "into one device. verl: actor_rollout_ref.rollout.tensor_model_parallel_size.",
     )
     memoryFraction: float = Field(
         0.6,

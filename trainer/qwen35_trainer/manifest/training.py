@@ -182,6 +182,14 @@ class TrainingSpec(Section):
         of_lane = self.rollout.stragglerLane if lane else None
         return self.rollout.tensorParallel if of_lane is None else of_lane.tensorParallel
 
+    def nodes_of_replica(self, *, lane: bool) -> int:
+        """Return the number of nodes of a rollout replica: 1, unless it is larger than a node. lane: as for `replica_devices`."""
+        return -(-self.replica_devices(lane=lane) // self.accelerator.devicesPerNode)
+
+    def devices_on_node(self, *, lane: bool) -> int:
+        """Return the number of devices that a rollout replica has on each of its nodes. lane: as for `replica_devices`."""
+        return self.replica_devices(lane=lane) // self.nodes_of_replica(lane=lane)
+
     @property
     def rollout_devices(self) -> int:
         """Number of devices of all replicas of the rollout pool, with those reserved for long sequences; 0 without a pool."""

@@ -96,13 +96,13 @@ def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMem
     devices, version = spec.accelerator.devicesPerNode, version_bytes(shape, spec)
     replicas = max(1.0, devices / spec.rollout.tensorParallel)
     versions = 2 if spec.publication.transport == "RDMA" else 1
-    nodes_of_replica = max(1.0, spec.rollout.tensorParallel / devices)
-    staged, bucket = replicas * versions * version / nodes_of_replica, _bucket_bytes(spec, version)
+    # Each node of a replica that is larger than a node has a whole version, and the first one the records of all tokens.
+    staged, bucket = replicas * versions * version, _bucket_bytes(spec, version)
     in_store = _uses_object_store(spec)
     return PodMemory(
         "rollout",
         devices * _process_bytes(spec),
-        devices * tensors + replicas * _recording_bytes(shape, spec, spec.rollout) / nodes_of_replica,
+        devices * tensors + replicas * _recording_bytes(shape, spec, spec.rollout),
         staged if in_store else staged + replicas * _beyond_default(bucket),
         (replicas * bucket if in_store else 0.0)
         + (_batch_bytes(spec) + _batches_in_pipeline(spec) * _choices_bytes(shape, spec)) / spec.rollout.nodes,

@@ -1,7 +1,7 @@
 """Seconds of a publication, in three steps.
 
 copy       each train rank copies its shard of the version to its host; training waits
-transfer   train nodes send a whole version to every replica; the slowest sender or receiver determines the time. With RDMA,
+transfer   train nodes send a whole version to each node of every replica; the slowest sender or receiver determines the time. With RDMA,
            replicas serve each other (`weights/relay.py`): train ranks send to as many replicas as they can serve at the same
            time, and each further wave doubles the number of replicas that have the version
 load       each device of a replica copies its part of the version from its host, between two decode steps
@@ -40,12 +40,13 @@ def publication_time(shape: ModelSizes, spec: TrainingSpec, device: Device) -> P
     host = LINKS[device.to_host].bandwidth * LINK_SHARE
     network = LINKS[device.between_nodes].bandwidth * LINK_SHARE
     replicas, ranks = max(1, spec.rollout_replicas), spec.world_size
-    received = version / pool.tensorParallel / network
+    nodes = spec.nodes_of_replica(lane=False)
+    received = version / spec.devices_on_node(lane=False) / network
     if spec.publication.transport == "RDMA":
         first = min(replicas, max(4, ranks // pool.tensorParallel))
         waves = math.ceil(math.log2(replicas / first)) if replicas > first else 0
-        transfer = max(version / ranks * first / network, received) + waves * received
+        transfer = max(version / ranks * first * nodes / network, received) + waves * received
     else:
-        transfer = max(version / ranks * replicas / network, received)
+        transfer = max(version / ranks * replicas * nodes / network, received)
     copies = version / ranks / host
     return PublicationTime(copies, transfer, version / pool.tensorParallel / host)

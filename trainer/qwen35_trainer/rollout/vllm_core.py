@@ -16,6 +16,12 @@ A replica of several devices has a process for each of them, which vLLM starts (
 and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
 elsewhere are copied to them.
 
+A replica that is larger than a node has the core on its first node. On each other node, `start_workers` starts the processes of
+that node's devices, which then take part as those of the first node do:
+
+    node 0: build_core    ─► engine core ─► processes of ranks 0 … 7 ◄─┐ torch.distributed, and vLLM's messages
+    node 1: start_workers ────────────────► processes of ranks 8 … 15 ◄┘ by TCP
+
 This file, `vllm_worker.py`, `vllm_requests.py`, `vllm_processor.py`, `vllm_cpu_experts.py`, `vllm_choices.py`, `vllm_choice_worker.py` and
 `vllm.py` use internals of vLLM. `vllm_versions.py` describes the differences between the versions of vLLM for which they are written.
 """
@@ -29,6 +35,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +82,22 @@ REPLACEMENT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
+class NodePlace:
+    """One of the nodes of a replica, and the place where the processes of all its nodes meet."""
+
+    number: int = 0
+    """0: the node of the engine core."""
+    count: int = 1
+    """Number of nodes of the replica, each with the same number of devices."""
+    own_address: str = ""
+    """The address at which the other nodes reach this one. Empty for a replica of one node, as the next one."""
+    first_address: str = ""
+    """The address of node 0."""
+    port: int = 0
+    """A free port of node 0."""
+
+
+@dataclass(frozen=True)
 class CoreSettings:
     """Settings of an engine core."""
 
@@ -95,6 +118,8 @@ class CoreSettings:
 
     With more than one, each has a separate process.
     """
+    node: NodePlace = NodePlace()
+    """The node of this process, among those of the replica."""
     options: VLLMSpec = field(default_factory=VLLMSpec)
     """Options of the manifest."""
     sleeps: bool = False
@@ -141,12 +166,63 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     config: the configuration of the trainer's model. Raises RuntimeError if vLLM would schedule ahead of a step, or cannot
     compute the model on this CPU.
     """
+    with _configured(config, settings) as configuration:
+        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.executor import Executor
+
+        executor = Executor.get_class(configuration)
+        if settings.records_choices:
+            executor = RecordingExecutor(executor, RouterSizes.of(config))
+        core = LLMEngine(configuration, executor, log_stats=False, multiprocess_mode=False)
+    if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
+        raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
+    if settings.records_choices:
+        ChoiceTable(core.engine_core.engine_core.scheduler, RouterSizes.of(config)).attach()
+    if settings.devices > 1:
+        core.collective_rpc(join_replica, timeout=REPLACEMENT_SECONDS, args=(settings.on_cpu,))
+    return core
+
+
+class NodeWorkers:
+    """The processes of the devices of a further node of a replica, which obey the engine core of node 0."""
+
+    def __init__(self, executor: Core) -> None:
+        """executor: vLLM's MultiprocExecutor, whose processes have started."""
+        self._executor = executor
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most `seconds` until a process has ended. Returns whether one has."""
+        return bool(wait([worker.proc.sentinel for worker in self._executor.workers], seconds))
+
+    def close(self) -> None:
+        """End the processes."""
+        self._executor.shutdown()
+
+
+def start_workers(config: HFConfig, settings: CoreSettings) -> NodeWorkers:
+    """Start the processes of a further node of a replica, and return them when they are ready.
+
+    That takes until the engine core of node 0 is built, with equal `config` and `settings`, except for `settings.node.number`. Call
+    this function on a thread that lives as long as the processes: they end with it (`join_replica`).
+    """
+    with _configured(config, settings) as configuration:
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        return NodeWorkers(MultiprocExecutor(configuration, monitor_workers=False))
+
+
+@contextlib.contextmanager
+def _configured(config: HFConfig, settings: CoreSettings) -> Iterator[Any]:
+    """Context manager: prepare this process for vLLM, and yield vLLM's configuration of the core.
+
+    The configuration refers to files that exist in the body.
+    """
     set_variables()
+    if settings.node.count > 1:
+        os.environ["VLLM_HOST_IP"] = settings.node.own_address
     if settings.on_cpu:
         reuse_freed_tensors()
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.executor import Executor
 
     _quieten()
     if settings.on_cpu:
@@ -159,18 +235,7 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     with tempfile.TemporaryDirectory() as name:
         pictures = settings.picture_tokens > 0
         write_configuration(config, Path(name), text_models=builds_text_models(), pictures=pictures)
-        configuration = EngineArgs(**core_arguments(Path(name), config, settings)).create_engine_config()
-        executor = Executor.get_class(configuration)
-        if settings.records_choices:
-            executor = RecordingExecutor(executor, RouterSizes.of(config))
-        core = LLMEngine(configuration, executor, log_stats=False, multiprocess_mode=False)
-    if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
-        raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
-    if settings.records_choices:
-        ChoiceTable(core.engine_core.engine_core.scheduler, RouterSizes.of(config)).attach()
-    if settings.devices > 1:
-        core.collective_rpc(join_replica, timeout=REPLACEMENT_SECONDS, args=(os.getpid(), settings.on_cpu))
-    return core
+        yield EngineArgs(**core_arguments(Path(name), config, settings)).create_engine_config()
 
 
 def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
@@ -182,6 +247,7 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "skip_tokenizer_init": True,
         **_pictures(config, settings),
         **_divided_experts(settings),
+        **_nodes(settings.node),
         "dtype": "bfloat16",
         # As the trainer computes the states of Gated DeltaNet. By default, vLLM 0.23 rounds them unless config.json has a type.
         # extraArguments may set another type, as before this line was here.
@@ -236,7 +302,7 @@ def replace_weights(core: Core, weights: Mapping[str, Tensor], *, tied: bool) ->
     if core.vllm_config.parallel_config.world_size == 1:
         on_workers(load_portion, for_vllm(weights, kind, tied=tied))
     elif isinstance(weights, HostWeights) and weights.is_shared:
-        on_workers(load_shared, weights.shared, tied)
+        on_workers(load_shared, weights.on_all_nodes, tied)
     else:
         for portion in portions(for_vllm(weights, kind, tied=tied)):
             on_workers(load_portion, portion)
@@ -306,6 +372,13 @@ def _pictures(config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
 def _divided_experts(settings: CoreSettings) -> dict[str, Any]:
     divides = settings.on_cpu and settings.devices > 1 and settings.options.expert_parallel
     return {"worker_cls": EXPERT_WORKER} if divides else {}
+
+
+def _nodes(node: NodePlace) -> dict[str, Any]:
+    if node.count == 1:
+        return {}
+    place = {"master_addr": node.first_address, "master_port": node.port}
+    return {"nnodes": node.count, "node_rank": node.number, **place}
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:

@@ -14,9 +14,10 @@ each function is the worker.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,15 +48,17 @@ _PR_SET_PDEATHSIG = 1
 """Number of the process setting PR_SET_PDEATHSIG, from Linux's prctl.h."""
 
 
-def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
-    """Apply the rollout worker's settings to this process, and make it end when the rollout worker ends.
+def join_replica(_: Worker, on_cpu: bool) -> None:
+    """Apply the settings of the process that started this one, and make this one end when that one ends.
 
-    parent: process id of the rollout worker. on_cpu: whether the model is on the CPU. Linux kills this process when the
-    thread that started it ends, so `build_core` must be called on a thread that lives as long as the engine. vLLM
-    itself notices the end of the rollout worker only after seconds, by a thread that waits for the end of a pipe.
+    That is the rollout worker, or on a further node of a replica the process that called `start_workers`. on_cpu: whether
+    the model is on the CPU. Linux kills this process when the thread that started it ends, so `build_core` must be called
+    on a thread that lives as long as the engine. vLLM itself notices the end of the other process only after seconds, by a
+    thread that waits for the end of a pipe.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it ended before the line above
         os._exit(1)
     if on_cpu:
         reuse_freed_tensors()
@@ -90,12 +93,13 @@ def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
         getattr(worker, LOADED).update(model.load_weights(in_adapted_layers(model, weights)))
 
 
-def load_shared(worker: Worker, version: SharedVersion, tied: bool) -> None:
+def load_shared(worker: Worker, nodes: Sequence[SharedVersion], tied: bool) -> None:
     """Load a version from shared memory into the model. The worker reads only its slice of each tensor.
 
-    tied: whether the output layer is the input embedding. Raises SegmentUnavailable if the version is not in the shared
-    memory any more.
+    nodes: the version in the memory of each node of the replica. tied: whether the output layer is the input embedding.
+    Raises SegmentUnavailable if the version is not in the shared memory any more.
     """
+    version = nodes[worker.vllm_config.parallel_config.node_rank]
     if not hasattr(worker, SEGMENTS):
         setattr(worker, SEGMENTS, MappedSegments())
     shapes = {entry.name: entry.shape for entry in version.manifest.layout.tensors}

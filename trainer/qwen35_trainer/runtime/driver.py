@@ -47,6 +47,7 @@ from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
 from qwen35_trainer.runtime.process import Process, starting
+from qwen35_trainer.runtime.replica_node import NodeActors, ReplicaNode
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
@@ -54,6 +55,8 @@ from qwen35_trainer.runtime.site import (
     ActorPoolName,
     SharedPlace,
     neighbour_groups,
+    reserve_nodes,
+    reserved_options,
     shared_places,
     worker_cpus,
     worker_options,
@@ -84,7 +87,7 @@ class DriverState:
     records: tuple[RunRecord, ...]
     phase: str
     over: bool
-    hosts: Mapping[str, str] = field(default_factory=dict)
+    hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name of a rollout replica → host where the replica runs. Empty until replicas have joined."""
     drained: frozenset[str] = frozenset()
     """Names of the replicas on leaving hosts that hold no sequences."""
@@ -368,18 +371,38 @@ class Driver(Process):
         devices = job.spec.replica_devices(lane=lane)
         # vLLM has a process for each device. The Torch engine is one process, which is faster because of its threads.
         threads_of = devices if rollout.engine == "Torch" else 1
-        place = self._places.get(name)
-        actor = ray.remote(**worker_options(job, "rollout", lane=lane, place=place))(RolloutWorker).remote(
+        place, nodes = self._places.get(name), self._further_nodes(name, lane=lane)
+        options = (
+            worker_options(job, "rollout", lane=lane, place=place)
+            if nodes is None
+            else reserved_options(job, nodes.reserved, 0, lane=lane)
+        )
+        actor = ray.remote(**options)(RolloutWorker).remote(
             job.spec,
             name,
             life=(attempt, number),
             end_token=job.end_token,
             devices=devices,
+            nodes=() if nodes is None else nodes.actors,
             pictures=job.replicas_read_pictures,
             shared=None if place is None else place.devices,
             **self._common("rollout", threads_of),
         )
-        return RolloutReplica(number, name, actor, lane)
+        return RolloutReplica(number, name, actor, lane, nodes)
+
+    def _further_nodes(self, name: str, *, lane: bool) -> NodeActors | None:
+        """Start the actors of a replica's further nodes, and return them; None if the replica is not larger than a node."""
+        job = self._job
+        if (count := job.spec.nodes_of_replica(lane=lane)) == 1:
+            return None
+        reserved, common = reserve_nodes(job, lane=lane), self._common("rollout")
+        actors = [
+            ray.remote(**reserved_options(job, reserved, node, lane=lane))(ReplicaNode).remote(
+                f"{name}-node-{node}", common["logs"], common["threads"]
+            )
+            for node in range(1, count)
+        ]
+        return NodeActors(tuple(actors), reserved)
 
     def _supervised(self, training: TrainSession, data: RunData) -> SupervisedLoop:
         job, spec = self._job, self._job.spec

@@ -53,6 +53,7 @@ from qwen35_trainer.runtime.replica_channel import (
     SleepEngine,
     WakeEngine,
 )
+from qwen35_trainer.runtime.replica_node import NodeActors
 from qwen35_trainer.runtime.weight_distribution import WeightDistribution
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.probe import LogProbsDiffer, Probe
@@ -119,7 +120,10 @@ class RolloutReplica:
     name: str
     actor: Any
     lane: bool = False
-    host: str = ""
+    nodes: NodeActors | None = None
+    """The actors of its further nodes; None if it is not larger than a node."""
+    hosts: tuple[str, ...] = ()
+    """The host of each of its nodes. Empty until all of its processes have started."""
     token_room: int | None = None
     """Number of tokens that the replica's memory holds. None: its number of slots is the stricter limit."""
     version: int = -1
@@ -143,6 +147,12 @@ class RolloutReplica:
         self.channel = ReplicaChannel(self.actor, self.name)
         # Called here, so that processes and engines start while other parts of the run do.
         self.address, self.opened = self.actor.address.remote(), self.actor.open.remote()
+
+    def end(self) -> None:
+        """Kill its processes on all nodes."""
+        ray.kill(self.actor)
+        if self.nodes is not None:
+            self.nodes.end()
 
     def send_weights(self, weights: PublishedWeights) -> None:
         """Send a version of the weights, which the replica then fetches and uses."""
@@ -243,9 +253,9 @@ class RolloutPool:
         return len(self._replicas)
 
     @property
-    def hosts(self) -> dict[str, str]:
-        """Name of a replica that has joined → host where it runs. In a cluster, the host is the pod."""
-        return {replica.name: replica.host for replica in self._replicas.values()}
+    def hosts(self) -> dict[str, tuple[str, ...]]:
+        """Name of a replica that has joined → hosts where it runs. In a cluster, a host is a pod."""
+        return {replica.name: replica.hosts for replica in self._replicas.values()}
 
     @property
     def names(self) -> dict[int, str]:
@@ -300,15 +310,16 @@ class RolloutPool:
         self._recount()
 
     def leave(self, hosts: frozenset[str]) -> None:
-        """Send no new sequences to replicas on `hosts`, as long as there is a replica on another host.
+        """Send no new sequences to replicas on `hosts`, as long as there is a replica on other hosts.
 
         For this condition, replicas of the straggler lane (replicas for long sequences) do not count. Each call replaces
         the previous set of hosts. Replicas on hosts that are no longer in the set take sequences again.
         """
         self._leaving = hosts
-        staying = [replica for replica in self._replicas.values() if not replica.lane and replica.host not in hosts]
+        leaving = {number for number, replica in self._replicas.items() if not hosts.isdisjoint(replica.hosts)}
+        staying = [each for number, each in self._replicas.items() if not each.lane and number not in leaving]
         for replica in self._replicas.values():
-            self._listener.tell(on.ReplicaLeaving(replica.number, bool(staying) and replica.host in hosts))
+            self._listener.tell(on.ReplicaLeaving(replica.number, bool(staying) and replica.number in leaving))
 
     def send(self, number: int, command: ReplicaCommand) -> bool:
         """Send a command to a replica. If the replica is lost, do nothing and return False.
@@ -424,7 +435,7 @@ class RolloutPool:
         present = [r for r in (*self._replicas.values(), *self._starting.values()) if not r.lane]
         for replica in sorted(pending, key=lambda r: r.number, reverse=True)[: max(0, len(present) - self._target)]:
             del self._starting[replica.name]
-            ray.kill(replica.actor)
+            replica.end()
 
     async def _start(self, name: str, lane: bool) -> None:
         """Start the replica called `name`, after a delay that grows with the recent losses of that name.
@@ -465,7 +476,8 @@ class RolloutPool:
     async def _open(self, replica: RolloutReplica) -> None:
         """Wait until the replica's process has started, without a deadline, and then until its engine is built."""
         address = await self._answered(replica, "address", replica.address, "starting its process", None)
-        replica.host, replica.state = address.host, f"loads the model on {address.host}"
+        replica.hosts = (address.host, *address.further_hosts)
+        replica.state = f"loads the model on {', '.join(replica.hosts)}"
         await replica.channel.connect(address.endpoint)
         replica.token_room = await self._answered(
             replica, "open", replica.opened, "loading the model", self._limits.open
@@ -498,7 +510,7 @@ class RolloutPool:
         Repeats this if a newer version was published meanwhile.
         """
         assert self._newest is not None
-        replica.state = f"loads weights on {replica.host}"
+        replica.state = f"loads weights on {', '.join(replica.hosts)}"
         while replica.version < (newest := self._newest).manifest.version:
             self._distribution.send(replica)
             await self._loaded(replica, newest.manifest.version)
@@ -519,7 +531,7 @@ class RolloutPool:
             raise ReplicaFailed(_late(replica, version, self._limits.publish)) from error
 
     def _join(self, replica: RolloutReplica) -> None:
-        replica.state = f"works on {replica.host}"
+        replica.state = f"works on {', '.join(replica.hosts)}"
         del self._starting[replica.name]
         self._replicas[replica.number] = replica
         if replica.lane:
@@ -565,7 +577,7 @@ class RolloutPool:
         Raises TooFewReplicas if no replica has ever worked, or no replica of the lane has ever started, and each one
         was lost MAX_FAILED_STARTS times. Raises LogProbsDiffer if all replicas fail their probes.
         """
-        ray.kill(replica.actor)  # it may run, and hold the device that its replacement needs
+        replica.end()  # it may run, and hold the devices that its replacement needs
         self._losses[replica.name].append((asyncio.get_running_loop().time(), str(error)))
         self._last_reason = reason_of(error.__cause__ or error)
         if differs := self._last_reason is FailureReason.LOG_PROBS_DIFFER:
@@ -603,7 +615,7 @@ class RolloutPool:
         total = self._target + self._lanes
         if self._failed_probes < MIN_FAILED_PROBES or len(self._differing) < min(MIN_FAILED_PROBES, total):
             return
-        starting = [replica for replica in self._starting.values() if replica.host]
+        starting = [replica for replica in self._starting.values() if replica.hosts]
         may_pass = self._replicas or any(replica.name not in self._differing for replica in starting)
         if not may_pass or self._failed_probes >= MIN_FAILED_PROBES * total:
             causes = "; ".join(cause for _, cause in sorted(self._differing.items()))

@@ -46,6 +46,7 @@ from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, RolloutEngine, SequenceRequest
+from qwen35_trainer.runtime.calls import answer
 from qwen35_trainer.runtime.machine import device, manager_of
 from qwen35_trainer.runtime.process import Process, own_address, starting
 from qwen35_trainer.runtime.replica_channel import (
@@ -76,6 +77,9 @@ from qwen35_trainer.weights.weight_manifest import WeightsDamaged, listed
 
 if TYPE_CHECKING:
     from qwen35_trainer.models.qwen3_5.build_model import ModelSettings
+    from qwen35_trainer.models.qwen3_5.classes import HFConfig
+    from qwen35_trainer.rollout.vllm_core import CoreSettings, NodePlace
+    from qwen35_trainer.weights.host_weights import HostWeights
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +149,8 @@ class WorkerAddress:
     host: str
     process_id: int
     endpoint: Endpoint | None = None
+    further_hosts: tuple[str, ...] = ()
+    """The hosts of the replica's further nodes, if it is larger than a node."""
 
 
 @dataclass
@@ -576,9 +582,10 @@ class RolloutWorker(Process):
     shared: indices or UUIDs of the devices that this replica shares with train ranks; None: Ray assigns devices.
     life: the number of the attempt and the number of the replica, which are part of the random seed, so that no two
     actors of a run draw the same samples. end_token: the token that ends a response. devices: number of devices of the
-    replica, which is larger in the straggler lane (replicas for long sequences). pictures: whether any prompt has
-    pictures. vocabulary: number of tokens of the tokenizer. base: the manifest's folder. threads: number of torch's
-    threads. logs: folder of the log files.
+    replica, which is larger in the straggler lane (replicas for long sequences). nodes: Ray's handles of the ReplicaNode
+    actors of the replica's further nodes, if it is larger than a node. pictures: whether any prompt has pictures.
+    vocabulary: number of tokens of the tokenizer. base: the manifest's folder. threads: number of torch's threads.
+    logs: folder of the log files.
     """
 
     def __init__(
@@ -589,6 +596,7 @@ class RolloutWorker(Process):
         life: tuple[int, ...],
         end_token: int,
         devices: int = 1,
+        nodes: Sequence[Any] = (),
         pictures: bool = False,
         shared: Sequence[str] | None = None,
         vocabulary: int,
@@ -602,6 +610,9 @@ class RolloutWorker(Process):
             manager_of(spec.accelerator.profile).set_current_process_visible_accelerator_ids(list(shared))
         self._spec, self._life, self._end_token, self._vocabulary = spec, life, end_token, vocabulary
         self._devices, self._pictures, self._base, self._threads = devices, pictures, base, threads
+        self._nodes = tuple(nodes)
+        self._place: NodePlace | None = None  # of this node, if the replica is larger than a node
+        self._watching: asyncio.Task[None] | None = None
         self._engine: EngineThread | None = None
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._calls = WorkerServer({"exchange": self.exchange, "obey": self.obey})
@@ -620,9 +631,11 @@ class RolloutWorker(Process):
         self._replacing = asyncio.Lock()  # held from the receipt of a version until its commit
 
     async def address(self) -> WorkerAddress:
-        """Return the address of this process. An answer means that the process has started."""
+        """Return the address of this process. An answer means that the processes of all nodes of the replica have started."""
         self._listening = self._listening or asyncio.create_task(self._listen())
-        return WorkerAddress(socket.gethostname(), os.getpid(), await asyncio.shield(self._listening))
+        endpoint = await asyncio.shield(self._listening)
+        further = await self._on_nodes("address", act="starting its process")
+        return WorkerAddress(socket.gethostname(), os.getpid(), endpoint, tuple(host for host, _ in further))
 
     async def _listen(self) -> Endpoint | None:
         """Take calls without Ray. Returns None if that is impossible."""
@@ -647,10 +660,55 @@ class RolloutWorker(Process):
         Returns the same as `open`.
         """
         loop = asyncio.get_running_loop()
-        engine = await asyncio.to_thread(self._start)
+        engine = await (self._start_with_nodes() if self._nodes else asyncio.to_thread(self._start))
         self._engine = EngineThread(engine, lambda: loop.call_soon_threadsafe(self._changed.set))
+        self._watching = asyncio.create_task(self._watch()) if self._nodes else None
         self._loading = asyncio.create_task(self._load_arrived())
         return self._limiting_room(engine)
+
+    async def _start_with_nodes(self) -> RolloutEngine:
+        """Build the engine while the further nodes start their processes. Raises the first error of any node."""
+        further = await self._on_nodes("address", act="starting its process")
+        config, of_nodes = await asyncio.to_thread(self._settings_of_nodes, [address for _, address in further])
+        opening = [
+            self._on_node(number, "open", config, settings, act="starting vLLM")
+            for number, settings in enumerate(of_nodes, 1)
+        ]
+        building = asyncio.ensure_future(asyncio.to_thread(self._start))
+        await asyncio.gather(building, *opening)
+        return building.result()
+
+    def _settings_of_nodes(self, addresses: Sequence[str]) -> tuple[HFConfig, list[CoreSettings]]:
+        """Choose the place where the nodes meet. Returns the model's configuration and the settings of each further node.
+
+        addresses: of the further nodes.
+        """
+        from qwen35_trainer.rollout.vllm_core import NodePlace
+
+        own, count = own_address(), 1 + len(addresses)
+        with socket.create_server((own, 0)) as free:
+            port = free.getsockname()[1]  # for torch.distributed, which cannot choose one
+        self._place = NodePlace(0, count, own, own, port)
+        config, settings = self._core()
+        places = (NodePlace(number, count, address, own, port) for number, address in enumerate(addresses, 1))
+        return config, [replace(settings, node=place) for place in places]
+
+    async def _watch(self) -> None:
+        """End the engine when a further node of the replica is lost."""
+        try:
+            await self._on_nodes("watch", act="generating")
+        except Exception as error:  # noqa: BLE001  # raised by the next call for reports
+            self._running.fail(error)
+
+    async def _on_nodes(self, method: str, *arguments: object, act: str) -> list[Any]:
+        """Call a method of all further nodes of the replica, and return the results. Raises the error of the first that fails."""
+        numbers = range(1, 1 + len(self._nodes))
+        return await asyncio.gather(*(self._on_node(number, method, *arguments, act=act) for number in numbers))
+
+    async def _on_node(self, number: int, method: str, *arguments: object, act: str) -> Any:  # noqa: ANN401  # an actor's result
+        """Call a method of the ReplicaNode of node `number`, and return the result. act: what the call does, for errors."""
+        call = getattr(self._nodes[number - 1], method).remote(*arguments)
+        return await answer(call, of=f"node {number} of {self.name}", act=act, seconds=None)
 
     def _limiting_room(self, engine: RolloutEngine) -> int | None:
         assert self._spec.rollout is not None
@@ -670,7 +728,7 @@ class RolloutWorker(Process):
         """
         spec = self._spec
         assert spec.rollout is not None
-        return self._vllm(spec, spec.rollout) if spec.rollout.engine == "VLLM" else self._torch(spec, spec.rollout)
+        return self._vllm(spec) if spec.rollout.engine == "VLLM" else self._torch(spec, spec.rollout)
 
     def _torch(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
         from qwen35_trainer.models.qwen3_5.build_model import build
@@ -686,36 +744,22 @@ class RolloutWorker(Process):
             records_choices=spec.train.router.replay,
         )
 
-    def _vllm(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
+    def _vllm(self, spec: TrainingSpec) -> RolloutEngine:
         """Build vLLM's engine. If adapters train, also load the base weights, which published versions then lack.
 
         Without adapters, no weights are loaded here, because every replica loads a published version before it joins.
         """
-        from qwen35_trainer.models.qwen3_5.build_model import base_weights, configuration
+        from qwen35_trainer.models.qwen3_5.build_model import base_weights
         from qwen35_trainer.rollout.vllm import VLLMEngine
-        from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
+        from qwen35_trainer.rollout.vllm_core import build_core
 
-        on_cpu = spec.accelerator.profile == "CPU"
-        config = configuration(spec.model, vocabulary=self._vocabulary, max_length=self._length, base=self._base)
-        settings = CoreSettings(
-            slots=rollout.maxSequencesPerReplica,
-            max_length=self._length,
-            seed=self._seed,
-            memory_fraction=rollout.memoryFraction,
-            on_cpu=on_cpu,
-            devices=self._devices,
-            options=rollout.vllm or VLLMSpec(),
-            lora=spec.train.lora,
-            sleeps=spec.mode == "Colocated",
-            picture_tokens=spec.data.maxPromptTokens if self._pictures else 0,
-            records_choices=spec.train.router.replay,
-        )
+        config, settings = self._core()
         engine = VLLMEngine(
             build_core(config, settings),
             config,
             end_token=self._end_token,
             max_length=self._length,
-            on_cpu=on_cpu,
+            on_cpu=settings.on_cpu,
             lora=spec.train.lora,
             reads_pictures=self._pictures,
             records_choices=spec.train.router.replay,
@@ -723,6 +767,29 @@ class RolloutWorker(Process):
         if spec.train.lora is not None:
             engine.load_base(base_weights(self._model_settings))
         return engine
+
+    def _core(self) -> tuple[HFConfig, CoreSettings]:
+        """Return the model's configuration and the settings of vLLM's engine core."""
+        from qwen35_trainer.models.qwen3_5.build_model import configuration
+        from qwen35_trainer.rollout.vllm_core import CoreSettings, NodePlace
+
+        spec, rollout = self._spec, self._spec.rollout
+        assert rollout is not None
+        config = configuration(spec.model, vocabulary=self._vocabulary, max_length=self._length, base=self._base)
+        return config, CoreSettings(
+            slots=rollout.maxSequencesPerReplica,
+            max_length=self._length,
+            seed=self._seed,
+            memory_fraction=rollout.memoryFraction,
+            on_cpu=spec.accelerator.profile == "CPU",
+            devices=self._devices,
+            node=self._place or NodePlace(),
+            options=rollout.vllm or VLLMSpec(),
+            lora=spec.train.lora,
+            sleeps=spec.mode == "Colocated",
+            picture_tokens=spec.data.maxPromptTokens if self._pictures else 0,
+            records_choices=spec.train.router.replay,
+        )
 
     @property
     def _model_settings(self) -> ModelSettings:
@@ -859,7 +926,7 @@ class RolloutWorker(Process):
         """
         version, engine = published.manifest.version, self._running
         try:
-            weights = await self._receiver.fetch(published)
+            weights = await self._fetch(published)
         except (SourceLost, WeightsDamaged) as error:
             if not isinstance(published.source, RegisteredCopy):
                 raise
@@ -870,9 +937,17 @@ class RolloutWorker(Process):
             await asyncio.to_thread(engine.receive, weights, version)
             del weights  # a reference would keep the version in memory
             await asyncio.wrap_future(engine.commit(version, self._receiver.copy))
+            await self._on_nodes("release", act="releasing weights")
         self._loaded = published
         if published.probe is not None:
             self._begin_probe(published, published.probe)
+
+    async def _fetch(self, published: PublishedWeights) -> HostWeights:
+        """Fetch and verify a version on all nodes of the replica. Raises the error of the first node that fails."""
+        fetching = asyncio.ensure_future(self._receiver.fetch(published))
+        _, elsewhere = await asyncio.gather(fetching, self._on_nodes("fetch", published, act="fetching weights"))
+        weights = fetching.result()
+        return weights.with_nodes(elsewhere) if elsewhere else weights
 
     def _begin_probe(self, published: PublishedWeights, probe: Probe) -> None:
         """Begin to compare the version in service with its probe. The next version does not wait for the result."""
@@ -914,7 +989,7 @@ class RolloutWorker(Process):
         version = published.manifest.version
         try:
             async with asyncio.timeout(COMPARISON_SECONDS):
-                weights = await self._receiver.fetch(published)
+                weights = await self._fetch(published)
                 changed = await asyncio.wrap_future(self._running.changed_by_loading(weights, version))
         except Exception as error:  # noqa: BLE001  # a part of the message: the replica is lost in any case
             return f"its parameters could not be compared with the published ones: {type(error).__name__}: {error}"

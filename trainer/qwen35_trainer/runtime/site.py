@@ -32,7 +32,8 @@ from typing import Any, Literal
 
 import psutil
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
 from qwen35_trainer.manifest import ParallelismSpec
@@ -122,7 +123,8 @@ def worker_options(
     """Return Ray's options for each worker of a pool.
 
     lane: whether the worker is a replica of the straggler lane (replicas for long sequences). place: the devices of
-    train workers that a replica shares; None: Ray assigns devices to the worker.
+    train workers that a replica shares; None: Ray assigns devices to the worker. A replica that is larger than a node has
+    a worker on each of its nodes: `reserved_options`.
 
     Ray must not restart a lost worker, because its state is lost. Workers need no placement group: labels assign them
     to the pods of their pool, or of the lane, and these pods exist before the run starts. The lane has separate pods
@@ -134,15 +136,48 @@ def worker_options(
     if place is not None:
         return options | {"scheduling_strategy": NodeAffinitySchedulingStrategy(place.node, soft=False)}
     device = DEVICE_RESOURCES.get(job.spec.accelerator.profile)
-    devices = job.spec.replica_devices(lane=lane) if pool == "rollout" and job.spec.rollout is not None else 1
+    devices = job.spec.devices_on_node(lane=lane) if pool == "rollout" and job.spec.rollout is not None else 1
     wanted = {} if device is None else {"num_gpus": devices} if device == "GPU" else {"resources": {device: devices}}
     options |= wanted
     if not job.in_cluster:
         return options  # the workers' numbers of threads divide the cores of this machine, not Ray's slots
+    return options | {"num_cpus": worker_cpus(job, pool) * devices, "label_selector": _labels(job, pool, lane=lane)}
+
+
+def _labels(job: Job, pool: ActorPoolName, *, lane: bool) -> dict[str, str]:
+    """Return the labels of the pods in which the workers of a pool, or of the straggler lane, run."""
     labels: dict[str, str] = {POOL_LABEL: pool}
     if pool == "rollout" and job.spec.lane_nodes:
         labels[LANE_LABEL] = "true" if lane else "false"
-    return options | {"num_cpus": worker_cpus(job, pool) * devices, "label_selector": labels}
+    return labels
+
+
+def reserve_nodes(job: Job, *, lane: bool) -> PlacementGroup | None:
+    """Reserve the pods of a replica that is larger than a node, all of them or none. Returns None outside of a cluster.
+
+    Without a reservation, each of two replicas could hold some pods and wait for those that the other one holds. The call does
+    not wait: Ray starts the workers when it has found enough pods. lane: as for `worker_options`.
+    """
+    if not job.in_cluster:
+        return None
+    options, count = worker_options(job, "rollout", lane=lane), job.spec.nodes_of_replica(lane=lane)
+    amounts = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0)} | options.get("resources", {})
+    bundle = {name: float(amount) for name, amount in amounts.items() if amount}
+    labels = [options["label_selector"]] * count
+    reserved: PlacementGroup = placement_group([bundle] * count, strategy="STRICT_SPREAD", bundle_label_selector=labels)
+    return reserved
+
+
+def reserved_options(job: Job, reserved: PlacementGroup | None, node: int, *, lane: bool) -> dict[str, Any]:
+    """Return Ray's options for the worker on one node of a replica that is larger than a node.
+
+    reserved: from `reserve_nodes`. node: number of the node in the replica. lane: as for `worker_options`.
+    """
+    options = worker_options(job, "rollout", lane=lane)
+    if reserved is None:
+        return options
+    options.pop("label_selector")  # that of the reservation
+    return options | {"scheduling_strategy": PlacementGroupSchedulingStrategy(reserved, node)}
 
 
 def worker_cpus(job: Job, pool: ActorPoolName) -> int:

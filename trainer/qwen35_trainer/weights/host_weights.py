@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -59,14 +59,22 @@ class HostWeights(Mapping[str, Tensor]):
     that memory.
     """
 
-    def __init__(self, manifest: WeightManifest, memory: Memory, segment: MemorySegment | None = None) -> None:
+    def __init__(
+        self,
+        manifest: WeightManifest,
+        memory: Memory,
+        segment: MemorySegment | None = None,
+        elsewhere: Iterable[SharedVersion] = (),
+    ) -> None:
         """Create the tensors that `manifest` describes.
 
         memory: the bytes of the version. segment: the segment that `memory` belongs to; None: the memory belongs to
-        this process alone, so the object cannot be pickled.
+        this process alone, so the object cannot be pickled. elsewhere: the same version in the memory of each other
+        node of the replica, in their order.
         """
         self.manifest = manifest
         self._memory, self._segment = memory, segment
+        self._elsewhere = tuple(elsewhere)
         self._entries = {entry.name: entry for entry in manifest.layout.tensors}
 
     @classmethod
@@ -115,6 +123,15 @@ class HostWeights(Mapping[str, Tensor]):
         TypeError if the memory belongs to this process alone.
         """
         return SharedVersion(replace(self.manifest, parts=()), self.handle)
+
+    @property
+    def on_all_nodes(self) -> tuple[SharedVersion, ...]:
+        """The version in the memory of each node of the replica, this one first. Raises TypeError as `shared` does."""
+        return self.shared, *self._elsewhere
+
+    def with_nodes(self, elsewhere: Iterable[SharedVersion]) -> HostWeights:
+        """Return the same tensors, together with the same version in the memory of the replica's other nodes, in their order."""
+        return HostWeights(self.manifest, self._memory, self._segment, elsewhere)
 
     @property
     def handle(self) -> SegmentHandle:

@@ -128,10 +128,10 @@ class Reporter:
     def phase(self, text: str) -> None:
         self._change(lambda standing: replace(standing, phase=text))
 
-    def replicas(self, hosts: Mapping[str, str], drained: frozenset[str]) -> None:
+    def replicas(self, hosts: Mapping[str, tuple[str, ...]], drained: frozenset[str]) -> None:
         """Record where the rollout replicas run, and which of them are drained.
 
-        hosts: name of a replica → its pod. drained: names of the replicas that hold no sequences and run in a pod that
+        hosts: name of a replica → its pods. drained: names of the replicas that hold no sequences and run in a pod that
         will be removed.
         """
         if (hosts, drained) != (self._standing.hosts, self._standing.drained):

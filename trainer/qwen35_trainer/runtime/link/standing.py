@@ -78,8 +78,8 @@ class Standing:
     stop: str | None = None
     """Id of the operator's order to stop that this attempt is carrying out. None: no such order has arrived."""
     end: AttemptEnd | None = None
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    """Name of a rollout replica → name of its pod."""
+    hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a rollout replica → names of its pods: one for each of its nodes."""
     drained: frozenset[str] = frozenset()
     """Names of the replicas in leaving pods that hold no sequences."""
     busy: Mapping[str, float] = field(default_factory=dict)
@@ -181,8 +181,8 @@ class Standing:
             checkpoint=self.checkpoint,
             export=self.export,
             replicas=tuple(
-                ReplicaReport(pods=(host,), idle=self.idle.get(name, 0.0), drained=name in self.drained)
-                for name, host in list(self.hosts.items())[:1024]
+                ReplicaReport(pods=pods, idle=self.idle.get(name, 0.0), drained=name in self.drained)
+                for name, pods in list(self.hosts.items())[:1024]
             ),
             **measured,
         )
