@@ -88,7 +88,7 @@ class DriverState:
     phase: str
     over: bool
     hosts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Name of a rollout replica → host where the replica runs. Empty until replicas have joined."""
+    """Name of a rollout replica → hosts where the replica runs, one for each of its nodes. Empty until replicas have joined."""
     drained: frozenset[str] = frozenset()
     """Names of the replicas on leaving hosts that hold no sequences."""
 
