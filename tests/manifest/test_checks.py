@@ -13,6 +13,7 @@ EIGHT = {"accelerator.devicesPerNode": 8, "train.batch.promptsPerUpdate": 8}
 MOE = {"model.source.random.experts": 4}
 LANE = {"nodes": 1, "tensorParallel": 2, "afterTokens": 64}
 SFT = {"mode": "SFT", "rollout": None, "rewards": []}
+VLLM = {"engine": "VLLM"}
 
 # What is wrong, the path it is reported at, and a like spec that is right.
 CASES = {
@@ -216,14 +217,14 @@ CASES = {
         {**EIGHT, "rollout": {"nodes": 4, "tensorParallel": 16}},
     ),
     "the smallest pool has half a replica": (
-        {**EIGHT, "rollout": {"nodes": 4, "minNodes": 3, "tensorParallel": 16}},
+        {**EIGHT, "rollout": {**VLLM, "nodes": 4, "minNodes": 3, "tensorParallel": 16}},
         "spec.rollout.minNodes",
-        {**EIGHT, "rollout": {"nodes": 4, "minNodes": 2, "tensorParallel": 16}},
+        {**EIGHT, "rollout": {**VLLM, "nodes": 4, "minNodes": 2, "tensorParallel": 16}},
     ),
     "the largest pool has half a replica": (
-        {**EIGHT, "rollout": {"nodes": 4, "maxNodes": 5, "tensorParallel": 16}},
+        {**EIGHT, "rollout": {**VLLM, "nodes": 4, "maxNodes": 5, "tensorParallel": 16}},
         "spec.rollout.maxNodes",
-        {**EIGHT, "rollout": {"nodes": 4, "maxNodes": 6, "tensorParallel": 16}},
+        {**EIGHT, "rollout": {**VLLM, "nodes": 4, "maxNodes": 6, "tensorParallel": 16}},
     ),
     "replica of the lane": (
         {"rollout": {"nodes": 3, "stragglerLane": {**LANE, "tensorParallel": 4}}},

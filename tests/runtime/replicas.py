@@ -155,6 +155,7 @@ class Worker(RolloutWorker):
 
     def __init__(self, host: str, engine: type[Engine]) -> None:
         self.name, self._host = host, host
+        self.further_hosts: tuple[str, ...] = ()
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
         self._exchange, self._is_waiting = 0, False
@@ -171,7 +172,7 @@ class Worker(RolloutWorker):
 
     async def address(self) -> WorkerAddress:
         await self.scheduled.wait()
-        return WorkerAddress(self._host, 1)
+        return WorkerAddress(self._host, 1, further_hosts=self.further_hosts)
 
     async def open(self) -> None:
         await self.opening.wait()

@@ -444,6 +444,7 @@ class Building(RolloutWorker):
     """A worker without a process of its own, whose engine is built once its address is known."""
 
     def __init__(self) -> None:
+        self._nodes = ()
         self._changed = asyncio.Event()
         self._calls = WorkerServer({})
         self._listening: asyncio.Task[Endpoint | None] | None = None

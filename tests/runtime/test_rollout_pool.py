@@ -34,6 +34,7 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
+from qwen35_trainer.runtime.replica_node import NodeActors
 from qwen35_trainer.runtime.rollout_pool import (
     LOSS_WINDOW_SECONDS,
     MAX_FAILED_STARTS,
@@ -49,7 +50,7 @@ from qwen35_trainer.runtime.rollout_pool import (
 from qwen35_trainer.runtime.rollout_worker import NotFiniteLogProbs
 from qwen35_trainer.weights.probe import LogProbsDiffer, Probe, ProbeResult
 
-from .replicas import Actor, VirtualTime, play, settled, until, weights
+from .replicas import Actor, Handle, VirtualTime, play, settled, until, weights
 
 SUBMIT = SubmitSequences((SequenceRequest((0, 0), np.array([3], np.int32), 8),))
 FINISHED = {"finished": {(0, 0): False}}
@@ -104,6 +105,9 @@ class Cluster:
         self.listener = Listener()
         self.actors: dict[int, Actor] = {}
         self.hosts: dict[int, str] = {}
+        self.further_nodes = 0
+        """Number of nodes of each replica besides the first one."""
+        self.further: dict[int, list[Handle]] = {}
         self.names: dict[int, str] = {}
         self.started: list[float] = []
         self.prepare: Callable[[Actor, str], object] = lambda actor, name: None
@@ -114,7 +118,11 @@ class Cluster:
         self.names[number] = name
         self.started.append(now())
         self.prepare(self.actors[number], name)
-        return RolloutReplica(number, name, self.actors[number], lane)
+        nodes = range(1, 1 + self.further_nodes)
+        self.actors[number].worker.further_hosts = tuple(f"pod-{number}-{node}" for node in nodes)
+        self.further[number] = [Handle(None) for _ in nodes]
+        further = NodeActors(tuple(self.further[number]), None) if nodes else None
+        return RolloutReplica(number, name, self.actors[number], lane, further)
 
     @asynccontextmanager
     async def running(self, version: int = 0, first: Iterable[RolloutReplica] = ()) -> AsyncIterator[None]:
@@ -186,7 +194,7 @@ async def test_a_replica_joins_with_the_weights_loaded():
         on.ReplicaJoined(1, 5, 3),
         on.ReplicaJoined(2, 5, 3, lane=True),
     ]
-    assert cluster.pool.hosts == {"rollout-0": "pod-0", "rollout-1": "pod-1", "lane-0": "pod-2"}
+    assert cluster.pool.hosts == {"rollout-0": ("pod-0",), "rollout-1": ("pod-1",), "lane-0": ("pod-2",)}
     assert cluster.pool.names == {0: "rollout-0", 1: "rollout-1", 2: "lane-0"}
 
 
@@ -1053,6 +1061,20 @@ async def test_replicas_on_leaving_hosts_take_no_more_and_take_again_when_these_
         assert cluster.listener.leaving == {0: False, 1: True, 2: False, 3: True}
         cluster.pool.leave(frozenset())
         assert not any(cluster.listener.leaving.values())
+
+
+async def test_a_replica_of_several_nodes_leaves_with_any_of_them_and_ends_on_all():
+    cluster = Cluster(target=2)
+    cluster.further_nodes = 1
+    async with cluster.running():
+        await cluster.joined(2)
+        assert cluster.pool.hosts == {"rollout-0": ("pod-0", "pod-0-1"), "rollout-1": ("pod-1", "pod-1-1")}
+        cluster.pool.leave(frozenset({"pod-1-1"}))
+        assert cluster.listener.leaving == {0: False, 1: True}
+        cluster.actors[1].die()
+        await until(lambda: cluster.listener.losses == [1])
+        assert cluster.further[1][0].killed
+        assert not cluster.further[0][0].killed
 
 
 async def test_no_replica_leaves_when_all_would():

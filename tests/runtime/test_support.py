@@ -29,7 +29,6 @@ PLACES = {
     "spec.model.source.persistentVolumeClaim",
     "spec.checkpoint.storage.persistentVolumeClaim",
     "spec.data.train[0].files.volume",
-    "spec.rollout.stragglerLane.tensorParallel",
     "spec.train.batch.removePadding",
     "spec.algorithm.advantage",
 }

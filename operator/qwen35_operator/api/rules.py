@@ -110,6 +110,24 @@ def _fits(pool: str, nodes: str) -> Rule:
     )
 
 
+def _whole_replicas(field: str) -> Rule:
+    """Return the rule that a limit of the rollout pool leaves no part of a replica of several nodes.
+
+    field: minNodes or maxNodes.
+    """
+    nodes, size, devices = f"self.rollout.{field}", "self.rollout.tensorParallel", "self.accelerator.devicesPerNode"
+    return Rule(
+        f"!has(self.rollout) || !has({nodes}) || self.rollout.engine != 'VLLM' || {size} <= {devices} || "
+        f"{nodes} <= {LANE_NODES} || ({nodes} - {LANE_NODES}) % ({size} / {devices}) == 0",
+        f"{field} must leave no part of a replica of several nodes.",
+        _message(
+            f"{field} %d leaves a part of a replica: with rollout.tensorParallel %d, each has %d nodes.",
+            *(nodes, size, f"{size} / {devices}"),
+        ),
+        f".rollout.{field}",
+    )
+
+
 def _one_of(*options: str) -> Rule:
     tests = ", ".join(f"has(self.{option})" for option in options)
     return Rule(f"[{tests}].exists_one(given, given)", f"Write exactly one of {', '.join(options)}.")
@@ -317,7 +335,11 @@ LAYOUT = (
 )
 # A rule of the lane needs its own path; has() of a nested field requires a test of its parent first.
 _lane = _fits("self.rollout.stragglerLane", "self.rollout.stragglerLane.nodes")
-LANE = (Rule(f"!has(self.rollout) || {_lane.rule}", _lane.message, _lane.expression, _lane.field),)
+LANE = (
+    Rule(f"!has(self.rollout) || {_lane.rule}", _lane.message, _lane.expression, _lane.field),
+    _whole_replicas("minNodes"),
+    _whole_replicas("maxNodes"),
+)
 
 VALUES = (
     Rule(

@@ -73,7 +73,7 @@ records = st.lists(
 
 @given(history=records)
 def test_counters_never_go_back_and_every_report_can_be_read(history):
-    standing = Standing(1, TrainingClock(1e9), hosts={"rollout-0": "pod-0"})
+    standing = Standing(1, TrainingClock(1e9), hosts={"rollout-0": ("pod-0",)})
     before = standing.progress(0.0)
     for record in history:
         standing = standing.after(record)
@@ -156,7 +156,7 @@ def test_a_reward_that_is_not_a_number_is_left_out(value):
 
 
 def test_idle_is_each_replicas_own_between_two_updates():
-    standing = Standing(1, hosts={"rollout-0": "pod-a", "rollout-1": "pod-b"})
+    standing = Standing(1, hosts={"rollout-0": ("pod-a",), "rollout-1": ("pod-b",)})
     for start, end in ((0.0, 4.0), (6.0, 10.0)):
         standing = standing.after(SpanRecord(lane="rollout-0", kind="generate", start=start, end=end))
     standing = standing.after(update(1, seconds=10.0)).after(update(2, seconds=0.0))  # one batch of two updates
@@ -165,8 +165,13 @@ def test_idle_is_each_replicas_own_between_two_updates():
     assert (second.pods, second.idle) == (("pod-b",), 1.0)
 
 
+def test_a_replica_of_several_nodes_is_reported_with_all_its_pods():
+    standing = Standing(1, hosts={"rollout-0": ("pod-a", "pod-b"), "rollout-1": ("pod-c", "pod-d")})
+    assert [replica.pods for replica in standing.progress(0.0).replicas] == [("pod-a", "pod-b"), ("pod-c", "pod-d")]
+
+
 def test_a_replica_that_leaves_is_reported_as_drained_once_it_is():
-    standing = Standing(1, hosts={"rollout-0": "pod-a", "rollout-1": "pod-b"}, drained=frozenset({"rollout-1"}))
+    standing = Standing(1, hosts={"rollout-0": ("pod-a",), "rollout-1": ("pod-b",)}, drained=frozenset({"rollout-1"}))
     assert [replica.drained for replica in standing.progress(0.0).replicas] == [False, True]
 
 

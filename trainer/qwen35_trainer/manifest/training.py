@@ -183,7 +183,13 @@ class TrainingSpec(Section):
         return self.rollout.tensorParallel if of_lane is None else of_lane.tensorParallel
 
     def nodes_of_replica(self, *, lane: bool) -> int:
-        """Return the number of nodes of a rollout replica: 1, unless it is larger than a node. lane: as for `replica_devices`."""
+        """Return the number of nodes of a rollout replica: 1, unless it is larger than a node. lane: as for `replica_devices`.
+
+        A Torch replica is one process, whose threads count as devices in the straggler lane, so it has one node.
+        """
+        assert self.rollout is not None
+        if self.rollout.engine == "Torch":
+            return 1
         return -(-self.replica_devices(lane=lane) // self.accelerator.devicesPerNode)
 
     def devices_on_node(self, *, lane: bool) -> int:
