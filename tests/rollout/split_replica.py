@@ -4,7 +4,8 @@ The model has the form of the small published ones: with a vision tower, and the
 have pictures.
 
 python -m tests.rollout.split_replica [NODES] ─► one line of JSON: responses, log-probs of a probe, the number of processes that
-                                                  have a part of each parameter, and the ids of the processes of its workers
+                                                  have a part of each parameter, the ids of the processes of its workers, and the
+                                                  names of the memory that they share
 
 NODES: 2: each device is on a node of its own. The program starts itself again for the second node, whose processes only the network
 connects with those of the first. Without it, both devices are on one node.
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -26,7 +28,7 @@ import torch
 from qwen35_trainer.rollout import vllm_core
 from qwen35_trainer.rollout.rollout_engine import Sampling, SequenceRequest
 from qwen35_trainer.rollout.vllm import VLLMEngine
-from qwen35_trainer.rollout.vllm_core import CoreSettings, NodePlace, build_core, start_workers
+from qwen35_trainer.rollout.vllm_core import Core, CoreSettings, NodePlace, build_core, start_workers
 from qwen35_trainer.rollout.vllm_environment import set_variables
 from qwen35_trainer.weights.division import ReplicaShape
 from qwen35_trainer.weights.host_weights import HostWeights
@@ -56,6 +58,12 @@ SETTINGS = CoreSettings(
     picture_tokens=MAX_LENGTH,
 )
 LOCAL = "127.0.0.1"
+
+
+def names_of_shared_memory(core: Core) -> list[str]:
+    """The names, in the file system, of the memory that the replica's processes share."""
+    [replica] = set(core.collective_rpc(lambda _: os.environ["VLLM_DIST_IDENT"]))
+    return [file.name for file in Path("/dev/shm").glob(f"{replica}-*")]
 
 
 def node(number: int, port: int) -> CoreSettings:
@@ -117,7 +125,8 @@ def main() -> None:
         probes.append([each.tolist() for each in probed])
     parts = {name: len(each) for name, each in engine.checksums().items()}
     workers = [child.pid for child in psutil.Process().children(recursive=True)]
-    print(json.dumps({"responses": responses, "probes": probes, "parts": parts, "workers": workers}), flush=True)
+    result = {"responses": responses, "probes": probes, "parts": parts, "workers": workers}
+    print(json.dumps(result | {"named": names_of_shared_memory(core)}), flush=True)
     time.sleep(3600)
 
 

@@ -57,6 +57,7 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(nodes: i
     assert np.concatenate(probed).mean() <= 0.02, "a probe"
     assert np.concatenate(seen).mean() <= 0.02, "prompts with pictures"
     assert set(result["parts"].values()) == {2}, "both processes have a part of each parameter"
+    assert result["named"] == [], "shared memory that has a name outlives processes that are killed"
 
 
 class PackedLinear(torch.nn.Module):

@@ -103,6 +103,13 @@ def _generating(running: Running) -> list[tuple[str, float]]:
     return [(span["lane"], span["start"]) for span in spans]
 
 
+def _second(running: Running) -> float:
+    """The present second of the run. Spans are written late, so the last one does not tell."""
+    lines = (running.folder / "metrics.jsonl").read_text().split("\n")[:-1]  # the last may be incomplete
+    last = json.loads([line for line in lines if '"wall_time"' in line][-1])
+    return last["time"] + time.time() - last["wall_time"]
+
+
 def _replaced(running: Running, victim: psutil.Process, lost_at: float) -> bool:
     """Whether two replicas have generated since second `lost_at`: one that still loads would be lost in another way."""
     time.sleep(0.5)  # looking at all processes of the machine takes as long as a step of the run
@@ -118,7 +125,7 @@ def _lose(running: Running, way: str) -> None:
     WAYS[way](victim)
     if way != "disconnected":
         running.wait_until(lambda: _lost(running) > lost, f"loss of a replica that is {way}")
-        lost_at = max(start for _, start in _generating(running))
+        lost_at = _second(running)
         running.wait_until(lambda: _replaced(running, victim, lost_at), "replacement")
     running.wait_until(lambda: _updates(running) > updates + 3, "further updates")
 

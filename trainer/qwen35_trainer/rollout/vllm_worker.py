@@ -14,10 +14,12 @@ each function is the worker.
 from __future__ import annotations
 
 import ctypes
+import glob
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +46,8 @@ SEGMENTS = "_qwen35_segments"
 """Name of a worker's attribute: segments of shared memory that its process keeps mapped."""
 FLOAT32_PARAMETER = ".A_log"
 """Suffix of the parameter that vLLM keeps in float32. All others are bfloat16."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # nothing is created there
+"""Folder of the names of POSIX shared memory (shm_overview(7))."""
 _PR_SET_PDEATHSIG = 1
 """Number of the process setting PR_SET_PDEATHSIG, from Linux's prctl.h."""
 
@@ -61,9 +65,20 @@ def join_replica(_: Worker, on_cpu: bool) -> None:
     if parent is None or os.getppid() != parent.pid:  # it ended before the line above
         os._exit(1)
     if on_cpu:
+        _forget_names_of_shared_memory()
         reuse_freed_tensors()
         add_cpu_functions()
         torch.compiler.set_stance("force_eager")  # `stepping` says why
+
+
+def _forget_names_of_shared_memory() -> None:
+    """Remove the names of the memory that the replica's processes share, which all of them have mapped by now.
+
+    vLLM removes a name when a process ends by itself. A process that is killed would leave 4 MiB under its name, and with vLLM
+    0.23 another replica that got the same port could not start: "create shm in SHMManager failed. errno: 17".
+    """
+    for file in _SHARED_MEMORY.glob(f"{glob.escape(os.environ['VLLM_DIST_IDENT'])}-*-cpushm_*"):
+        file.unlink(missing_ok=True)
 
 
 def begin_replacement(worker: Worker) -> None:
