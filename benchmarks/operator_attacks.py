@@ -4,7 +4,8 @@
 
 reports   trainers report new checkpoints; latency until another client's watch shows each in the status
 attacks   all attacks of tests/controlplane/attacks.py, begun evenly over the same time, by a process of its own: threads of this
-          process would hold up the one that measures. Whether each has the expected outcome is the matter of
+          process would hold up the one that measures. It has the lowest priority, because in a cluster a tenant's own
+          work takes no processor from the control plane. Whether each has the expected outcome is the matter of
           tests/controlplane/test_attacks.py
 
 writes    an administrator writes annotations of a training, WRITES_PER_SECOND; latency until the same watch shows each. No
@@ -60,6 +61,8 @@ VICTIM_OBJECTS = {VICTIM, f"{VICTIM}-1", *(f"{VICTIM}-{part}" for part in ("conf
 """Names of its objects."""
 WORKERS = 8
 """Attacks that may run at the same time: some wait for what the operator creates."""
+LOWEST_PRIORITY = 19
+"""The nice value of the attacker's process."""
 END_SECONDS = 10.0
 """Maximum time in which the attacker's process ends."""
 
@@ -173,6 +176,7 @@ def attacking(plane: ControlPlane) -> Iterator[AttackerProcess]:
 def _act(plane: ControlPlane, acts: Connection, other_end: Connection) -> None:
     """Carry out acts until the other end of the connection is closed. The fork has a copy of it."""
     other_end.close()
+    os.nice(LOWEST_PRIORITY)
     attacker = Attacker(plane)
     while True:
         try:

@@ -9,7 +9,8 @@ Sizes above 1 GB are measured with one replica. For each case, the same rounds c
 (in pieces of at most MAX_COPY_BYTES, which no cache holds), a publication, and once the same tensors saved and loaded with safetensors.
 The rate of a publication counts from the start of the copy until all replicas have verified the last byte; the commit waits for the step
 under way. The pause is the maximum time between the
-ends of two steps during the publication, in usual steps, less the one step that it contains. Memory is anonymous memory (RssAnon) in
+ends of two steps during the publication, in usual steps, less the one step that it contains. It is also reported for each part of the
+publication, for the memcpy, and for QUIET_SECONDS in which nothing is published: as much of it is not the publication's. Memory is anonymous memory (RssAnon) in
 addition to that before. Segments are not anonymous: two of the size of the weights, with SharedMemory for all processes together, with RDMA
 for each process. With RDMA, all replicas read from the trainer.
 The first round writes to fresh memory, and is reported apart. `--live float32` converts to bfloat16, as a trainer with master weights does.
@@ -26,8 +27,10 @@ import sys
 import tempfile
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,6 +53,18 @@ TENSORS = 32
 WARM_UP_SECONDS = 0.5
 ANSWER_SECONDS = 300.0
 SAMPLE_SECONDS = 0.005
+QUIET_SECONDS = 0.5
+"""Time before each publication in which nothing but the steps of the replicas runs."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What replicas fetch, and when the trainer did what came before, on the clock that all processes share."""
+
+    contents: PublishedWeights | Path
+    quiet: float
+    copying: float
+    staging: float
 
 
 class Memory:
@@ -106,6 +121,16 @@ class Generation:
         self._over.set()
         self._thread.join()
 
+    def pause(self, begin: float, end: float, usual: float) -> float:
+        """Return by how much the longest step between `begin` and `end` exceeds the usual one, in usual steps.
+
+        usual: seconds. Waits for the end of the step under way at `end`.
+        """
+        while self.ends[-1] <= end:
+            time.sleep(STEP_SECONDS / 4)
+        ends = self.ends[max(0, bisect_right(self.ends, begin) - 1) : bisect_left(self.ends, end) + 1]
+        return float(max(np.diff(ends))) / usual - 1
+
     def _calibrated(self) -> int:
         started = time.perf_counter()
         for _ in range(50):
@@ -134,19 +159,24 @@ def replica(pipe: Connection) -> None:
     while (message := pipe.recv()) is not None:
         started = time.perf_counter()
         with memory.watched():
-            if isinstance(message, PublishedWeights):
-                weights: Any = asyncio.run(arriving.fetch(message))
+            if isinstance(message.contents, PublishedWeights):
+                weights: Any = asyncio.run(arriving.fetch(message.contents))
             else:
-                weights = {name: tensor for path in message for name, tensor in load_file(path).items()}
+                weights = load_file(message.contents)
             received = time.perf_counter()
             generation.commit(weights)
             del weights
         ended = time.perf_counter()
-        while generation.ends[-1] <= ended:  # the step under way when it was committed
-            time.sleep(STEP_SECONDS / 4)
-        ends = [end for end in generation.ends if end >= started - 5 * usual]
-        pause = max(np.diff(ends)) / usual - 1
-        pipe.send({"received": received, "pause in steps": pause, "anonymous MB": memory.peak / 1e6})
+        parts = {
+            "": (message.staging, ended),
+            ", while the trainer copies": (message.staging, started),
+            ", while it verifies": (started, received),
+            ", while it commits": (received, ended),
+            ", during memcpy": (message.copying, message.staging),
+            ", without a publication": (message.quiet, message.copying),
+        }
+        pauses = {f"pause in steps{part}": generation.pause(*times, usual) for part, times in parts.items()}
+        pipe.send({"received": received, "anonymous MB": memory.peak / 1e6} | pauses)
     generation.close()
 
 
@@ -154,6 +184,7 @@ class Replicas:
     """Processes that receive publications."""
 
     def __init__(self, count: int, first: PublishedWeights) -> None:
+        """first: a version that each replica fetches before it is measured."""
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
@@ -163,9 +194,9 @@ class Replicas:
             process.start()
             self._pipes.append(here)
             self._processes.append(process)
-        self.publish(first)
+        self.send(first)
 
-    def publish(self, message: object) -> list[Any]:
+    def send(self, message: PublishedWeights | Announcement) -> list[Any]:
         """Send a message to all, and wait for all answers."""
         for pipe in self._pipes:
             pipe.send(message)
@@ -195,6 +226,9 @@ def case(
     results: list[dict[str, Any]] = []
     pool: Replicas | None = None
     for version in range(rounds + 2):  # each of the two segments is fresh once
+        quiet = time.perf_counter()
+        time.sleep(QUIET_SECONDS)
+        copying = time.perf_counter()
         copy = _seconds(lambda: np.copyto(target, source)) * size / copied
         with memory.watched():
             started = time.perf_counter()
@@ -203,7 +237,7 @@ def case(
         if pool is None:
             pool = Replicas(replicas, published)
             continue
-        answers = pool.publish(published)
+        answers = pool.send(Announcement(published, quiet, copying, started))
         seconds = (
             max(answer.pop("received") for answer in answers) - started
         )  # one clock for all processes of the machine
@@ -226,7 +260,7 @@ def case(
         "of memcpy": best["memcpy"] / best["seconds"],
         "of memcpy, all replicas together": replicas * best["memcpy"] / best["seconds"],
         "trainer blocked, seconds": best["blocked"],
-        "pause in steps": best["pause in steps"],
+        **{key: value for key, value in best.items() if key.startswith("pause in steps")},
         "maximum pause in steps": max(each["pause in steps"] for each in warm),
         "anonymous MB of a replica": max(each["anonymous MB"] for each in warm),
         "anonymous MB of the trainer": max(each["trainer MB"] for each in warm),
@@ -243,7 +277,8 @@ def _safetensors(tensors: dict[str, torch.Tensor], folder: Path, pool: Replicas)
 
         started = time.perf_counter()
         save_file({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, path)
-        received: float = max(answer["received"] for answer in pool.publish([path]))
+        saved = Announcement(path, started, started, started)
+        received: float = max(answer["received"] for answer in pool.send(saved))
         return received - started
 
 
