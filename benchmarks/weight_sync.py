@@ -59,12 +59,16 @@ QUIET_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Announcement:
-    """What replicas fetch, and when the trainer did what came before, on the clock that all processes share."""
+    """A message to replicas: what to fetch, and the start times of what came before, on the clock that all processes share."""
 
     contents: PublishedWeights | Path
+    """A version, or a file of safetensors."""
     quiet: float
+    """Start of the time in which nothing but steps runs."""
     copying: float
+    """Start of the memcpy."""
     staging: float
+    """Start of the publication."""
 
 
 class Memory:

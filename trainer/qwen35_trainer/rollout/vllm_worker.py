@@ -74,7 +74,7 @@ def join_replica(_: Worker, on_cpu: bool) -> None:
 def _forget_names_of_shared_memory() -> None:
     """Remove the names of the memory that the replica's processes share, which all of them have mapped by now.
 
-    vLLM removes a name when a process ends by itself. A process that is killed would leave 4 MiB under its name, and with vLLM
+    vLLM removes a name only when a process ends without being killed. A killed one would leave 4 MiB under its name, and with vLLM
     0.23 another replica that got the same port could not start: "create shm in SHMManager failed. errno: 17".
     """
     for file in _SHARED_MEMORY.glob(f"{glob.escape(os.environ['VLLM_DIST_IDENT'])}-*-cpushm_*"):
