@@ -62,8 +62,8 @@ LOCAL = "127.0.0.1"
 
 def names_of_shared_memory(core: Core) -> list[str]:
     """The names, in the file system, of the memory that the replica's processes share."""
-    [replica] = set(core.collective_rpc(lambda _: os.environ["VLLM_DIST_IDENT"]))
-    return [file.name for file in Path("/dev/shm").glob(f"{replica}-*")]
+    nodes = set(core.collective_rpc(lambda _: os.environ["VLLM_DIST_IDENT"]))
+    return [file.name for node in nodes for file in Path("/dev/shm").glob(f"{node}-*")]
 
 
 def node(number: int, port: int) -> CoreSettings:
