@@ -22,7 +22,21 @@ BEYOND_MEGATRON = MEGATRON | {"train.batch.removePadding": True}
 BEYOND = {
     "a split replica": ({"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
     "a vLLM replica over nodes that takes turns with the trainer": (
-        VLLM | FOUR_HEADS | {"mode": "Colocated", "rollout.nodes": 2, "train.nodes": 2, "rollout.tensorParallel": 4},
+        VLLM
+        | FOUR_HEADS
+        | {"accelerator.devicesPerNode": 1, "mode": "Colocated", "rollout.nodes": 2, "train.nodes": 2}
+        | {"rollout.tensorParallel": 2},
+        ["spec.rollout.tensorParallel"],
+    ),
+    "adapters on vLLM replicas over nodes": (
+        VLLM
+        | FOUR_HEADS
+        | {"accelerator.devicesPerNode": 1, "rollout.nodes": 2, "rollout.tensorParallel": 2}
+        | {"train.lora": {"rank": 4}, "train.nodes": 1},
+        ["spec.rollout.tensorParallel"],
+    ),
+    "vLLM replicas over nodes of several devices on the CPU": (
+        VLLM | FOUR_HEADS | {"accelerator.devicesPerNode": 2, "rollout.nodes": 2, "rollout.tensorParallel": 4},
         ["spec.rollout.tensorParallel"],
     ),
     "vLLM replicas of more devices than heads": (

@@ -235,8 +235,8 @@ def _draining(situation: AttemptSituation, leaving: Sequence[str]) -> tuple[Post
 def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
     """Return the names of the `count` pods to delete when the pool shrinks; none if `count` is zero or negative.
 
-    Pods that are already leaving come first, then pods that are not ready, then the pods of whole replicas, of which
-    the idlest comes first. The pods of the straggler lane always stay.
+    Pods that are already leaving come first, then pods that are not ready, then pods of no replica or of one that has lost
+    a pod, then the pods of whole replicas, of which the idlest comes first. The pods of the straggler lane always stay.
     """
     if count <= 0:
         return ()
@@ -246,10 +246,12 @@ def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
     replicas = report.replicas if report else ()
     idle = {name: replica.idle for replica in replicas for name in replica.pods}
     first_pod = {name: min(replica.pods) for replica in replicas for name in replica.pods}
+    ready = {pod.name for pod in situation.pods if pod.ready}
+    of_whole_replicas = {name for replica in replicas if ready.issuperset(replica.pods) for name in replica.pods}
 
-    def order(pod: Pod) -> tuple[bool, bool, float, str, str]:
-        replica = first_pod.get(pod.name, pod.name)
-        return (pod.name not in leaving, pod.ready, -idle.get(pod.name, 0.0), replica, pod.name)
+    def order(pod: Pod) -> tuple[bool, bool, bool, float, str, str]:
+        name, replica = pod.name, first_pod.get(pod.name, pod.name)
+        return (name not in leaving, pod.ready, name in of_whole_replicas, -idle.get(name, 0.0), replica, name)
 
     pods = [pod for pod in situation.pods if pod.pool == ROLLOUT_GROUP and not pod.lane]
     return tuple(pod.name for pod in sorted(pods, key=order)[:count])

@@ -244,6 +244,18 @@ def test_the_nodes_of_one_replica_go_together():
     assert world.observe().control.leaving in mates
 
 
+def test_what_is_left_of_a_replica_that_lost_a_node_goes_before_a_whole_one():
+    world = World()
+    world.edit(rollout={"engine": "VLLM", "nodes": 4, "tensorParallel": 16, "minNodes": 2})
+    world.until_running()
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    world.report(replicas=[ReplicaReport(pods=(pods[0], pods[3]), idle=0.9)])
+    world.pods[pods[2]] = replace(world.pods[pods[2]], ready=False)
+    world.edit(rollout={"nodes": 2})
+    world.reconcile()
+    assert set(world.observe().control.leaving) == {pods[1], pods[2]}
+
+
 def test_rays_own_autoscaler_is_not_fought(world):
     (name,) = world.clusters
     world.clusters[name] = replace(world.clusters[name], autoscaled=True)

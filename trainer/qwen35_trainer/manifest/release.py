@@ -62,12 +62,8 @@ def _shared_devices(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Proble
 
 def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
     for path, part in (("spec.rollout", rollout), ("spec.rollout.stragglerLane", rollout.stragglerLane)):
-        if part is None or part.tensorParallel <= spec.accelerator.devicesPerNode:
-            continue
-        if spec.mode == "Colocated":
-            message = "in mode Colocated, a replica uses the devices of one node."
-            fix = f"Set it to at most {spec.accelerator.devicesPerNode} (accelerator.devicesPerNode), or use mode FullyAsync."
-            yield Problem(f"{path}.tensorParallel", message, fix)
+        if part is not None and part.tensorParallel > spec.accelerator.devicesPerNode:
+            yield from _several_nodes(spec, f"{path}.tensorParallel")
     if (random := spec.model.source.random) is not None:
         yield from split_problems(spec, DividedSizes.of_random(random))
     if spec.accelerator.profile == "CPU":
@@ -82,6 +78,22 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
     yield from _vllm_adapters(spec)
     if spec.train.router.replay:
         yield from _vllm_replay(spec, rollout)
+
+
+def _several_nodes(spec: TrainingSpec, path: str) -> Iterator[Problem]:
+    """Yield the reasons for which this release cannot run replicas that are larger than a node. path: of their size."""
+    devices = spec.accelerator.devicesPerNode
+    one_node = f"Set it to at most {devices} (accelerator.devicesPerNode)"
+    if spec.mode == "Colocated":
+        yield Problem(
+            path, "in mode Colocated, a replica uses the devices of one node.", f"{one_node}, or use mode FullyAsync."
+        )
+    if spec.train.lora is not None:
+        message = "a replica of several nodes cannot serve adapters: base weights would reach its other nodes through the first one."
+        yield Problem(path, message, f"{one_node}, or remove train.lora.")
+    if spec.accelerator.profile == "CPU" and devices > 1:
+        message = "on the CPU, vLLM starts replicas of several nodes only with one device for each node."
+        yield Problem(path, message, f"{one_node}, or set accelerator.devicesPerNode to 1.")
 
 
 def _vllm_replay(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:

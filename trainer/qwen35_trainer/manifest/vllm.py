@@ -17,7 +17,7 @@ _LOADING = "the trainer publishes the weights, and nothing is loaded from files"
 _ADAPTERS = "every sequence is generated with the adapters that train (spec.train.lora)"
 _EXACT = "the version and the log-prob of each token would not be exact"
 _DRAFTS = "the trainer publishes no weights of the drafting layers, and log-probs of drafted tokens have not been compared with its own"
-_PROCESSES = "a replica is one process or the devices of one node"
+_PROCESSES = "the processes of a replica follow from spec.rollout.tensorParallel and spec.accelerator.devicesPerNode"
 
 RESERVED_ARGUMENTS = {
     "model": _OWN.format("spec.model.source"),
@@ -62,6 +62,9 @@ RESERVED_ARGUMENTS = {
     "decode_context_parallel_size": _PROCESSES,
     "data_parallel_size": "each replica schedules alone; use spec.rollout.nodes instead",
     "nnodes": _PROCESSES,
+    "node_rank": _PROCESSES,
+    "master_addr": _PROCESSES,
+    "master_port": _PROCESSES,
     "distributed_executor_backend": _PROCESSES,
     "worker_cls": _PROCESSES,
     "worker_extension_cls": _PROCESSES,

@@ -45,7 +45,7 @@ def publication_time(shape: ModelSizes, spec: TrainingSpec, device: Device) -> P
     if spec.publication.transport == "RDMA":
         first = min(replicas, max(4, ranks // pool.tensorParallel))
         waves = math.ceil(math.log2(replicas / first)) if replicas > first else 0
-        transfer = max(version / ranks * first * nodes / network, received) + waves * received
+        transfer = max(version / ranks * first * nodes / network, received) + waves * nodes * received
     else:
         transfer = max(version / ranks * replicas * nodes / network, received)
     copies = version / ranks / host

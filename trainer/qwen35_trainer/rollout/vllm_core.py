@@ -202,8 +202,8 @@ class NodeWorkers:
 def start_workers(config: HFConfig, settings: CoreSettings) -> NodeWorkers:
     """Start the processes of a further node of a replica, and return them when they are ready.
 
-    That takes until the engine core of node 0 is built, with equal `config` and `settings`, except for `settings.node.number`. Call
-    this function on a thread that lives as long as the processes: they end with it (`join_replica`).
+    They wait for those of the other nodes, with equal `config` and `settings`, except for `settings.node`. Call this function on a
+    thread that lives as long as the processes: they end with it, once the engine core is built (`join_replica`).
     """
     with _configured(config, settings) as configuration:
         from vllm.v1.executor.multiproc_executor import MultiprocExecutor

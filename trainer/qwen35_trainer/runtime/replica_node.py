@@ -6,7 +6,7 @@
                               ─── release ► the memory may be overwritten
 
 waits on            unblocked by                                 deadline
-open                the engine core of the first node is built   PoolLimits.open, in the driver
+open                the processes have joined and loaded         PoolLimits.open, in the driver
 watch               the end of a process                         none: it lasts as long as the replica
 fetch               the bytes of the version                     publication.timeoutSeconds, in the driver
 
@@ -73,6 +73,7 @@ class ReplicaNode(Process):
         self._threads = threads
         self._receiver = receiver()
         self._weights: HostWeights | None = None  # of the version that was fetched last
+        self._fetching = asyncio.Lock()  # a fetch continues when its caller has stopped waiting
         self._joined: asyncio.Future[None] | None = None
         self._ended = asyncio.Event()
 
@@ -105,9 +106,10 @@ class ReplicaNode(Process):
 
         Raises the errors of `WeightReceiver.fetch`. The version stays in memory until `release`, or the next call.
         """
-        self._weights = None
-        self._weights = await self._receiver.fetch(published)
-        return self._weights.shared
+        async with self._fetching:
+            self._weights = None
+            self._weights = await self._receiver.fetch(published)
+            return self._weights.shared
 
     async def release(self) -> None:
         """Let the memory of the version that was fetched last be overwritten: the processes have copied it."""
@@ -131,4 +133,4 @@ class ReplicaNode(Process):
         with contextlib.closing(workers):
             while not workers.wait(WATCH_SECONDS):
                 pass
-        loop.call_soon_threadsafe(self._ended.set)
+            loop.call_soon_threadsafe(self._ended.set)  # before the others end, which takes seconds

@@ -31,7 +31,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, RolloutEngine, SequenceRequest
-from qwen35_trainer.runtime.calls import answer
+from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.machine import device, manager_of
 from qwen35_trainer.runtime.process import Process, own_address, starting
 from qwen35_trainer.runtime.replica_channel import (
@@ -65,6 +65,7 @@ from qwen35_trainer.runtime.replica_channel import (
     WakeEngine,
     unpacked_commands,
 )
+from qwen35_trainer.runtime.replica_node import NodeLost
 from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.step_times import StepLog
 from qwen35_trainer.runtime.worker_connection import Endpoint, Packed, WorkerServer, pack
@@ -675,8 +676,17 @@ class RolloutWorker(Process):
             for number, settings in enumerate(of_nodes, 1)
         ]
         building = asyncio.ensure_future(asyncio.to_thread(self._start))
-        await asyncio.gather(building, *opening)
+        lost = asyncio.ensure_future(self._lost(opening))
+        await asyncio.wait({building, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not building.done():
+            lost.result()  # raises, and the driver ends this process, which may wait for the lost one
+        lost.cancel()
         return building.result()
+
+    async def _lost(self, opening: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Open the further nodes, and wait until one of them is lost. Raises the error of the first that is, or cannot start."""
+        await asyncio.gather(*opening)
+        await self._on_nodes("watch", act="starting vLLM")
 
     def _settings_of_nodes(self, addresses: Sequence[str]) -> tuple[HFConfig, list[CoreSettings]]:
         """Choose the place where the nodes meet. Returns the model's configuration and the settings of each further node.
@@ -706,9 +716,15 @@ class RolloutWorker(Process):
         return await asyncio.gather(*(self._on_node(number, method, *arguments, act=act) for number in numbers))
 
     async def _on_node(self, number: int, method: str, *arguments: object, act: str) -> Any:  # noqa: ANN401  # an actor's result
-        """Call a method of the ReplicaNode of node `number`, and return the result. act: what the call does, for errors."""
+        """Call a method of the ReplicaNode of node `number`, and return the result. act: what the call does, for errors.
+
+        Raises NodeLost if the node cannot be reached, which the driver would otherwise take for an unreachable replica.
+        """
         call = getattr(self._nodes[number - 1], method).remote(*arguments)
-        return await answer(call, of=f"node {number} of {self.name}", act=act, seconds=None)
+        try:
+            return await answer(call, of=f"node {number} of {self.name}", act=act, seconds=None)
+        except ActorUnreachable as error:
+            raise NodeLost(str(error)) from error
 
     def _limiting_room(self, engine: RolloutEngine) -> int | None:
         assert self._spec.rollout is not None
