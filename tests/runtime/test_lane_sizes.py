@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.manifest import TrainingSpec, load_manifest
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.progress.records import SpanRecord, UpdateRecord
 from qwen35_trainer.rollout import vllm, vllm_core
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.rollout.vllm_core import CoreSettings
-from qwen35_trainer.runtime import driver, preflight
+from qwen35_trainer.runtime import driver
 
 UPDATES, GROUPS, LAG = 4, 2, 2
 LONG = "".join(map(chr, range(0x4E00, 0x4E00 + 300))) + "0123456789= "
@@ -70,8 +70,8 @@ def played(local, write, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_core, "build_core", build_core)
         patch.setattr(vllm, "VLLMEngine", engine)
-        # With one train worker, which is all that threads can play, a node has one device. The fake of two spans two nodes.
-        patch.setattr(preflight, "cannot_run", lambda spec: [])
+        # With one train worker, which is all that threads can play, a node has one device. The fake of two is on one node all the same.
+        patch.setattr(TrainingSpec, "nodes_of_replica", lambda spec, *, lane: 1)
         # All stragglers move, although the fakes are equally fast.
         patch.setattr(driver, "coordinator_settings", lambda *of: replace(decided(*of), lane_breaks_even=False))
         yield local.run(file), engines
