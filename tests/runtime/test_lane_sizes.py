@@ -70,7 +70,7 @@ def played(local, write, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_core, "build_core", build_core)
         patch.setattr(vllm, "VLLMEngine", engine)
-        # With one train worker, which is all that threads can play, a node has one device. The fake of two is on one node all the same.
+        # With one train worker, which is all that threads can play, a node has one device. The fake of two is on one node here.
         patch.setattr(TrainingSpec, "nodes_of_replica", lambda spec, *, lane: 1)
         # All stragglers move, although the fakes are equally fast.
         patch.setattr(driver, "coordinator_settings", lambda *of: replace(decided(*of), lane_breaks_even=False))
