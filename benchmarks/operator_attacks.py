@@ -176,6 +176,7 @@ def attacking(plane: ControlPlane) -> Iterator[AttackerProcess]:
 def _act(plane: ControlPlane, acts: Connection, other_end: Connection) -> None:
     """Carry out acts until the other end of the connection is closed. The fork has a copy of it."""
     other_end.close()
+    plane.api.kept.__dict__.clear()  # the connection that the other process continues to use
     os.nice(LOWEST_PRIORITY)
     attacker = Attacker(plane)
     while True:
