@@ -8,9 +8,9 @@
 Sizes above 1 GB are measured with one replica. For each case, the same rounds contain a memcpy between warm buffers of the same size
 (in pieces of at most MAX_COPY_BYTES, which no cache holds), a publication, and once the same tensors saved and loaded with safetensors.
 The rate of a publication counts from the start of the copy until all replicas have verified the last byte; the commit waits for the step
-under way. The pause is the maximum time between the
-ends of two steps during the publication, in usual steps, less the one step that it contains. It is also reported for each part of the
-publication, for the memcpy, and for QUIET_SECONDS in which nothing is published: as much of it is not the publication's. Memory is anonymous memory (RssAnon) in
+under way. The pause is the maximum time between the ends of two steps during the publication, in usual steps, less the one step that it
+contains. It is also reported for each part of the publication, for the memcpy, and for QUIET_SECONDS in which nothing is published: that
+much comes from the machine and not from the publication. Memory is anonymous memory (RssAnon) in
 addition to that before. Segments are not anonymous: two of the size of the weights, with SharedMemory for all processes together, with RDMA
 for each process. With RDMA, all replicas read from the trainer.
 The first round writes to fresh memory, and is reported apart. `--live float32` converts to bfloat16, as a trainer with master weights does.

@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from tests.profiles import FORKED
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 REMOVED = object()
+LOST = "other replicas take over its sequences"
+"""Part of the driver's warning about each lost replica."""
 SMALL: dict[str, Any] = {
     "mode": "FullyAsync",
     "accelerator": {"profile": "CPU", "devicesPerNode": 1},
@@ -88,6 +91,20 @@ class Running:
     @property
     def err(self) -> Path:
         return self.home / "err"
+
+    @property
+    def losses(self) -> int:
+        """How many replicas the driver has lost so far."""
+        log = self.folder / "logs" / "driver.log"
+        return log.read_text().count(LOST) if log.exists() else 0
+
+    @property
+    def updates(self) -> int:
+        """The number of the last update that the command printed."""
+        with self.out.open("rb") as out:
+            out.seek(max(0, out.seek(0, os.SEEK_END) - 4096))
+            printed = re.findall(rb"update=(\d+)/", out.read())
+        return int(printed[-1]) if printed else 0
 
     def wait_for(self, text: str) -> None:
         """Until the command printed `text`."""

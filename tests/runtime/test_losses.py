@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -32,8 +31,6 @@ from .conftest import Running
 
 PROMPTS_PER_UPDATE, PROMPT_TOKENS = 4, 64
 LOSS_MINUTES, LOSSES = 30.0, 30
-LOST = "other replicas take over its sequences"
-"""Part of the driver's warning about each lost replica."""
 
 
 def _disconnect(process: psutil.Process) -> None:
@@ -81,19 +78,6 @@ def pool(command, write, tmp_path) -> Running:
     return command.start("run", file, output=tmp_path / "out")
 
 
-def _lost(running: Running) -> int:
-    log = running.folder / "logs" / "driver.log"
-    return log.read_text().count(LOST) if log.exists() else 0
-
-
-def _updates(running: Running) -> int:
-    """The number of the last update that the command printed."""
-    with running.out.open("rb") as out:
-        out.seek(max(0, out.seek(0, os.SEEK_END) - 4096))
-        printed = re.findall(rb"update=(\d+)/", out.read())
-    return int(printed[-1]) if printed else 0
-
-
 def _generating(running: Running) -> list[tuple[str, float]]:
     """(replica, start) of the last intervals in which replicas generated, in seconds of the run."""
     with (running.folder / "metrics.jsonl").open("rb") as metrics:
@@ -119,15 +103,15 @@ def _replaced(running: Running, victim: psutil.Process, lost_at: float) -> bool:
 
 def _lose(running: Running, way: str) -> None:
     """Lose a replica that has joined, and wait until another has its place and updates continue."""
-    lost, updates = _lost(running), _updates(running)
+    lost, updates = running.losses, running.updates
     workers = running.processes("ray::RolloutWorker")
     victim = workers[random.randrange(len(workers))]  # seeded by the suite
     WAYS[way](victim)
     if way != "disconnected":
-        running.wait_until(lambda: _lost(running) > lost, f"loss of a replica that is {way}")
+        running.wait_until(lambda: running.losses > lost, f"loss of a replica that is {way}")
         lost_at = _second(running)
         running.wait_until(lambda: _replaced(running, victim, lost_at), "replacement")
-    running.wait_until(lambda: _updates(running) > updates + 3, "further updates")
+    running.wait_until(lambda: running.updates > updates + 3, "further updates")
 
 
 def _end(running: Running) -> None:
@@ -145,21 +129,21 @@ def _end(running: Running) -> None:
 
 
 def test_a_replica_lost_in_each_way_loses_no_prompt(pool):
-    pool.wait_until(lambda: _updates(pool) > 2, "the first updates")
+    pool.wait_until(lambda: pool.updates > 2, "the first updates")
     for way in WAYS:
         _lose(pool, way)
-    assert _lost(pool) == len(WAYS) - 1, "a replica that was disconnected is not lost"
+    assert pool.losses == len(WAYS) - 1, "a replica that was disconnected is not lost"
     _end(pool)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(60 * (LOSS_MINUTES + 15))
 def test_replicas_lost_for_half_an_hour_lose_no_prompt(pool):
-    pool.wait_until(lambda: _updates(pool) > 2, "the first updates")
+    pool.wait_until(lambda: pool.updates > 2, "the first updates")
     end = time.monotonic() + 60 * LOSS_MINUTES
     for way in itertools.cycle(WAYS):
         started = time.monotonic()
-        if started > end and _lost(pool) >= LOSSES:
+        if started > end and pool.losses >= LOSSES:
             break
         _lose(pool, way)
         time.sleep(max(0.0, 30.0 - (time.monotonic() - started)))

@@ -4,7 +4,6 @@
 """
 
 import os
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,6 @@ SETTINGS = (
     "evaluation.everyUpdates=0",
     "checkpoint.everyUpdates=1000000",
 )
-LOST = "other replicas take over its sequences"
-"""Part of the driver's warning about a lost replica."""
 LEADER, NODE = "ray::RolloutWorker", "ray::ReplicaNode"
 
 
@@ -45,19 +42,10 @@ PARTS: dict[str, Callable[[psutil.Process, psutil.Process], psutil.Process]] = {
 """What is killed of a replica."""
 
 
-def _updates(running: Running) -> int:
-    printed = re.findall(r"update=(\d+)/", running.out.read_text())
-    return int(printed[-1]) if printed else 0
-
-
 def _workers(running: Running) -> tuple[psutil.Process, psutil.Process] | None:
     """The workers of both nodes of the replica, if there is one replica."""
     first, second = running.processes(LEADER), running.processes(NODE)
     return (first[0], second[0]) if len(first) == len(second) == 1 else None
-
-
-def _lost(running: Running) -> int:
-    return (running.folder / "logs" / "driver.log").read_text().count(LOST)
 
 
 @pytest.mark.soak
@@ -66,15 +54,15 @@ def test_a_replica_of_two_nodes_is_replaced_whole_whatever_part_of_it_is_lost(co
     pytest.importorskip("vllm", reason="vLLM is not installed")
     settings = [word for change in SETTINGS for word in ("--set", change)]
     running = command.start("run", EXAMPLE, *settings, output=tmp_path / "out")
-    running.wait_until(lambda: _updates(running) > 1, "the first updates")
+    running.wait_until(lambda: running.updates > 1, "the first updates")
     for count, (part, victim_of) in enumerate(PARTS.items(), 1):
         workers = _workers(running)
         assert workers is not None
         ranks = [_rank(worker) for worker in workers]
         os.kill(victim_of(*workers).pid, signal.SIGKILL)
-        running.wait_until(lambda count=count: _lost(running) == count, f"loss of {part}")
-        updates = _updates(running)
-        running.wait_until(lambda updates=updates: _updates(running) > updates + 2, f"updates after the loss of {part}")
+        running.wait_until(lambda count=count: running.losses == count, f"loss of {part}")
+        updates = running.updates
+        running.wait_until(lambda updates=updates: running.updates > updates + 2, f"updates after the loss of {part}")
         gone = {process.pid for process in (*workers, *ranks)}
         survivors = [process for process in running.processes() if process.pid in gone]
         assert not survivors, f"left after the loss of {part}"
