@@ -200,6 +200,19 @@ def test_reports_are_kept_until_a_call_acknowledges_them():
     assert log.next_number == 4
 
 
+async def test_tokens_that_are_kept_keep_nothing_of_rays_message_in_memory(driver):
+    """The test's Ray passes the worker's arrays on, as a view of a message would be."""
+    count = 100_000
+    tokens = GeneratedTokens(np.arange(count, dtype=np.int32), np.zeros(count, np.float32), VersionRuns.of([0] * count))
+    block = TokenBlock({(0, 0): [tokens]})
+    async with driver.open():
+        driver.actor.engine.tell(progress=block)
+        await until(lambda: any(len(report.progress) for report in driver.reports))
+    [arrived] = [report.progress for report in driver.reports if len(report.progress)]
+    assert arrived[0, 0].ids.tolist() == list(range(count))
+    assert not np.shares_memory(arrived._data, block._data)
+
+
 def test_messages_arrive_as_they_were_sent():
     request = SequenceRequest((3, 1), np.arange(5, dtype=np.int32), 9)
     probe = Probe((np.array([3, 4, 5], np.int32),), np.zeros(2, np.float32), limit=0.1)

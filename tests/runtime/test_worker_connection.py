@@ -88,6 +88,32 @@ async def test_results_arrive_as_they_were_returned(methods):
         assert small.tolist() == (large[:, :5] * 2).tolist()
 
 
+async def test_an_array_that_is_kept_keeps_nothing_else_of_its_message_in_memory(methods):
+    kept, empty, other = (np.arange(count, dtype=np.int32) for count in (40_000, 0, 50_000))
+    async with opened(methods) as connection:
+        received, nothing, rest = await connection.call("double", Arrays((kept, empty, other)))
+    assert [each.tolist() for each in (received, nothing)] == [(kept * 2).tolist(), []]
+    memory = memory_of(received)
+    assert memory.nbytes == kept.nbytes
+    assert not np.shares_memory(memory, memory_of(rest))
+
+
+class Arrays(tuple[Any, ...]):
+    """Arrays of which each is doubled."""
+
+    __slots__ = ()
+
+    def __mul__(self, factor: Any) -> Arrays:
+        return Arrays(each * factor for each in self)
+
+
+def memory_of(array: Any) -> Any:
+    """Return the array that owns the memory of `array`."""
+    while (base := array.obj if isinstance(array, memoryview) else array.base) is not None:
+        array = base
+    return array
+
+
 async def test_calls_are_answered_in_the_order_in_which_they_end(methods):
     async with opened(methods) as connection:
         waiting = asyncio.create_task(connection.call("wait"))
@@ -264,7 +290,8 @@ UNPROVEN = {
     "an empty proof": lambda: framed(0, bytes(32), b""),
     "a large frame": lambda: framed(0, bytes(32), bytes(10_000)),
     "an announcement of 2 GiB": lambda: HEADER.pack(0, 1, 2**31),
-    "sizes beyond the frame": lambda: HEADER.pack(0, 2, 16) + struct.pack("<QQ", 2**63, 2**63),
+    "sizes beyond the beginning": lambda: HEADER.pack(0, 2, 16) + struct.pack("<QQ", 2**63, 2**63),
+    "a second part of 2 GiB": lambda: HEADER.pack(0, 2, 16) + struct.pack("<QQ", 0, 2**31),
     "no part": lambda: HEADER.pack(0, 0, 0),
     "more parts than bytes": lambda: HEADER.pack(0, 9, 16) + bytes(16),
     "noise": lambda: bytes(range(256)),
@@ -287,17 +314,13 @@ async def test_what_an_unproven_peer_sends_is_never_read_and_ends_its_connection
 
 def framed(number: int, *parts: bytes) -> bytes:
     sizes = b"".join(struct.pack("<Q", len(part)) for part in parts)
-    return HEADER.pack(number, len(parts), len(sizes) + sum(map(len, parts))) + sizes + b"".join(parts)
+    return HEADER.pack(number, len(parts), len(sizes) + len(parts[0])) + sizes + b"".join(parts)
 
 
 async def parts_of(reader: asyncio.StreamReader) -> list[bytes]:
-    _, count, size = HEADER.unpack(await reader.readexactly(HEADER.size))
-    body = await reader.readexactly(size)
-    rest, parts = body[8 * count :], []
-    for length in struct.unpack(f"<{count}Q", body[: 8 * count]):
-        parts.append(rest[:length])
-        rest = rest[length:]
-    return parts
+    _, count, _ = HEADER.unpack(await reader.readexactly(HEADER.size))
+    sizes = struct.unpack(f"<{count}Q", await reader.readexactly(8 * count))
+    return [await reader.readexactly(size) for size in sizes]
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:

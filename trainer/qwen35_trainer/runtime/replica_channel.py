@@ -371,6 +371,8 @@ class ReplicaChannel:
     async def _call(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # a worker's result
         """Call a method of the worker over the connection, or through Ray if there is none or it ends. Returns the result.
 
+        Each array of a packed result has memory of its own, so that keeping one of them keeps nothing else in memory.
+
         act: the worker's task, for errors. seconds: deadline of each call. Raises ReplicaFailed if the worker does not answer
         before the deadline, and for the reasons of `_call_through_ray`.
         """
@@ -384,7 +386,11 @@ class ReplicaChannel:
             except TimeoutError:
                 late = stalled(self._name, act, seconds)
                 raise ReplicaFailed(str(late)) from late
-        return await self._call_through_ray(method, *arguments, act=act, seconds=seconds)
+        result: Packed | None = await self._call_through_ray(method, *arguments, act=act, seconds=seconds)
+        return result and (
+            result[0],
+            [array.copy() for array in result[1]],
+        )  # Ray's arrays are views of its whole message
 
     def _connected(self) -> WorkerConnection | None:
         """Return the connection; None if there is none. Then begin to connect again, unless the last attempt is too recent.

@@ -11,7 +11,6 @@ The experts that were chosen for the tokens are not here: `stored_choices.py`.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -86,13 +85,6 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
             )
             start, first = end, last
 
-    def detached(self) -> TokenBlock:
-        """Return a block with the same tokens that does not keep the message in memory with which this block arrived."""
-        block = copy.copy(self)
-        block._data = self._data.copy()
-        block._candidates = None if self._candidates is None else self._candidates.copy()
-        return block
-
     def _candidates_of(self, start: int, end: int) -> Candidates | None:
         if self._candidates is None:
             return None
@@ -135,9 +127,9 @@ class Progress:
             self._dropped += 1
 
     def add(self, block: TokenBlock) -> None:
-        """Keep the new tokens of a report."""
+        """Keep the new tokens of a report, which keep nothing else of the report in memory (`ReplicaChannel`)."""
         if len(block) and self._began:
-            self._blocks.append(block.detached())
+            self._blocks.append(block)
 
     def read(self, names: Collection[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         """Return the tokens that were reported of each of `names` since it began. It must not have ended."""

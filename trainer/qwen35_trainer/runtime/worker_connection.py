@@ -37,6 +37,7 @@ import secrets
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -62,7 +63,10 @@ _KEY_BYTES = 32
 _LARGE_BYTES = 64 * 1024
 """Size from which an array stays out of the pickle. Copying a smaller one takes less time than another array."""
 _HEADER = struct.Struct("<QIQ")
-"""Of a frame: number of the call, number of parts, bytes of the body. The body has the size of each part, and then the parts."""
+"""Of a frame: number of the call, number of parts, bytes of the beginning. The beginning has the sizes of all parts, and the first part.
+
+The other parts follow.
+"""
 _SIZE_BYTES = 8
 
 type ByteBuffer = bytes | bytearray | memoryview
@@ -239,7 +243,7 @@ class _Frames(asyncio.BufferedProtocol):
     """Sends and receives frames. Before `trust`, frames must be small.
 
     received: called with the number and the parts of each frame. opened: called when the connection exists, ended: when it has
-    ended. The memory of a frame is not used again, so its parts may be kept.
+    ended. Each part has memory of its own, which is not used again, so a part that is kept keeps no other part in memory.
     """
 
     def __init__(
@@ -253,9 +257,8 @@ class _Frames(asyncio.BufferedProtocol):
         self._limit = _MAX_PROOF_BYTES
         self._transport: asyncio.Transport | None = None
         self._header = memoryview(bytearray(_HEADER.size))
-        self._body: memoryview | None = None
-        self._rest = self._header  # the bytes that are missing of the header or the body
-        self._number = self._parts = 0
+        self._number = self._count = 0
+        self._expect_header()
 
     def trust(self, received: Callable[[int, Sequence[memoryview]], object]) -> None:
         """Allow frames of up to MAX_FRAME_BYTES from now on, and pass them to `received`.
@@ -275,8 +278,8 @@ class _Frames(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         sizes = np.array([len(part) for part in parts], "<u8")
-        body = sizes.nbytes + int(sizes.sum())
-        self._transport.writelines([_HEADER.pack(number, len(parts), body) + sizes.tobytes(), *parts])
+        header = _HEADER.pack(number, len(parts), sizes.nbytes + len(parts[0]))
+        self._transport.writelines([header + sizes.tobytes(), *parts])
 
     def close(self) -> None:
         if self._transport is not None:
@@ -295,7 +298,7 @@ class _Frames(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._body, self._rest = None, self._header  # frees the memory of an incomplete frame
+        self._expect_header()  # frees the memory of an incomplete frame
         if self._on_end is not None:
             self._on_end()
 
@@ -304,22 +307,38 @@ class _Frames(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self._rest = self._rest[count:]
-        if len(self._rest):
-            return
-        if self._body is None:
-            self._number, self._parts, size = _HEADER.unpack(self._header)
-            if not self._parts * _SIZE_BYTES <= size <= self._limit or not self._parts:
-                logger.warning("a connection was closed, because it announced a frame of %d bytes", size)
+        if not len(self._rest):
+            self._filled()
+
+    def _expect_header(self) -> None:
+        self._rest = self._header  # the memory that is filled next, without what has arrived
+        self._beginning: memoryview | None = None  # of the present frame, once its header has arrived
+        self._parts: list[memoryview] = []  # of the present frame, once its beginning has arrived
+        self._missing: deque[memoryview] = deque()  # those parts that are filled after `_rest`
+
+    def _filled(self) -> None:
+        """Choose the memory that is filled after `_rest`, which is full, or pass the frame on if it is complete."""
+        if self._beginning is None:
+            self._number, self._count, size = _HEADER.unpack(self._header)
+            if not 0 < self._count * _SIZE_BYTES <= size <= self._limit:
+                logger.warning("a connection was closed, because a frame was to begin with %d bytes", size)
                 self.close()
                 return
-            self._body = self._rest = memoryview(np.empty(size, np.uint8))  # not filled with zeros first
+            self._beginning = self._rest = _memory(size)
             return
-        body, self._body, self._rest = self._body, None, self._header
-        if (parts := _split(body, self._parts)) is None:
-            logger.warning("a connection was closed, because the parts of a frame do not fit into it")
-            self.close()
-        else:
-            self._on_frame(self._number, parts)
+        if not self._parts:
+            parts = _parts_in(self._beginning, self._count, self._limit)
+            if parts is None:
+                logger.warning("a connection was closed, because the sizes of a frame's parts are impossible")
+                self.close()
+                return
+            self._parts, self._missing = parts, deque(part for part in parts[1:] if len(part))
+        if self._missing:
+            self._rest = self._missing.popleft()
+            return
+        parts = self._parts
+        self._expect_header()
+        self._on_frame(self._number, parts)
 
 
 async def _certificates(
@@ -337,12 +356,21 @@ def _single(parts: Sequence[memoryview]) -> bytes:
     return bytes(parts[0])
 
 
-def _split(body: memoryview, count: int) -> list[memoryview] | None:
-    """Return the `count` parts of a frame's body. None: their sizes are not those of the body."""
+def _memory(size: int) -> memoryview:
+    return memoryview(np.empty(size, np.uint8))  # not filled with zeros first
+
+
+def _parts_in(beginning: memoryview, count: int, limit: int) -> list[memoryview] | None:
+    """Return the first part of a frame, and memory for its other parts.
+
+    beginning: the sizes of all `count` parts, and the first part. limit: maximum number of bytes of sizes and parts together.
+    Returns None if the sizes do not fit the beginning or the limit.
+    """
     start = count * _SIZE_BYTES
-    sizes = np.frombuffer(body[:start], "<u8").tolist()
-    ends = list(itertools.accumulate(sizes, initial=start))
-    return [body[first:end] for first, end in itertools.pairwise(ends)] if ends[-1] == len(body) else None
+    sizes = np.frombuffer(beginning[:start], "<u8").tolist()
+    if start + sizes[0] != len(beginning) or start + sum(sizes) > limit:
+        return None
+    return [beginning[start:], *map(_memory, sizes[1:])]
 
 
 type Packed = tuple[bytes, list[NDArray[np.uint8]]]
