@@ -545,6 +545,20 @@ def test_pools_that_take_turns_save_no_checkpoint_while_sequences_run():
     assert len(actions_of(played, do.SaveCheckpoint)) == 1
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pools_that_take_turns_save_no_checkpoint_when_a_filtered_group_is_replaced(groups):
+    """To save one, the replicas would sleep, and drop the sequences that have just started."""
+    rules = {"threshold": 0.0, "lag": 0, "partial_rollout": False, "taking_turns": True, "dynamic_sampling": True}
+    played = world(8, groups=groups, **rules)
+    played.send(TakeCheckpoint())
+    for group in range(groups):
+        finish_group(played, group, signal=group < groups - 1)
+    assert played.running == [(groups, 0), (groups, 1)], "in its place"
+    assert actions_of(played, do.SaveCheckpoint) == []
+    finish_group(played, groups)
+    assert len(actions_of(played, do.SaveCheckpoint)) == 1
+
+
 # What leaves untrained.
 
 

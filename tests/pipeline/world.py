@@ -95,6 +95,11 @@ class World:
         actions = self.coordinator.handle(*inputs)
         ways = [(each.source, each.target) for each in actions if isinstance(each, do.MoveSequences)]
         assert len(ways) == len(set(ways)), "what moves from one replica to another at one moment moves together"
+        if self.settings.taking_turns and not self.is_stopping:
+            kinds = {type(action) for action in actions}
+            assert not {do.SaveCheckpoint, do.StartSequences} <= kinds, (
+                "what starts would be dropped for the checkpoint"
+            )
         for action in actions:
             assert not self.ended, "nothing follows the end"
             self.log.append(action)
@@ -165,6 +170,8 @@ class World:
                 assert self.training is None, "a checkpoint is taken between two batches"
                 assert self.saving is None, "one is written at a time"
                 assert action.snapshot.batch == self.next_batch
+                if self.settings.taking_turns and not self.is_stopping:
+                    assert not self.running, "pools that take turns do not generate while a checkpoint is copied"
                 self.saving = action
             case notices.RunEnded():
                 assert (self.training, self.saving) == (None, None), "the end waits for what is under way"

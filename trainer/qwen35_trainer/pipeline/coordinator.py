@@ -319,8 +319,9 @@ class Coordinator:
             return
         complete = self._stopping or self._trained >= self.settings.batches
         save = self._checkpoint_requested or (complete and self._saved < self._trained)
-        if self._is_generation_turn and not self._stopping:
-            save = False  # the train pool gets its turn when no sequence runs
+        starts = self.settings.taking_turns and self.why_no_dispatch is None
+        if (self._is_generation_turn or starts) and not self._stopping:
+            save = False  # the train pool gets its turn when no sequence runs, and none starts now
         if save and self._saving is None:
             self._saving, self._checkpoint_requested = self._trained, False
             actions.append(do.SaveCheckpoint(self.snapshot))
