@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from transformers import PreTrainedTokenizerFast
 
 from qwen35_trainer.data import (
@@ -139,6 +139,67 @@ def test_a_model_without_a_vision_tower_refuses_pictures(make_qwen: MakeQwen) ->
     for encoded in (encode_examples, encode_prompts):
         with pytest.raises(DataError, match="s/0: the model has no vision tower"):
             encoded([prompt], make_qwen(), 100)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_read_as_it_is_shown(reader: PictureReader, kind: str, orientation: int) -> None:
+    """A telephone stores how it was held, and not turned pixels. transformers' own function for files is the reference."""
+    from transformers.image_utils import load_image
+
+    exif, written = Image.Exif(), io.BytesIO()
+    exif[ExifTags.Base.Orientation] = orientation
+    pixels(picture(40, 16)).save(written, kind, exif=exif)
+    example = encode(showing("image", images=(written.getvalue(),)), reader)
+    theirs = PROCESSOR.image_processor(images=[load_image(pixels(written.getvalue()))], return_tensors="np")
+    assert example.pictures is not None
+    arrays = example.pictures.read()
+    np.testing.assert_array_equal(arrays.patches, theirs["pixel_values"])
+    tokens = np.prod(theirs["image_grid_thw"]) // PATCHING.merge**2
+    assert arrays.placeholders(PATCHING.merge)[0] == (tokens,)
+    assert reader.processor.image_tokens(written.getvalue()) == tokens
+
+
+def test_damaged_exif_data_do_not_cost_the_picture(reader: PictureReader) -> None:
+    written = io.BytesIO()
+    pixels(picture(40, 16)).save(written, "PNG", exif=b"Exif\0\0MM\0*\0\0\0\xff")
+    assert reader.processor.image_tokens(written.getvalue()) == reader.processor.image_tokens(picture(40, 16))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
+def test_what_is_transparent_becomes_white(reader: PictureReader, mode: str) -> None:
+    """As when vLLM serves the model. Drawings often have black lines and no background."""
+    grey = np.full((16, 16), 0, np.uint8)
+    grey[4:8], alpha = 90, np.where(np.arange(16) < 8, 255, 0).astype(np.uint8)[None].repeat(16, 0)
+    colours = Image.merge("LA", [Image.fromarray(grey), Image.fromarray(alpha)])
+    options: dict[str, Any] = {}
+    if mode in ("P", "L"):  # one value of the pixels is transparent
+        colours = Image.fromarray(np.where(alpha > 0, grey, 200).astype(np.uint8))
+        options["transparency"] = 200
+    written = io.BytesIO()
+    colours.convert(mode).save(written, "PNG", **options)
+    shown = Image.fromarray(np.where(alpha > 0, grey, 255).astype(np.uint8)).convert("RGB")
+    theirs = PROCESSOR.image_processor(images=[shown], return_tensors="np")
+    example = encode(showing("image", images=(written.getvalue(),)), reader)
+    assert example.pictures is not None
+    np.testing.assert_array_equal(example.pictures.read().patches, theirs["pixel_values"])
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([picture(24, 16)], r"a video of 1 frames of 24 × 16 pixels cannot be resized"),
+        ([picture(24, 16), picture(16, 24)], r"a video has frames of 24 × 16 and of 16 × 24 pixels. Give all frames"),
+        ([picture(1208, 4)] * 2, r"a video of 2 frames of 1208 × 4 pixels cannot be resized"),
+        ([picture(24, 16), b"no picture"], r"image of 10 bytes: not a readable image"),
+    ],
+    ids=["one frame", "two sizes", "too long", "damaged"],
+)
+def test_videos_that_cannot_be_read_are_refused_by_row(
+    reader: PictureReader, frames: list[bytes], message: str
+) -> None:
+    with pytest.raises(DataError, match=f"s/0: {message}"):
+        encode(showing("video", videos=(Video(tuple(frames), 2.0),)), reader)
 
 
 def test_files_that_are_not_images_are_named(reader: PictureReader, tmp_path: Path) -> None:

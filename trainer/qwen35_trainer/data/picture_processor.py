@@ -6,6 +6,10 @@
 Pictures are resized, normalised and cut into patches by transformers' processors for Qwen models. A picture above the
 processor's maximum number of pixels becomes smaller, and a picture below its minimum becomes larger. Images use the PIL
 processor. Videos use the video processor, which needs torchvision and is created for the first video.
+
+A picture is turned as its EXIF data say, and what is transparent becomes white, as when vLLM serves the model
+(`normalize_image` and `rgba_to_rgb` in vllm/multimodal/image.py). transformers' `load_image` turns pictures too, but drops
+transparency, so that black lines without a background become black on black.
 """
 
 import io
@@ -80,11 +84,21 @@ class PictureProcessor:
     def frame_tokens(self, video: Video) -> int:
         """Return the number of tokens of one time step of a video. A time step consists of `patching.frames` frames.
 
-        Only the header of the first frame is read. Raises EncodingError if the first frame is missing or not an image,
-        and if torchvision is not installed.
+        Only the headers of the frames are read. Raises EncodingError if a frame is missing or not an image, if frames
+        have different sizes, if the processor refuses their number or shape, and if torchvision is not installed.
         """
-        width, height = image_size(video.frames[0])
-        patches = int(self.video_processor.get_num_of_video_patches(len(video.frames), height, width))
+        sizes = [image_size(frame) for frame in video.frames]
+        width, height = sizes[0]
+        if other := next((size for size in sizes if size != sizes[0]), None):
+            raise EncodingError(
+                f"a video has frames of {width} × {height} and of {other[0]} × {other[1]} pixels. Give all frames one size."
+            )
+        try:
+            patches = int(self.video_processor.get_num_of_video_patches(len(video.frames), height, width))
+        except ValueError as error:  # too few frames, or one side is too long for the other
+            raise EncodingError(
+                f"a video of {len(video.frames)} frames of {width} × {height} pixels cannot be resized ({error})."
+            ) from error
         return patches // -(-len(video.frames) // self.patching.frames) // self.patching.merge**2
 
     def read(self, images: Sequence[Image], videos: Sequence[Video]) -> PictureArrays:
@@ -147,13 +161,13 @@ def _video_processor(processor: PictureProcessor) -> Any:  # noqa: ANN401
 
 
 def image_size(image: Image) -> tuple[int, int]:
-    """Return the width and the height of an image, in pixels, from its header.
+    """Return the width and the height of an image as it is shown, in pixels, from its header.
 
     Raises EncodingError if the file is missing or not an image.
     """
-    with _opened(image) as pixels:
-        width, height = pixels.size
-    return width, height
+    with _opened(image) as opened:
+        width, height = opened.size
+        return (height, width) if _orientation(opened) in _TURNED else (width, height)
 
 
 def _opened(image: Image) -> "Pixels":
@@ -169,10 +183,54 @@ def _opened(image: Image) -> "Pixels":
         raise EncodingError(f"{_named(image)}: not a readable image ({error}).") from error
 
 
+_TURNED = (5, 6, 7, 8)
+"""The values of EXIF's orientation for which a picture is shown on its side."""
+
+
+def _orientation(opened: "Pixels") -> int:
+    """Return the value of EXIF's orientation, from 1 (upright) to 8. Reads no pixels.
+
+    In a PNG file, only what stands before the pixels is considered, so that the size is that of the pixels.
+    """
+    from PIL import ExifTags
+    from PIL import Image as pillow  # noqa: N813  # in this module Image is a file
+
+    if opened.format == "TIFF":
+        return 1  # Pillow itself turns the pixels and the size of these files
+    try:
+        return int(
+            pillow.Image.getexif(opened).get(ExifTags.Base.Orientation, 1)
+        )  # that of PNG files would read pixels
+    except Exception:  # noqa: BLE001  # damaged EXIF data, for which Pillow raises many types, say nothing about the pixels
+        return 1
+
+
+def _shown(opened: "Pixels") -> "Pixels":
+    """Return the pixels as they are shown: upright, and on a white background."""
+    from PIL import Image as pillow  # noqa: N813
+
+    turn = {
+        2: pillow.Transpose.FLIP_LEFT_RIGHT,
+        3: pillow.Transpose.ROTATE_180,
+        4: pillow.Transpose.FLIP_TOP_BOTTOM,
+        5: pillow.Transpose.TRANSPOSE,
+        6: pillow.Transpose.ROTATE_270,
+        7: pillow.Transpose.TRANSVERSE,
+        8: pillow.Transpose.ROTATE_90,
+    }.get(_orientation(opened))
+    upright = opened if turn is None else opened.transpose(turn)
+    if not upright.has_transparency_data:
+        return upright.convert("RGB")
+    transparent = upright.convert("RGBA")
+    white = pillow.new("RGB", transparent.size, "white")
+    white.paste(transparent, mask=transparent.getchannel("A"))
+    return white
+
+
 def _pixels(image: Image) -> "Pixels":
     with _opened(image) as opened:
         try:
-            return opened.convert("RGB")
+            return _shown(opened)
         except MemoryError:
             raise
         except Exception as error:  # what Pillow raises for damaged data depends on the format
