@@ -87,6 +87,8 @@ TRL_NOTES: Final[Mapping[str, str]] = {
     "compares the geometric mean of a sequence's ratios with the bounds, TRL's `sequence_mask` their product.",
     "vllm_importance_sampling_clip_max": "The default here is 2, in TRL 3.",
     "vllm_importance_sampling_clip_min": "Only the masks have a lower bound here.",
+    "mask_truncated_completions": "Means over responses are over those that train. TRL's losses `grpo`, `dr_grpo` and `sapo` divide by the number "
+    "of all responses, so that they are smaller the more responses are masked.",
     "max_steps": "Optimizer steps, in both.",
     "eval_steps": "Optimizer steps, in both.",
     "save_steps": "Optimizer steps, in both.",

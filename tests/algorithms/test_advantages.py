@@ -44,6 +44,13 @@ def test_samples_are_compared_within_their_group(name, expected):
     assert_close(advantage(name)(inputs(**MIXED))[:, 0], torch.tensor(expected), atol=3e-6, rtol=0)
 
 
+def test_a_response_that_does_not_train_counts_with_its_length():
+    """The second half reached the length limit (algorithm.maskTruncated). arXiv:2505.23585, equation of the baseline."""
+    lengths = torch.tensor([500, 500, 2048, 2048])
+    result = advantage("OPO")(inputs([1.0, 1.0, 0.0, 0.0], mask=[[1], [1], [0], [0]], lengths=lengths))
+    assert_close(result[:, 0], torch.tensor([1 - 1000 / 5096] * 2 + [0.0] * 2), atol=1e-6, rtol=0)
+
+
 def test_every_trained_token_of_a_sequence_gets_its_advantage_and_padding_gets_zero():
     result = advantage("DrGRPO")(inputs([1.0, 3.0], mask=[[1, 0, 1], [1, 0, 0]]))
     assert result.tolist() == [[-1, 0, -1], [1, 0, 0]]

@@ -43,6 +43,7 @@ def tokens_of(held: list[int], lengths: list[int], tables: list[Tensor]) -> Trai
         rewards=torch.tensor([1.0, 0.0, 0.5, 2.0, 0.0, 0.0, 3.0, 1.0]),
         group=torch.tensor([7, 7, 3, 3, 7, 7, 3, 3]),
         valid=torch.tensor([True, True, True, False, True, True, True, True]),
+        lengths=torch.tensor(lengths),
         sample=sample,
         token_penalty=penalties,
         values=values,

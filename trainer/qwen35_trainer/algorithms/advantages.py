@@ -71,6 +71,8 @@ class AdvantageInputs:
     baseline: Tensor | None = None
     """(N,) bool, true for the greedy sample of each group. The greedy sample does not train. Only ReMax needs this
     field; None otherwise."""
+    lengths: Tensor | None = None
+    """(N,) number of response tokens of each sample, whether they train or not. None: the number of those that train."""
 
     def __post_init__(self) -> None:
         _raise(_wrong_shapes(self))
@@ -124,6 +126,8 @@ class TrainedTokens:
     """(N,) int64 number of each sample's prompt. Samples of one prompt have the same number."""
     valid: Tensor
     """(N,) bool, false for samples that could not be scored."""
+    lengths: Tensor
+    """(N,) number of response tokens of each sample, whether they train or not."""
     sample: Tensor
     """(R,) int64 index of each token's sample in 0 … N - 1. Tokens of a sample are adjacent and in order."""
     token_penalty: Tensor | None = None
@@ -178,6 +182,7 @@ def _trained_tokens(inputs: AdvantageInputs) -> TrainedTokens:
         rewards=inputs.rewards,
         group=inputs.group,
         valid=_valid(inputs),
+        lengths=mask.sum(dim=1) if inputs.lengths is None else inputs.lengths,
         sample=mask.nonzero()[:, 0],
         token_penalty=None if inputs.token_penalty is None else inputs.token_penalty[mask],
         values=None if inputs.values is None else inputs.values[mask],
@@ -223,12 +228,11 @@ def opo(tokens: TrainedTokens, shares: Shares) -> Tensor:
     """Return, for each token, the score of its sample minus a weighted mean of the group's
     scores (OPO, arXiv:2505.23585).
 
-    The weight of a sample is its number of trained tokens. This baseline minimises the variance of the gradient if the
-    squared norm of a sample's gradient is proportional to the sample's length.
+    The weight of a sample is its number of response tokens, also if they do not train, as after algorithm.maskTruncated.
+    This baseline minimises the variance of the gradient if the squared norm of a sample's gradient is proportional to the
+    sample's length.
     """
-    groups = _compare_in_groups(tokens, shares)
-    ones = torch.ones(len(tokens.sample), dtype=torch.float64)
-    lengths = shares.sum(torch.zeros(len(tokens.rewards), dtype=torch.float64).index_add_(0, tokens.sample, ones))
+    groups, lengths = _compare_in_groups(tokens, shares), tokens.lengths.double()
     # `centred` instead of the scores, so that equal scores give exactly 0.
     weighted = groups.reduce(groups.centred.double() * lengths, "sum") / groups.reduce(lengths, "sum").clamp(min=1)
     return torch.where(tokens.valid, groups.centred - weighted, 0.0).float()[tokens.sample]
@@ -421,6 +425,7 @@ def _wrong_shapes(inputs: AdvantageInputs) -> list[str]:
         "group": (inputs.group, per_sample),
         "valid": (inputs.valid, per_sample),
         "baseline": (inputs.baseline, per_sample),
+        "lengths": (inputs.lengths, per_sample),
         "token_penalty": (inputs.token_penalty, per_token),
         "values": (inputs.values, per_token),
     }

@@ -83,7 +83,15 @@ def _advantages(
     sample = torch.from_numpy(np.repeat(held, batch.response_lengths[held])[trained])
     baseline = None if batch.baseline is None else torch.from_numpy(batch.baseline)
     tokens = TrainedTokens(
-        rewards, group, valid, sample, penalty, gamma=algorithm.gamma, lam=algorithm.lambda_, baseline=baseline
+        rewards,
+        group,
+        valid,
+        _lengths(batch),
+        sample,
+        penalty,
+        gamma=algorithm.gamma,
+        lam=algorithm.lambda_,
+        baseline=baseline,
     )
     return estimator(algorithm.advantage)(tokens, shares)
 
@@ -120,6 +128,7 @@ def _users_advantages(
         gamma=algorithm.gamma,
         lam=algorithm.lambda_,
         valid=valid,
+        lengths=_lengths(batch),
     )
     return advantage_of(_advantage(algorithm))(inputs)[rows, columns]
 
@@ -131,6 +140,11 @@ def _scores(batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
     valid = np.ones(batch.samples, dtype=np.bool_) if batch.valid is None else batch.valid
     rewards, group, copied = (torch.from_numpy(np.array(values)) for values in (batch.rewards, batch.group, valid))
     return rewards, group, copied
+
+
+def _lengths(batch: TrainBatch) -> Tensor:
+    """Return the number of response tokens of all N samples, (N,)."""
+    return torch.from_numpy(np.array(batch.response_lengths))
 
 
 def objective(spec: TrainingSpec) -> Objective | None:
