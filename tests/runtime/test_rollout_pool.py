@@ -435,6 +435,33 @@ async def test_a_replica_that_does_not_load_a_publication_is_replaced_by_one_tha
     assert cluster.listener.of(on.ReplicaJoined)[-1] == on.ReplicaJoined(2, 5, 1)
 
 
+async def test_a_replica_that_wakes_up_and_does_not_load_its_weights_again_is_replaced():
+    """They may be in a folder or an object store that does not answer. It has the newest version, so nothing else would show it."""
+    cluster = Cluster()
+    async with cluster.running():
+        await cluster.joined(1)
+        await cluster.pool.sleep()
+        cluster.actors[0].worker.loading.clear()
+        woken = now()
+        await cluster.pool.wake(reload=True)
+        await cluster.joined(2)
+    assert LIMITS.publish < now() - woken < LIMITS.publish + MAX_REPORT_SECONDS
+    assert cluster.listener.losses == [0]
+    assert "did not load its weights again within 30 s" in str(cluster.pool._losses["rollout-0"])
+
+
+async def test_a_replica_that_loads_its_weights_again_after_it_woke_up_is_not_lost():
+    cluster = Cluster()
+    async with cluster.running():
+        await cluster.joined(1)
+        for _ in range(2):
+            await cluster.pool.sleep()
+            await cluster.pool.wake(reload=True)
+            await asyncio.sleep(2 * LIMITS.publish)
+        assert cluster.actors[0].worker.loaded == [0, 0, 0]
+    assert cluster.listener.losses == []
+
+
 @pytest.mark.parametrize(("step", "limit"), [("opening", LIMITS.open), ("loading", LIMITS.publish)])
 async def test_a_replica_that_hangs_before_it_has_joined_is_replaced(step, limit):
     cluster = Cluster()

@@ -132,7 +132,12 @@ class RolloutReplica:
     awake: bool = True
     """Whether the replica has the memory of its devices."""
     turning_since: float | None = None
-    """When the command to sleep or wake up was sent, on the event loop's clock; None: it is done."""
+    """When the command to sleep or wake up was sent, or when the replica began to load its version again after it woke up.
+
+    On the event loop's clock; None: all of that is done.
+    """
+    reloads: bool = False
+    """Whether the replica loads its version again once it is awake, or does so now."""
     slept: MemoryChange | None = None
     """The memory that the replica gave back when it last fell asleep; None: it never did."""
     state: str = "is pending"
@@ -379,6 +384,7 @@ class RolloutPool:
         for replica in self._replicas.values():
             if replica.awake == isinstance(command, SleepEngine):
                 replica.turning_since = asyncio.get_running_loop().time()
+                replica.reloads = isinstance(command, WakeEngine) and command.reload
                 replica.channel.send(command)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -391,16 +397,21 @@ class RolloutPool:
             await self._turned.wait()
 
     def _note_turn(self, replica: RolloutReplica, report: EngineReport, now: float) -> None:
-        """Record whether a replica fell asleep or woke up.
+        """Record whether a replica fell asleep, woke up, or has loaded its version again after that.
 
-        Raises ReplicaFailed if that takes longer than PoolLimits.publish seconds.
+        Raises ReplicaFailed if one of these takes longer than PoolLimits.publish seconds.
         """
         if report.slept is not None or report.woken:
-            replica.awake, replica.turning_since = report.woken, None
+            replica.awake, replica.turning_since = report.woken, now if replica.reloads else None
             replica.slept = report.slept or replica.slept
             self._turned.set()
-        elif replica.turning_since is not None and now - replica.turning_since > self._limits.publish:
-            act = "give its memory back" if replica.awake else "take its memory again"
+        if replica.awake and replica.reloads and report.loaded is not None:
+            replica.reloads, replica.turning_since = False, None
+        if replica.turning_since is not None and now - replica.turning_since > self._limits.publish:
+            if not replica.awake:
+                act = "take its memory again"
+            else:
+                act = "load its weights again" if replica.reloads else "give its memory back"
             raise ReplicaFailed(
                 f"{replica.name} did not {act} within {self._limits.publish:g} s (spec.publication.timeoutSeconds)"
             )
