@@ -135,5 +135,21 @@ def test_too_little_memory_is_named_with_what_is_needed(monkeypatch, tmp_path) -
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 500000000\n")
     assert free_memory(tmp_path) == 1_000_000_000
     monkeypatch.setattr(segments, "free_memory", lambda: free_memory(tmp_path))
-    with pytest.raises(TooLittleMemory, match=r"needs 2 GB of shared memory, and 1 GB are available"):
+    with pytest.raises(
+        TooLittleMemory, match=r"a copy of the weights needs 2 GB of shared memory, and 1 GB are available"
+    ):
         MemorySegment.create(2_000_000_000)
+
+
+def test_segments_that_take_turns_are_created_only_if_memory_suffices_for_all_of_them(monkeypatch) -> None:
+    """Memory that was created and not written counts as free, so that one after the other would be too late."""
+    monkeypatch.setattr(segments, "free_memory", lambda: 3 * SIZE // 2)
+    pool = SegmentPool(turns=2)
+    with pytest.raises(TooLittleMemory, match=r"2 copies of the weights need .* GB of shared memory"):
+        pool.claim(1, SIZE)
+    assert pool.segments == ()
+    monkeypatch.setattr(segments, "free_memory", lambda: 2 * SIZE)
+    pool.claim(1, SIZE).unlock()
+    monkeypatch.setattr(segments, "free_memory", lambda: 0)
+    pool.claim(2, SIZE).unlock()
+    assert len(pool.segments) == 2

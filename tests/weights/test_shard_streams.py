@@ -1,5 +1,6 @@
 """Versions that travel as changes: exact for every replica, whatever it has, and smaller where little changes."""
 
+import threading
 import tracemalloc
 from collections.abc import Callable
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 from qwen35_trainer.weights import segment, shard_streams
+from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import FilePlace, PublishedWeights, VersionStep
+from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.shard_streams import ShardStream
 from qwen35_trainer.weights.staging import WeightShard
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
@@ -63,6 +66,25 @@ def test_a_replica_that_has_the_version_before_fetches_only_the_changes(open_way
         assert bits(weights) == bits(weights_of(published.manifest.version))
     fetches = [bucket.place.fetches for step in published.source.steps for bucket in step.buckets]
     assert set(fetches) == {1}
+
+
+def test_a_version_is_copied_for_its_changes_while_the_process_answers_calls(
+    open_way: Callable[[str], Way], monkeypatch
+) -> None:
+    """For the largest models, the copy takes longer than a replica may take to answer."""
+    copying: list[threading.Thread] = []
+
+    def copied(self: HostWeights, memory: Memory) -> None:
+        copying.append(threading.current_thread())
+        copy_to(self, memory)
+
+    copy_to = HostWeights.copy_to
+    monkeypatch.setattr(HostWeights, "copy_to", copied)
+    versions, arriving = published_versions(open_way("ObjectStore with changes"), 2), reader()
+    for published in versions:
+        fetch(arriving, published)
+    assert len(copying) == 1
+    assert copying[0] is not threading.current_thread(), "that of the event loop"
 
 
 @pytest.mark.parametrize("had", [None, 0, 1, 2, 3, 4, 5])

@@ -1,6 +1,7 @@
 """The layout of a version, and which parts are refused: what is missing or doubled is named."""
 
 import dataclasses
+import pickle
 from itertools import pairwise
 
 import pytest
@@ -59,6 +60,20 @@ def test_a_tensor_in_any_number_of_parts_in_any_order_is_complete(cuts, random) 
     parts.append(PARTS[2])
     random.shuffle(parts)
     WeightManifest(1, LAYOUT, tuple(parts)).check_complete()
+
+
+def test_a_manifest_is_pickled_once_for_all_replicas(monkeypatch) -> None:
+    """With the 200,000 parts of a large model, doing so for each replica would hold up the driver for many seconds."""
+    manifest = WeightManifest(3, LAYOUT, PARTS)
+    pickling: list[object] = []
+    dumps = pickle.dumps
+    monkeypatch.setattr(pickle, "dumps", lambda value, *more: (pickling.append(value), dumps(value, *more))[1])
+    messages = [dumps(("for replica", number, manifest)) for number in range(3)]
+    assert len(pickling) == 1
+    assert [pickle.loads(message)[2] for message in messages] == [manifest] * 3
+    assert pickle.loads(dumps(pickle.loads(messages[0])[2])) == manifest, "a replica sends it to its other nodes"
+    other = dataclasses.replace(manifest, parts=PARTS[:2])
+    assert pickle.loads(dumps(other)) == other
 
 
 def staged(rank: int, parts: tuple[TensorPart, ...], layout: WeightLayout = LAYOUT) -> StagedShard:

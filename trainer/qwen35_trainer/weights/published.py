@@ -8,10 +8,12 @@ The driver imports this module, so it imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qwen35_trainer.weights.probe import Probe
 from qwen35_trainer.weights.segment import SegmentHandle
@@ -32,8 +34,7 @@ class FilePlace:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPart:
+class EncodedPart(NamedTuple):
     """One part's encoding in a bucket: its size, and whether it contains all bytes of the part or only changes."""
 
     size: int
@@ -49,12 +50,24 @@ class EncodedPart:
 class WeightBucket:
     """The encodings of consecutive parts of a version's `WeightManifest`.
 
-    Each encoding starts at a multiple of ALIGNMENT bytes.
+    Each encoding starts at a multiple of ALIGNMENT bytes. The parts are pickled once, however many replicas get the bucket,
+    with this version and with later ones.
     """
 
     place: ray.ObjectRef[Any] | FilePlace
     """The object in Ray's object store, or the place in a file, that contains the bytes."""
     parts: tuple[EncodedPart, ...]
+
+    def __reduce__(self) -> tuple[Callable[[Any, bytes], WeightBucket], tuple[Any, bytes]]:
+        return _unpickled_bucket, (self.place, self._pickled_parts)  # Ray has to see the references in a message
+
+    @cached_property
+    def _pickled_parts(self) -> bytes:
+        return pickle.dumps(self.parts, pickle.HIGHEST_PROTOCOL)
+
+
+def _unpickled_bucket(place: ray.ObjectRef[Any] | FilePlace, parts: bytes) -> WeightBucket:
+    return WeightBucket(place, pickle.loads(parts))  # noqa: S301  # as the message that contains it
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,7 @@ class MemorySegment:
     @classmethod
     def create(cls, size: int) -> MemorySegment:
         """Create a segment of `size` bytes. Raises TooLittleMemory if less memory is free."""
-        if size > (available := free_memory()):
-            raise TooLittleMemory(
-                f"a copy of the weights needs {size / 1e9:.3g} GB of shared memory, and {available / 1e9:.3g} GB are available. "
-                "Use a machine with more memory, or in a pod a higher memory limit (spec.pods), or a smaller model"
-            )
+        _check_room(size, copies=1)
         name = f"qwen35-weights-{uuid.uuid4().hex}"
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(descriptor, HEADER_BYTES + size)
@@ -167,6 +163,16 @@ class MappedSegments:
         return segment
 
 
+def _check_room(size: int, *, copies: int) -> None:
+    """Raise TooLittleMemory if less memory is free than `copies` segments of `size` bytes take."""
+    if copies * size > (available := free_memory()):
+        what = "a copy of the weights needs" if copies == 1 else f"{copies} copies of the weights need"
+        raise TooLittleMemory(
+            f"{what} {copies * size / 1e9:.3g} GB of shared memory, and {available / 1e9:.3g} GB are available. Use a "
+            "machine with more memory, or in a pod a higher memory limit (spec.pods), or a smaller model"
+        )
+
+
 def _mapped(descriptor: int, size: int, access: int) -> mmap.mmap:
     try:
         return mmap.mmap(descriptor, size, access=access)
@@ -213,8 +219,8 @@ class SegmentPool:
         """Return a segment of `size` bytes for `version`, locked for writing.
 
         The caller writes the version, then calls `unlock`. needed: versions whose segments must not be overwritten,
-        even if nobody reads them now. Raises TooLittleMemory if a new segment must be created and does not fit into
-        the memory.
+        even if nobody reads them now. Raises TooLittleMemory if the segments that must be created do not fit into the
+        memory together.
         """
         kept: list[MemorySegment] = []
         free: list[MemorySegment] = []
@@ -223,15 +229,18 @@ class SegmentPool:
                 kept.append(segment)
             elif segment.data.size == size:
                 free.append(segment)
+        wanted = max(1, self._turns - len(kept))
+        free = free[:wanted]  # further ones are closed
+        _check_room(
+            size, copies=wanted - len(free)
+        )  # at once, because the memory of a new segment is free until it is written
         if not free:
             free.append(MemorySegment.create(size))
             free[0].lock_for_writing()
-        claimed, *spare = free
-        claimed.version = version
-        spare = spare[: max(0, self._turns - len(kept) - 1)]  # further free ones are closed
-        self._segments = [*kept, claimed, *spare]
-        self._segments += [_written_once(size) for _ in range(self._turns - len(self._segments))]
-        return claimed
+        free += [_written_once(size) for _ in range(wanted - len(free))]
+        free[0].version = version
+        self._segments = [*kept, *free]
+        return free[0]
 
 
 def _written_once(size: int) -> MemorySegment:

@@ -180,12 +180,13 @@ class StreamReceiver:
         """
         manifest, source = published.manifest, published.source
         assert isinstance(source, VersionBuckets)
-        manifest.check_complete()
-        _check_parts(manifest, source)
+        await asyncio.to_thread(_check, manifest, source)  # hundreds of thousands of parts, for the largest models
         place = self._pool.claim(manifest.version, manifest.layout.size) if segment.IS_SUPPORTED else None
         memory = np.empty(manifest.layout.size, np.uint8) if place is None else place.data
         damaged = set[int]()
-        for step in self._missing_steps(manifest, source.steps, memory):
+        # In a thread, because it may copy hundreds of gigabytes, and this process must answer calls meanwhile.
+        steps = await asyncio.to_thread(self._missing_steps, manifest, source.steps, memory)
+        for step in steps:
             damaged, first = set[int](), 0  # those of earlier steps do not count: the last one verifies every part
             for bucket in step.buckets:
                 parts = manifest.parts[first : first + len(bucket.parts)]
@@ -235,8 +236,9 @@ def _encoded(room: Memory, before: Memory | None, item_bytes: int, *, as_changes
     return EncodedPart(changed.size, number)
 
 
-def _check_parts(manifest: WeightManifest, source: VersionBuckets) -> None:
-    """Raise WeightsDamaged if the buckets of a step do not contain as many parts as the manifest."""
+def _check(manifest: WeightManifest, source: VersionBuckets) -> None:
+    """Raise WeightsDamaged if the manifest is not complete, or the buckets of a step do not contain as many parts as it."""
+    manifest.check_complete()
     for step in source.steps:
         if (held := sum(len(bucket.parts) for bucket in step.buckets)) != len(manifest.parts):
             raise WeightsDamaged(
