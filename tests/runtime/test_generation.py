@@ -96,6 +96,10 @@ class Length:
         return CombinedScore(length, {"length": length}, {})
 
 
+STOP = (4,)
+"""Tokens at which responses end, besides the engines' end token."""
+
+
 class Over(Exception):
     """Ends the tasks."""
 
@@ -129,6 +133,7 @@ class Room:
                 self.recorder,
                 TrainingClock(0.0),
                 self.events.append,
+                STOP,
             ),
             replicas=2,
         )
@@ -242,7 +247,7 @@ async def test_a_group_is_generated_from_the_prompt_at_its_position_with_the_man
     assert [
         (request.sequence, request.prompt.tolist(), request.max_tokens, request.sampling)
         for _, request in room.pool.submitted
-    ] == [((0, index), [2, 2], 20, Sampling(0.5)) for index in range(2)]
+    ] == [((0, index), [2, 2], 20, Sampling(0.5, stop=STOP)) for index in range(2)]
     assert room.sent(POOL) == [[]]
 
 
@@ -268,7 +273,11 @@ async def test_with_remax_the_last_sample_of_a_group_is_greedy(tmp_path, write):
             room.begin()
             room.generation.evaluation()
             room.start(POOL, (FIRST_EVALUATION_GROUP, 0))
-    assert [request.sampling for _, request in room.pool.submitted] == [Sampling(0.5), Sampling(0.0), Sampling(0.0)]
+    assert [request.sampling for _, request in room.pool.submitted] == [
+        Sampling(0.5, stop=STOP),
+        Sampling(0.0, stop=STOP),
+        Sampling(0.0, stop=STOP),
+    ]
 
 
 async def test_the_penalty_for_long_responses_is_in_the_rewards_that_train_and_in_no_evaluation(tmp_path, write):
@@ -792,7 +801,9 @@ async def test_an_evaluation_is_scored_when_requested_and_its_groups_do_not_trai
     assert FIRST_EVALUATION_GROUP <= first < second < later[0]
     assert {type(event) for event in room.events} == {on.SequenceFinished}
     assert [request.prompt.tolist() for _, request in room.pool.submitted] == [[3, 3], [4, 4]]
-    assert {request.sampling for _, request in room.pool.submitted} == {Sampling(room.spec.evaluation.temperature)}
+    assert {request.sampling for _, request in room.pool.submitted} == {
+        Sampling(room.spec.evaluation.temperature, stop=STOP)
+    }
     assert [(group.prompt, group.rewards) for group in results] == [
         (room.prompts[3], (1.0,)),
         (room.prompts[4], (2.0,)),

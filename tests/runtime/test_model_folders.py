@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from qwen35_trainer.manifest import RandomModelSpec, RolloutSpec, StragglerLaneS
 from qwen35_trainer.manifest.model import RandomVisionSpec
 from qwen35_trainer.manifest.vllm_split import DividedSizes
 from qwen35_trainer.runtime.preflight import problems_of
-from qwen35_trainer.runtime.prepare import check_vocabulary
+from qwen35_trainer.runtime.prepare import check_vocabulary, stop_tokens
 
 TEXT = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 100}
 
@@ -138,6 +139,32 @@ def test_experts_that_devices_do_not_divide_are_refused(
 ) -> None:
     expected = [] if message is None else [f"spec.train.parallelism.expert: {message}"]
     assert problems(tmp_path, config, train={"engine": engine, "parallelism": {"expert": expert}}) == expected
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        ('{"eos_token_id": [5, 2, 4, 1000]}', (2, 5)),  # 4 is the tokenizer's end token, 1000 no token of it
+        ('{"eos_token_id": 2}', (2,)),
+        ('{"eos_token_id": [7]}', ()),  # an ordinary token
+        ('{"eos_token_id": null}', ()),
+        ('{"do_sample": true}', ()),
+        ("[]", ()),
+        ('{"eos_token_id": [[2]]}', ()),
+        ("no JSON", ()),
+        (None, ()),
+    ],
+)
+def test_a_response_also_ends_where_it_ends_when_the_published_model_is_served(
+    tmp_path: Path, contents: str | None, expected: tuple[int, ...]
+) -> None:
+    """Qwen's instruct models end at <|im_end|> and at <|endoftext|>, and their tokenizers have one end token."""
+    tokens = {number: SimpleNamespace(special=number < 7) for number in range(1, 10)}
+    tokenizer: Any = SimpleNamespace(added_tokens_decoder=tokens, eos_token_id=4)
+    problems(tmp_path, {"text_config": TEXT})
+    if contents is not None:
+        (tmp_path / "model" / "generation_config.json").write_text(contents)
+    assert stop_tokens(spec("VLLM"), tmp_path, tokenizer) == expected
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(tmp_path: Path) -> None:

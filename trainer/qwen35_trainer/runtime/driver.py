@@ -430,6 +430,7 @@ class Driver(Process):
             training.recorder,
             training.clock,
             inbox.put_nowait,
+            self._job.stop_tokens,
         )
         generation = Generation(parts, self._replicas)
         assert spec.rollout is not None

@@ -75,6 +75,8 @@ class GenerationParts:
     clock: TrainingClock
     tell: Callable[[on.Event], None]
     """Sends an event to the coordinator."""
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens besides the engines' end token at which a response ends."""
 
 
 @dataclass(eq=False)
@@ -96,7 +98,9 @@ class _PendingGroup:
 
     def sampling_of(self, index: int) -> Sampling:
         """Return the settings with which sample number `index` is generated."""
-        return Sampling(temperature=0.0) if self.greedy_last and index == self.samples - 1 else self.sampling
+        if self.greedy_last and index == self.samples - 1:
+            return Sampling(temperature=0.0, stop=self.sampling.stop)
+        return self.sampling
 
     @property
     def sequences(self) -> tuple[Completed, ...]:
@@ -160,7 +164,7 @@ class Generation:
         rollout, algorithm = self._parts.spec.rollout, self._parts.spec.algorithm
         assert rollout is not None
         prompt = self._parts.prompts[self._parts.order.prompt_index(notice.position)]
-        sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK, rollout.minP)
+        sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK, rollout.minP, stop=self._parts.stop_tokens)
         self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling, algorithm.has_greedy_baseline)
 
     def start(self, command: commands.StartSequences) -> None:
@@ -226,7 +230,8 @@ class Generation:
         settings = self._parts.spec.evaluation
         first, self._evaluations = self._evaluations, self._evaluations + len(self._parts.validation)
         for number, prompt in enumerate(self._parts.validation, first):
-            self._groups[number] = _PendingGroup(prompt, settings.samplesPerPrompt, Sampling(settings.temperature))
+            sampling = Sampling(settings.temperature, stop=self._parts.stop_tokens)
+            self._groups[number] = _PendingGroup(prompt, settings.samplesPerPrompt, sampling)
         return tuple(range(first, self._evaluations))
 
     async def results(self, groups: Sequence[int]) -> list[ScoredGroup]:

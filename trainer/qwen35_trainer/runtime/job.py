@@ -57,6 +57,8 @@ class Job:
     pictures: bool
     """Whether any training prompt or example contains an image or a video."""
     end_token: int
+    stop_tokens: tuple[int, ...] = ()
+    """Further tokens at which a response ends."""
     replicas_read_pictures: bool = False
     """Whether any prompt, for training or for evaluation, contains an image or a video."""
     in_cluster: bool = False

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompts, encode_prompts
@@ -24,6 +25,9 @@ from qwen35_trainer.runtime.checkpoint_store import SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.process import starting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @starting()
@@ -81,9 +85,27 @@ def prepare(
         vocabulary=len(tokenizer),
         pictures=prompts.have_pictures or any(example.pictures is not None for example in examples),
         end_token=int(tokenizer.eos_token_id),
+        stop_tokens=stop_tokens(spec, base, tokenizer),
         replicas_read_pictures=prompts.have_pictures or questions.have_pictures,
     )
     return job, RunData(ResponseDecoder.of(tokenizer), prompts, questions, examples, held_out)
+
+
+def stop_tokens(spec: TrainingSpec, base: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens besides the tokenizer's end token at which a response ends when the published model is served.
+
+    These are `eos_token_id` of generation_config.json in the folder `model.source.path`, as far as they are special tokens of
+    the tokenizer. Without this file, or if it cannot be read, there are none. base: the manifest's folder.
+    """
+    if (path := spec.model.source.path) is None:
+        return ()
+    try:
+        ends = json.loads((base / path / "generation_config.json").read_bytes())["eos_token_id"]
+        named = set(ends if isinstance(ends, list) else [ends])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return tuple(sorted(named & special - {tokenizer.eos_token_id}))
 
 
 def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
