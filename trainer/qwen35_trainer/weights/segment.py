@@ -233,7 +233,7 @@ class SegmentPool:
         free = free[:wanted]  # further ones are closed
         _check_room(
             size, copies=wanted - len(free)
-        )  # at once, because the memory of a new segment is free until it is written
+        )  # together, because a new segment counts as free until it is written
         if not free:
             free.append(MemorySegment.create(size))
             free[0].lock_for_writing()
