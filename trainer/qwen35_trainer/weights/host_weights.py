@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-import xxhash
 from torch import Tensor
 
+from qwen35_trainer.weights.checksum import checksum_of
 from qwen35_trainer.weights.division import Division, ReplicaRank
 from qwen35_trainer.weights.fit import TensorKind
 from qwen35_trainer.weights.rank_weights import RankWeights, in_order, tensor_of
@@ -211,7 +211,7 @@ def verifiers(cores: int) -> int:
 
 def is_intact(part: TensorPart, data: Memory) -> bool:
     """Return whether `data` has the size and the checksum of the bytes that were published as `part`."""
-    return data.size == part.size and xxhash.xxh3_64_intdigest(data) == part.checksum
+    return data.size == part.size and checksum_of(data) == part.checksum
 
 
 def raise_if_damaged(manifest: WeightManifest, tensors: set[int]) -> None:

@@ -14,6 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from qwen35_trainer.weights.checksum import checksum_of
 from qwen35_trainer.weights.division import WHOLE, ReplicaShape, StagingPlan
 from qwen35_trainer.weights.qwen3_5_divisions import divisions
 from qwen35_trainer.weights.segment import Memory
@@ -126,7 +127,7 @@ def tensor_checksum(tensor: Tensor) -> int:
     The tensor is copied if it is on a device or not contiguous.
     """
     flat = tensor.detach().cpu().contiguous().flatten()
-    return int(xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy()))
+    return checksum_of(flat.view(torch.uint8).numpy())
 
 
 def _write(values: Tensor, target: Tensor, memory: Memory) -> int:
@@ -136,7 +137,7 @@ def _write(values: Tensor, target: Tensor, memory: Memory) -> int:
     """
     if values.device.type != "cpu":  # converted there, and copied together
         target.copy_(values.to(target.dtype))
-        return int(xxhash.xxh3_64_intdigest(memory))
+        return checksum_of(memory)
     digest = xxhash.xxh3_64()
     row_bytes = math.prod(values.shape[1:]) * target.itemsize
     step = max(1, CHUNK_BYTES // row_bytes)
