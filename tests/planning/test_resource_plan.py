@@ -229,6 +229,19 @@ def test_a_sleeping_rank_of_megatron_has_the_same_bytes_in_host_memory_whatever_
     assert asleep == pytest.approx([asleep[0]] * 4)
 
 
+def test_a_train_pod_has_room_for_what_a_save_with_megatron_gathers():
+    """397B on 8 expert ranks: 64 of the 512 experts of a layer, and one of the two tables on each of the first and the last stage, in float32."""
+    [file] = [file for file in EXAMPLES if file.stem == "qwen3.5-397b-a17b-sft-megatron"]
+    recipe = yaml.safe_load(file.read_text())["spec"]
+    shape = MODELS["Qwen/Qwen3.5-397B-A17B"]
+    spec, _ = parse_spec(recipe | {"train": recipe["train"] | {"parallelism": {"pipeline": 2, "expert": 8}}})
+    fsdp = spec_of(train={"nodes": 4})
+    experts, table = 4 * 64 * 2 * 1024 * 4096, 4 * 248_320 * 4096
+    needed = 8 * experts + 2 * (table - experts)
+    assert host_memory.train_pod(shape, spec, 0.0).tensors == pytest.approx(needed)
+    assert host_memory.train_pod(MODELS["Qwen/Qwen3.5-27B"], fsdp, 0.0).tensors == 0
+
+
 def test_expert_ranks_divide_experts_alone():
     shape = MODELS["Qwen/Qwen3.5-35B-A3B"]
     sizes = {}

@@ -30,6 +30,7 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa
 from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher  # noqa: E402
 
+from qwen35_trainer.engines import checkpoint_writer  # noqa: E402
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
 from qwen35_trainer.engines.megatron import grouped_step, layers  # noqa: E402
 from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
@@ -66,6 +67,7 @@ def train(
     fused: bool = False,
     sleeps: bool = False,
     group_numbers: int = grouped_step.GROUP_NUMBERS,
+    file_bytes: int = checkpoint_writer.FILE_BYTES,
 ) -> dict[str, Any]:
     """Log-probs of the first batch's trained tokens (samples, longest response), metrics of each update, the gradient of the first
     update before clipping, what is published before and after, the bytes that each sleep gave back, and what was on the device
@@ -73,7 +75,7 @@ def train(
 
     The model is the spec's random one, or what a `folder` holds. layout: degrees, if not those of the spec. spoilt: whether
     the loss is NaN. fused: whether the optimizer is the stand-in for FusedAdam. sleeps: whether the engine sleeps after each batch.
-    group_numbers: maximum number of values of a group of parameters that step together.
+    group_numbers: maximum number of values of a group of parameters that step together. file_bytes: `FILE_BYTES` of the save.
     """
     parsed, source = _parsed(spec, folder)
     with installed() if fused else nullcontext(), patch.object(grouped_step, "GROUP_NUMBERS", group_numbers):
@@ -95,7 +97,8 @@ def train(
     engine.wake()
     passes, moments = list(passes), list(moments)
     if save is not None:
-        engine.save(save)
+        with patch.object(checkpoint_writer, "FILE_BYTES", file_bytes):
+            engine.save(save)
         assert engine.saved(wait=True)
     return {
         "first": first,
@@ -146,6 +149,28 @@ def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[
         state = live.now
         engine.train(_share_of(engine, batch), [1e-3])
     return {"state": state, "peak": live.maximum}
+
+
+def memory_of_save(
+    spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int, folder: Path, window: int
+) -> dict[str, Any]:
+    """Bytes of this rank's tensors before a save, and at most while it saves; the windows, as numbers of parameters.
+
+    window: `FILE_BYTES`.
+    """
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
+    gc.collect()
+    with LiveBytes() as live, patch.object(checkpoint_writer, "FILE_BYTES", window):
+        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
+        engine.train(_share_of(engine, batch), [1e-3])
+        gc.collect()
+        live.restart()
+        before = live.now
+        engine.save(folder)
+        windows = [len(each) for each in engine._weights.windows(window // 4)]
+    return {"before": before, "peak": live.maximum, "windows": windows}
 
 
 def train_with_fsdp(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from qwen35_trainer.planning import megatron_memory
+from qwen35_trainer.planning import megatron_memory, parameters
 from tests import planned_memory
 from tests.planned_memory import assert_within
 
@@ -45,3 +45,25 @@ def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
     )
     assert_within(planned.device.total + planned.host, max(each["peak"] for each in counted))
     assert_within(planned.state + planned.host, max(each["state"] for each in counted))
+
+
+@pytest.mark.torch
+def test_a_save_holds_a_window_of_the_state_and_one_parameter(groups, tmp_path) -> None:
+    """The whole state would be 12 bytes for each parameter. There are the tensors of the file that is written, those of the next
+    window, and while a table is published its gathered values and a copy."""
+    document = planned_memory.spec("larger", 1)
+    document["train"]["engine"] = "Megatron"
+    size = planned_memory.shape("larger")
+    table = 4 * planned_memory.VOCABULARY * size.hidden
+    [counted] = groups(1).run(
+        "memory_of_save",
+        spec=document,
+        batch=planned_memory.batch(),
+        vocabulary=planned_memory.VOCABULARY,
+        folder=tmp_path,
+        window=table,
+    )
+    assert len(counted["windows"]) > 10
+    assert counted["peak"] - counted["before"] <= 4 * table
+    state = 12 * parameters.text(size).total
+    assert state > 20 * table
