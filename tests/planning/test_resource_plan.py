@@ -196,6 +196,16 @@ def test_the_recipe_for_122b_fits_its_devices_because_it_offloads_the_optimizer(
     assert run(file, "--resources", *settings).exit_code == code
 
 
+@pytest.mark.parametrize(("offloads", "code"), [("true", 0), ("false", 3)])
+def test_the_recipe_for_235b_can_start_because_its_reference_model_leaves_the_device_first(offloads, code):
+    """At the start megatron-core has the parameters twice, next to gradients in float32."""
+    [file] = [file for file in EXAMPLES if file.stem.startswith("qwen3-235b-a22b-grpo-megatron")]
+    settings = ("--set", f"train.offload.parameters={offloads}", "--device", "Ascend-910C")
+    result = run(file, "--resources", *settings)
+    assert result.exit_code == code
+    assert "at its peak, start" in result.output
+
+
 def test_virtual_stages_shorten_the_bubble_and_hold_more_activations():
     shape = replace(MODELS["Qwen/Qwen3.5-27B"], vision=None)
     times, activations = [], []

@@ -7,6 +7,7 @@ import copy
 import gc
 import sys
 import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -32,12 +33,13 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispa
 
 from qwen35_trainer.engines import checkpoint_writer  # noqa: E402
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
+from qwen35_trainer.engines.megatron import engine as engines  # noqa: E402
 from qwen35_trainer.engines.megatron import grouped_step, layers  # noqa: E402
 from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
 from qwen35_trainer.engines.megatron.config import transformer_config  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
 from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
-from qwen35_trainer.engines.megatron.optimizer import copies_of  # noqa: E402
+from qwen35_trainer.engines.megatron.optimizer import copies_of, gradients_of  # noqa: E402
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks  # noqa: E402
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses  # noqa: E402
 from qwen35_trainer.engines.micro_batch import Offsets  # noqa: E402
@@ -149,6 +151,38 @@ def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[
         state = live.now
         engine.train(_share_of(engine, batch), [1e-3])
     return {"state": state, "peak": live.maximum}
+
+
+def memory_of_start(spec: dict[str, Any]) -> list[dict[str, int]]:
+    """Bytes on the device of reference model and gradients before the gradients of the trained model are allocated, and before
+    the optimizer is built; of all parts when the engine is built.
+    """
+    parsed, source = _parsed(spec, None)
+    counted: list[dict[str, int]] = []
+    with_buffers, optimizer = engines.with_gradient_buffers, engines.MegatronOptimizer
+
+    def count(engine: MegatronEngine, gradients: Iterable[torch.Tensor]) -> None:
+        reference = [each for stage in engine._reference or () for each in stage.parameters()]
+        counted.append({"Reference": bytes_on(reference, CPU), "Gradients": bytes_on(gradients, CPU)})
+
+    engine = MegatronEngine.__new__(MegatronEngine)
+
+    def allocate(stage: Any) -> Any:
+        count(engine, ())
+        return with_buffers(stage)
+
+    def build_optimizer(stages: Any, *settings: Any, **options: Any) -> Any:
+        count(engine, gradients_of(stages))
+        return optimizer(stages, *settings, **options)
+
+    with (
+        patch.object(engines, "with_gradient_buffers", allocate),
+        patch.object(engines, "MegatronOptimizer", build_optimizer),
+    ):
+        engine.__init__(source, parsed, CPU)  # type: ignore[misc]
+    count(engine, engine._optimizer.gradients)
+    counted[-1]["Optimizer"] = bytes_on(_state_of(engine), CPU)
+    return counted
 
 
 def memory_of_save(

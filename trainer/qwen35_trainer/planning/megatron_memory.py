@@ -10,6 +10,8 @@ optimizer state   two float32 moments of the gradient for each parameter, and fl
 offload           the part of offloaded data that the device still holds (`engines/megatron/offload.py`). Of the optimizer state:
                   in the optimizer step all master weights, and the moments of one group of parameters at a time; all of it while a
                   checkpoint is saved. Of the parameters: those of the model that computes (trained or reference model)
+start             megatron-core moves the parameters to a buffer while the gradients have theirs: first those of dense layers and then
+                  those of experts exist twice. There is no optimizer yet
 activations       those of all micro-batches whose forward pass the stage has begun and whose backward pass it has not ended. With
                   P stages, the first stage holds P of them (1F1B, arXiv:2104.04473, section 2.2). With v virtual stages per stage,
                   it holds 2 (P - 1) + (v - 1) P + 1, each for 1 / v of the stage's layers (interleaved 1F1B, ibid.)
@@ -156,6 +158,9 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
         moments["gradient of the table"] = state.with_parts(
             activations=(begun - 1) * kept, head=largest_matrix * width / 4
         )
+    if not on_cpu:
+        twice = width * max(dense, experts) / cut.virtualPipeline
+        moments["start"] = state.with_parts(parameters=twice, optimizer=-state.optimizer)
     if offload.optimizer and not on_cpu:  # on a CPU, what comes to the device leaves the host
         in_step = optimizer * master / (master + 8) + min(optimizer * 8 / (master + 8), MOMENTS_BYTES)
         moments["optimizer step"] = state.with_parts(optimizer=in_step)

@@ -6,7 +6,7 @@ The float32 weights and the moments of a parameter are divided over the ranks th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -35,6 +35,12 @@ def with_gradient_buffers(stage: StageModel) -> DistributedDataParallel:
     """
     settings = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
     return DistributedDataParallel(stage.config, settings, stage)
+
+
+def gradients_of(stages: Iterable[DistributedDataParallel]) -> Iterator[Tensor]:
+    """Yield the buffers of all gradients of pipeline stages."""
+    for stage in stages:
+        yield from (buffer.grad_data for buffer in (*stage.buffers, *stage.expert_parallel_buffers))
 
 
 class MegatronOptimizer:
@@ -136,8 +142,7 @@ class MegatronOptimizer:
     @property
     def gradients(self) -> Iterator[Tensor]:
         """The buffers of all gradients."""
-        for stage in self._stages:
-            yield from (buffer.grad_data for buffer in (*stage.buffers, *stage.expert_parallel_buffers))
+        return gradients_of(self._stages)
 
     @property
     def weights(self) -> Iterator[Tensor]:
