@@ -13,7 +13,7 @@ from qwen35_trainer.catalog.links import LINKS
 from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.commands import app
 from qwen35_trainer.manifest import parse_spec
-from qwen35_trainer.planning import fsdp_memory, host_memory, megatron_memory, rollout_memory
+from qwen35_trainer.planning import fsdp_memory, host_memory, megatron_memory, rollout_memory, train_memory
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.train_time import train_time
 from qwen35_trainer.progress.records import UpdateRecord, to_line
@@ -237,6 +237,28 @@ def test_a_sleeping_rank_of_megatron_has_the_same_bytes_in_host_memory_whatever_
         rank = megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-35B-A3B"], spec, "Fused")
         asleep.append(rank.host + rank.parked)
     assert asleep == pytest.approx([asleep[0]] * 4)
+
+
+def test_a_checkpoint_and_a_publication_gather_whole_tables_of_tokens():
+    """397B, a table of 248,320 × 4,096 numbers on two tensor ranks: the parts of both, the whole table, and in a checkpoint the own part."""
+    [file] = [file for file in EXAMPLES if file.stem == "qwen3.5-397b-a17b-grpo-megatron"]
+    recipe = yaml.safe_load(file.read_text())["spec"]
+    table = 248_320 * 4096
+    moments = []
+
+    def kept(listed):
+        moments.append(listed)
+        return train_memory.largest(listed)
+
+    for tensor in (1, 2):
+        spec, _ = parse_spec(recipe | {"train": recipe["train"] | {"parallelism": {"tensor": tensor, "expert": 64}}})
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(megatron_memory, "largest", kept)
+            megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-397B-A17B"], spec, "Fused")
+    assert [each["checkpoint"].published for each in moments] == pytest.approx([4 * 2 * table, 4 * 2.5 * table])
+    copies = [each["publication"].published - 2 * (1, 2)[number] * table for number, each in enumerate(moments)]
+    assert all(0 < copy < each["publication"].parameters for copy, each in zip(copies, moments, strict=True))
+    assert all(each["checkpoint"].gradients == 0 for each in moments)
 
 
 def test_a_train_pod_has_room_for_what_a_save_with_megatron_gathers():

@@ -9,9 +9,13 @@ optimizer state   two float32 moments of the gradient for each parameter, and fl
                   megatron-core, docs "distributed optimizer": 6 + 12 / d bytes per parameter with d data-parallel ranks)
 offload           the part of offloaded data that the device still holds (`engines/megatron/offload.py`). Of the optimizer state:
                   in the optimizer step all master weights, and the moments of one group of parameters at a time; all of it while a
-                  checkpoint is saved. Of the parameters: those of the model that computes (trained or reference model)
+                  checkpoint is saved, when there are no gradients. Of the parameters: those of the model that computes (trained or reference model)
 start             megatron-core moves the parameters to a buffer while the gradients have theirs: first those of dense layers and then
                   those of experts exist twice. There is no optimizer yet
+published         at a publication the parts that the rank publishes, in the model's precision. To join a parameter, a rank has its parts on
+                  all tensor-parallel ranks and the whole parameter at the same time, in a checkpoint in float32, next to its own part,
+                  which is summed from the data-parallel ranks. The largest parameters are the tables of tokens, and the experts of a
+                  layer that the rank has (`engines/megatron/published_model.py`)
 activations       those of all micro-batches whose forward pass the stage has begun and whose backward pass it has not ended. With
                   P stages, the first stage holds P of them (1F1B, arXiv:2104.04473, section 2.2). With v virtual stages per stage,
                   it holds 2 (P - 1) + (v - 1) P + 1, each for 1 / v of the stage's layers (interleaved 1F1B, ibid.)
@@ -161,16 +165,33 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     if not on_cpu:
         twice = width * max(dense, experts) / cut.virtualPipeline
         moments["start"] = state.with_parts(parameters=twice, optimizer=-state.optimizer)
+        joined = _joined_numbers(shape, cut, with_table=largest_matrix > 0)
+        if spec.mode != "SFT":
+            published = width * (dense / spec.data_parallel + experts / spec.expert_data_parallel)
+            without = -gradients if offload.gradients else 0.0
+            moments["publication"] = state.with_parts(gradients=without, published=published + width * joined)
+        moments["checkpoint"] = state.with_parts(
+            gradients=-gradients, optimizer=optimizer - state.optimizer, published=4 * joined + largest_matrix
+        )
     if offload.optimizer and not on_cpu:  # on a CPU, what comes to the device leaves the host
         in_step = optimizer * master / (master + 8) + min(optimizer * 8 / (master + 8), MOMENTS_BYTES)
         moments["optimizer step"] = state.with_parts(optimizer=in_step)
-        moments["checkpoint"] = state.with_parts(
-            optimizer=optimizer, gradients=-gradients if offload.gradients else 0.0
-        )
     peak, memory = largest(moments)
     without_gradients = state.total - gradients  # a sleeping rank drops them
     between = without_gradients if offload.gradients else state.total
     return RankMemory(peak, memory, host, between, parked=without_gradients - pinned)
+
+
+def _joined_numbers(shape: ModelSizes, cut: ParallelismSpec, *, with_table: bool) -> float:
+    """Return the number of values of the parts of the largest parameter and of the whole parameter, which exist together
+    while a rank joins it.
+
+    with_table: whether the stage has a table of tokens. A parameter that tensor-parallel ranks do not divide is copied once.
+    """
+    table = shape.vocabulary * shape.hidden * (2 if cut.tensor > 1 else 1) if with_table else 0
+    # The experts one after the other, and all of them in one tensor.
+    experts = 2 * 2 * shape.hidden * shape.expert_intermediate * shape.experts / cut.expert
+    return max(table, experts)
 
 
 def _on_rank(held: Parameters, cut: ParallelismSpec) -> tuple[float, float]:

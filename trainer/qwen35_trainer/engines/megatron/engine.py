@@ -51,6 +51,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule, prediction_head
 from qwen35_trainer.models.qwen3_5.checkpoint_files import check_finite
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
+from qwen35_trainer.weights.parked_tensors import ParkedTensors
 from qwen35_trainer.weights.staging import WeightShard
 
 
@@ -138,7 +139,12 @@ class MegatronEngine(UpdatingEngine):
 
     def save(self, folder: Path) -> None:
         self._offload.need(TRAINED, WEIGHTS, *self._moments)
-        checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
+        # Gradients have values only within an update. Without them there is room for what is gathered.
+        gradients = ParkedTensors(self._optimizer.gradients, self._device, keep_values=False, for_others=False)
+        try:
+            checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
+        finally:
+            gradients.restore()
 
     def saved(self, *, wait: bool = False) -> bool:
         return True  # `save` returns when all ranks have written
