@@ -185,6 +185,22 @@ def memory_of_start(spec: dict[str, Any]) -> list[dict[str, int]]:
     return counted
 
 
+def memory_of_step(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> int:
+    """Bytes that an optimizer step takes in addition to the rank's tensors."""
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
+    gc.collect()
+    with LiveBytes() as live:
+        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
+        engine.train(_share_of(engine, batch), [1e-3])
+        gc.collect()
+        live.restart()
+        before = live.now
+        engine._optimizer.step(1e-3)
+    return live.maximum - before
+
+
 def memory_of_save(
     spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int, folder: Path, window: int
 ) -> dict[str, Any]:

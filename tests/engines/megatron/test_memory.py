@@ -67,3 +67,15 @@ def test_a_save_holds_a_window_of_the_state_and_one_parameter(groups, tmp_path) 
     assert counted["peak"] - counted["before"] <= 4 * table
     state = 12 * parameters.text(size).total
     assert state > 20 * table
+
+
+@pytest.mark.torch
+def test_a_step_makes_no_copy_of_moments(groups) -> None:
+    """megatron-core clips the gradient of one parameter after another, with a copy of it. AdamW without a fused kernel has two
+    copies of a parameter's moments, and on an accelerator the roots of all second moments."""
+    document = planned_memory.spec("larger", 1)
+    document["train"]["engine"] = "Megatron"
+    [more] = groups(1).run(
+        "memory_of_step", spec=document, batch=planned_memory.batch(), vocabulary=planned_memory.VOCABULARY
+    )
+    assert more < 1.5 * 4 * planned_memory.VOCABULARY * planned_memory.shape("larger").hidden
