@@ -34,7 +34,7 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispa
 from qwen35_trainer.engines import checkpoint_writer  # noqa: E402
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
 from qwen35_trainer.engines.megatron import engine as engines  # noqa: E402
-from qwen35_trainer.engines.megatron import grouped_step, layers  # noqa: E402
+from qwen35_trainer.engines.megatron import grouped_step, layers, vocabulary_parallel  # noqa: E402
 from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
 from qwen35_trainer.engines.megatron.config import transformer_config  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
@@ -47,6 +47,7 @@ from qwen35_trainer.engines.origin import Origin, origin  # noqa: E402
 from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
 from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
 from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
+from qwen35_trainer.models.qwen3_5 import products  # noqa: E402
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build  # noqa: E402
 from qwen35_trainer.weights.parked_tensors import bytes_on  # noqa: E402
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
@@ -183,6 +184,51 @@ def memory_of_start(spec: dict[str, Any]) -> list[dict[str, int]]:
     count(engine, engine._optimizer.gradients)
     counted[-1]["Optimizer"] = bytes_on(_state_of(engine), CPU)
     return counted
+
+
+def head(*, vocabulary: int, hidden: int, rows: int, chunk: int, precision: torch.dtype, float32_logits: bool) -> Any:
+    """Bytes that the backward pass of the head takes in addition to its inputs; its log-probs, entropies and gradients, and the
+    exact ones of the same numbers.
+    """
+    random = torch.Generator().manual_seed(0)
+    states, weight = (torch.randn(size, hidden, generator=random).to(precision) for size in (rows, vocabulary))
+    targets = torch.randint(0, vocabulary, (rows,), generator=random)
+    weights = torch.randn(2, rows, generator=random)
+
+    def results(states: torch.Tensor, weight: torch.Tensor, compute: Any) -> tuple[list[torch.Tensor], int]:
+        states, weight = states.clone().requires_grad_(), weight.clone().requires_grad_()
+        gc.collect()
+        with LiveBytes() as live:
+            scores = compute(states, weight)
+            live.restart()
+            before = live.now
+            torch.stack(scores).mul(weights).sum().backward()
+        assert states.grad is not None
+        assert weight.grad is not None
+        return [each.detach().double() for each in (*scores, states.grad, weight.grad)], live.maximum - before
+
+    def ours(states: torch.Tensor, weight: torch.Tensor) -> Any:
+        return vocabulary_parallel.token_scores(
+            states,
+            weight,
+            targets,
+            0.8,
+            torch.distributed.group.WORLD,
+            vocabulary=vocabulary,
+            with_entropy=True,
+            float32_logits=float32_logits,
+            kept=None,
+            chunk=chunk,
+        )[:2]
+
+    def exact(states: torch.Tensor, weight: torch.Tensor) -> Any:
+        log_probs = (states @ weight.T / 0.8).log_softmax(-1)
+        return log_probs.gather(1, targets.unsqueeze(1)).squeeze(1), -(log_probs.exp() * log_probs).sum(-1)
+
+    with patch.object(products, "BLOCK_ELEMENTS", 1024):  # negligible, as for real models
+        computed, taken = results(states, weight, ours)
+    expected, _ = results(states.double(), weight.double(), exact)
+    return {"bytes": taken, "computed": computed, "exact": expected}
 
 
 def memory_of_step(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> int:
