@@ -239,26 +239,40 @@ def test_a_sleeping_rank_of_megatron_has_the_same_bytes_in_host_memory_whatever_
     assert asleep == pytest.approx([asleep[0]] * 4)
 
 
-def test_a_checkpoint_and_a_publication_gather_whole_tables_of_tokens():
-    """397B, a table of 248,320 × 4,096 numbers on two tensor ranks: the parts of both, the whole table, and in a checkpoint the own part."""
+def moments_of_397b(**train):
+    """The moments that the plan of the recipe for 397B compares, on the last pipeline stage."""
     [file] = [file for file in EXAMPLES if file.stem == "qwen3.5-397b-a17b-grpo-megatron"]
     recipe = yaml.safe_load(file.read_text())["spec"]
+    spec, _ = parse_spec(recipe | {"train": recipe["train"] | train})
+    compared = []
+
+    def kept(moments):
+        compared.append(moments)
+        return train_memory.largest(moments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(megatron_memory, "largest", kept)
+        megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-397B-A17B"], spec, "Fused")
+    return compared[-1]
+
+
+def test_the_head_of_megatron_holds_a_float32_gradient_of_the_rank_s_table():
+    """A table of 248,320 × 4,096 numbers on two ranks; the sum over chunks is in float32, whether logits are or not."""
+    heads = [
+        moments_of_397b(headPrecision=precision)["backward pass of the head"].head for precision in ("BF16", "FP32")
+    ]
+    assert heads == pytest.approx([8 * 2**27 + 4 * 248_320 // 2 * 4096] * 2, rel=0.01)
+
+
+def test_a_checkpoint_and_a_publication_gather_whole_tables_of_tokens():
+    """397B: on two tensor ranks, the parts of both and the whole table, and in a checkpoint the own part."""
     table = 248_320 * 4096
-    moments = []
-
-    def kept(listed):
-        moments.append(listed)
-        return train_memory.largest(listed)
-
-    for tensor in (1, 2):
-        spec, _ = parse_spec(recipe | {"train": recipe["train"] | {"parallelism": {"tensor": tensor, "expert": 64}}})
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(megatron_memory, "largest", kept)
-            megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-397B-A17B"], spec, "Fused")
-    assert [each["checkpoint"].published for each in moments] == pytest.approx([4 * 2 * table, 4 * 2.5 * table])
-    copies = [each["publication"].published - 2 * (1, 2)[number] * table for number, each in enumerate(moments)]
-    assert all(0 < copy < each["publication"].parameters for copy, each in zip(copies, moments, strict=True))
-    assert all(each["checkpoint"].gradients == 0 for each in moments)
+    for tensor, tables in ((1, 1), (2, 2)):
+        moments = moments_of_397b(parallelism={"tensor": tensor, "expert": 64})
+        published, checkpoint = moments["publication"], moments["checkpoint"]
+        assert checkpoint.published == pytest.approx(4 * (tables + 1 / tensor) * table)
+        assert checkpoint.gradients == 0
+        assert 0 < published.published - 2 * tables * table < published.parameters, "and what the rank publishes"
 
 
 def test_a_train_pod_has_room_for_what_a_save_with_megatron_gathers():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35_trainer.planning import megatron_memory, parameters
+from qwen35_trainer.planning import head_memory, megatron_memory, parameters
 from tests import planned_memory
 from tests.planned_memory import assert_within
 
@@ -80,6 +80,29 @@ def test_a_step_makes_no_copy_of_moments(groups) -> None:
         "memory_of_step", spec=document, batch=planned_memory.batch(), vocabulary=planned_memory.VOCABULARY
     )
     assert more < 1.5 * 4 * planned_memory.VOCABULARY * planned_memory.shape("larger").hidden
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("hidden", [16, 512], ids=["small weight", "large weight"])
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize(
+    ("precision", "float32_logits"),
+    [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)],
+    ids=["16 bits", "16 bits, float32 logits", "float32"],
+)
+def test_planned_memory_is_what_the_head_holds(groups, monkeypatch, precision, float32_logits, chunks, hidden) -> None:
+    vocabulary, rows = 4096, 32
+    monkeypatch.setattr(head_memory, "CHUNK_LOGITS", vocabulary * rows)
+    [result] = groups(1).run(
+        "head",
+        vocabulary=vocabulary,
+        hidden=hidden,
+        rows=rows * chunks,
+        chunk=rows,
+        precision=precision,
+        float32_logits=float32_logits,
+    )
+    assert_within(head_memory.megatron(vocabulary, hidden, 1, rows * chunks, precision.itemsize), result["bytes"])
 
 
 @pytest.mark.torch

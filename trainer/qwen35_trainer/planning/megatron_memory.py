@@ -153,10 +153,9 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     if on_cpu:
         moments["sum of gradients"] = state.with_parts(gradients=state.gradients)
     if stage.is_last:
-        logits = head_memory.megatron(
-            shape.vocabulary, cut.tensor, micro.scored
-        )  # of the model, and of the prediction head
-        head = logits * (2 if with_head else 1) + largest_matrix * width / 4
+        head = head_memory.megatron(shape.vocabulary, shape.hidden, cut.tensor, micro.scored, width)
+        if with_head:  # the head for multi-token prediction adds to the gradient of the output layer
+            head += largest_matrix * width / 4
         moments["backward pass of the head"] = state.with_parts(activations=begun * kept, head=head)
     if stage.is_first:
         moments["gradient of the table"] = state.with_parts(
