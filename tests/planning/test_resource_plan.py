@@ -298,6 +298,16 @@ def test_expert_ranks_divide_experts_alone():
     assert sizes[1] - sizes[8] == pytest.approx(experts * 7 / 8)
 
 
+def test_ranks_that_divide_an_expert_have_the_routed_tokens_of_all_of_them():
+    """35B: 8 experts for each token in each of 40 layers; 2,047 positions of 2,048 channels."""
+    activations = []
+    for parallelism in ({"expert": 8}, {"expert": 4, "expertTensor": 2}):
+        train = {"engine": "Megatron", "nodes": 1, "parallelism": parallelism}
+        planned = megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-35B-A3B"], spec_of(train=train), "Fused")
+        activations.append(planned.device.activations)
+    assert activations[1] - activations[0] == pytest.approx(40 * 2047 * 8 * (2 * 2 * 2048 + 28))
+
+
 def test_keys_and_values_of_a_token_are_those_of_the_layers_with_attention():
     """27B: 16 of 64 layers, 4 heads of 256 channels, key and value in two bytes."""
     assert rollout_memory.cache_per_token(MODELS["Qwen/Qwen3.5-27B"], 1, 2) == 2 * 2 * 4 * 256 * 16

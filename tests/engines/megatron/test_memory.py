@@ -20,6 +20,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"parallelism": {"expert": 2}, "activationCheckpointing": True, "router": {"zLoss": 0.001}},
     ),
+    "expert tensor 2": ("experts", 2, {"parallelism": {"expertTensor": 2}, "activationCheckpointing": True}),
     "offload": (
         "small",
         2,

@@ -38,6 +38,8 @@ class Computation:
     tensor: int = 1
     """Number of tensor-parallel ranks that divide heads and channels inside a layer. 1 if `tokens` is already
     divided by them (sequence parallelism)."""
+    expert_tensor: int = 1
+    """Number of ranks that divide the matrix products of each expert. Each of them has the routed tokens of all of them."""
     context: int = 1
     """Number of context-parallel ranks. The functions here do not divide by it, because `tokens` is already divided."""
     matrices: bool = False
@@ -105,7 +107,8 @@ def feed_forward(shape: ModelSizes, computation: Computation) -> float:
     per_token, width = shape.experts_per_token, shape.expert_intermediate
     router = (4 * hidden if c == 2 else 0) + 4 * shape.experts + 20 * per_token + 4
     shared = c * (1 + 4 * shape.shared_intermediate / parts + hidden) if shape.shared_intermediate else 0
-    experts = per_token * (2 * c * hidden + 4 * c * width + 28)
+    # The tokens are gathered from all ranks of an expert, and each rank has its part of the channels between the products.
+    experts = per_token * (computation.expert_tensor * (2 * c * hidden + 28) + 4 * c * width)
     return computation.tokens * (router + shared + experts)
 
 
