@@ -27,6 +27,8 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
 from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher  # noqa: E402
@@ -343,6 +345,36 @@ def classes_of_linear_layers() -> list[str]:
             if experts is None:
                 names.append(parts.mlp.keywords["submodules"].linear_fc1.__name__)
     return names
+
+
+def attention(*, positions: int, sequences: int) -> dict[str, Any]:
+    """Output and gradients of query, key and value of the attention of a layer, and of megatron-core's; the bytes that forward and
+    backward pass take; the output for the same sequences with another last position.
+    """
+    parsed, _ = parse_spec(spec_of(1, random={}))
+    assert parsed is not None
+    MegatronRanks.of(Layout(), timedelta(seconds=600), seed=0)
+    config = transformer_config(remembering(parsed, 0).config, Layout(), torch.float32)
+    heads, key_heads, channels = config.num_attention_heads, config.num_query_groups, config.kv_channels
+    assert key_heads is not None
+    random = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(positions, sequences, count, channels, generator=random) for count in (heads, key_heads, key_heads)
+    ]
+    weights = torch.randn(positions, sequences, heads * channels, generator=random)
+    results: dict[str, Any] = {"scores": 4 * sequences * heads * positions**2}
+    for name, build_attention in (("ours", layers._backend().core_attention()), ("theirs", DotProductAttention)):
+        core = build_attention(config=config, layer_number=1, attn_mask_type=AttnMaskType.causal, attention_type="self")
+        leaves = [each.clone().requires_grad_() for each in inputs]
+        gc.collect()
+        with LiveBytes() as live:
+            output = core(*leaves, None)
+            output.mul(weights).sum().backward()
+        results[name] = [output.detach(), *(each.grad for each in leaves)]
+        results[f"bytes of {name}"] = live.maximum
+        changed = [torch.cat((each[:-1], -each[-1:])) for each in inputs]
+        results[f"other padding of {name}"] = core(*changed, None)
+    return results
 
 
 def gradients_of_routers(weights: tuple[float, float]) -> list[list[torch.Tensor]]:

@@ -42,9 +42,6 @@ class Computation:
     """Number of ranks that divide the matrix products of each expert. Each of them has the routed tokens of all of them."""
     context: int = 1
     """Number of context-parallel ranks. The functions here do not divide by it, because `tokens` is already divided."""
-    matrices: bool = False
-    """Whether full attention keeps its score matrices (positions × positions) for the backward pass, as megatron-core's
-    own attention does. Transformer Engine and flash attention keep none."""
 
 
 def _norm(width: int, channels: float, groups: float, kernels: Kernels) -> float:
@@ -68,10 +65,7 @@ def full_attention(shape: ModelSizes, computation: Computation) -> float:
         norms += 4 * query  # in float32 the norm keeps the product itself, with the gate
     mixed = c * (query + 2 * key) + c * query + 4 * heads
     gate = c * query if shape.output_gate else 0
-    scores = 0.0
-    if computation.matrices:
-        scores = (4 + 2 * c) * heads * computation.length + 2 * c * query
-    return computation.tokens * (norms + mixed + gate + c * query + scores)
+    return computation.tokens * (norms + mixed + gate + c * query)
 
 
 def linear_attention(shape: ModelSizes, computation: Computation) -> float:

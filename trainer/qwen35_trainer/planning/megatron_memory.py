@@ -109,8 +109,7 @@ def stage_parameters(shape: ModelSizes, stage: Stage, *, with_head: bool = False
 def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_cpu: bool = False) -> RankMemory:
     """Return the memory of a rank of the Megatron engine, on the pipeline stage that needs most at its peak.
 
-    on_cpu: whether the rank runs without an accelerator. Attention then keeps its score matrices, as it does without
-    Transformer Engine, and gloo's reduce-scatter copies the buffer of gradients.
+    on_cpu: whether the rank runs without an accelerator. Then gloo's reduce-scatter copies the buffer of gradients.
     """
     cut = spec.train.parallelism
     all_stages = stages(shape.layers, cut.pipeline, cut.virtualPipeline)
@@ -140,7 +139,7 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     # Sequence parallelism divides what is between matrix products too, so every term is divided.
     length = micro.length + -micro.length % cut.tensor
     tokens = micro.tokens * length / micro.length / cut.tensor
-    computation = Computation(width, kernels, tokens, length, expert_tensor=cut.expertTensor, matrices=on_cpu)
+    computation = Computation(width, kernels, tokens, length, expert_tensor=cut.expertTensor)
     full = sum((number + 1) % shape.full_attention_interval == 0 for part in stage.parts for number in part)
     recompute, virtual = spec.train.activationCheckpointing, cut.virtualPipeline
     begun = min(stage.begun, micro.count * virtual)
