@@ -13,7 +13,7 @@ from qwen35_trainer.catalog.links import LINKS
 from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.commands import app
 from qwen35_trainer.manifest import parse_spec
-from qwen35_trainer.planning import fsdp_memory, host_memory, megatron_memory, rollout_memory
+from qwen35_trainer.planning import fsdp_memory, host_memory, megatron_memory, rollout_memory, train_memory
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.train_time import train_time
 from qwen35_trainer.progress.records import UpdateRecord, to_line
@@ -196,6 +196,16 @@ def test_the_recipe_for_122b_fits_its_devices_because_it_offloads_the_optimizer(
     assert run(file, "--resources", *settings).exit_code == code
 
 
+@pytest.mark.parametrize(("offloads", "code"), [("true", 0), ("false", 3)])
+def test_the_recipe_for_235b_can_start_because_its_reference_model_leaves_the_device_first(offloads, code):
+    """At the start megatron-core has the parameters twice, next to gradients in float32."""
+    [file] = [file for file in EXAMPLES if file.stem.startswith("qwen3-235b-a22b-grpo-megatron")]
+    settings = ("--set", f"train.offload.parameters={offloads}", "--device", "Ascend-910C")
+    result = run(file, "--resources", *settings)
+    assert result.exit_code == code
+    assert "at its peak, start" in result.output
+
+
 def test_virtual_stages_shorten_the_bubble_and_hold_more_activations():
     shape = replace(MODELS["Qwen/Qwen3.5-27B"], vision=None)
     times, activations = [], []
@@ -229,6 +239,55 @@ def test_a_sleeping_rank_of_megatron_has_the_same_bytes_in_host_memory_whatever_
     assert asleep == pytest.approx([asleep[0]] * 4)
 
 
+def moments_of_397b(**train):
+    """The moments that the plan of the recipe for 397B compares, on the last pipeline stage."""
+    [file] = [file for file in EXAMPLES if file.stem == "qwen3.5-397b-a17b-grpo-megatron"]
+    recipe = yaml.safe_load(file.read_text())["spec"]
+    spec, _ = parse_spec(recipe | {"train": recipe["train"] | train})
+    compared = []
+
+    def kept(moments):
+        compared.append(moments)
+        return train_memory.largest(moments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(megatron_memory, "largest", kept)
+        megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-397B-A17B"], spec, "Fused")
+    return compared[-1]
+
+
+def test_the_head_of_megatron_holds_a_float32_gradient_of_the_rank_s_table():
+    """A table of 248,320 × 4,096 numbers on two ranks; the sum over chunks is in float32, whether logits are or not."""
+    heads = [
+        moments_of_397b(headPrecision=precision)["backward pass of the head"].head for precision in ("BF16", "FP32")
+    ]
+    assert heads == pytest.approx([8 * 2**27 + 4 * 248_320 // 2 * 4096] * 2, rel=0.01)
+
+
+def test_a_checkpoint_and_a_publication_gather_whole_tables_of_tokens():
+    """397B: on two tensor ranks, the parts of both and the whole table, and in a checkpoint the own part."""
+    table = 248_320 * 4096
+    for tensor, tables in ((1, 1), (2, 2)):
+        moments = moments_of_397b(parallelism={"tensor": tensor, "expert": 64})
+        published, checkpoint = moments["publication"], moments["checkpoint"]
+        assert checkpoint.published == pytest.approx(4 * (tables + 1 / tensor) * table)
+        assert checkpoint.gradients == 0
+        assert 0 < published.published - 2 * tables * table < published.parameters, "and what the rank publishes"
+
+
+def test_a_train_pod_has_room_for_what_a_save_with_megatron_gathers():
+    """397B on 8 expert ranks: 64 of the 512 experts of a layer, and one of the two tables on each of the first and the last stage, in float32."""
+    [file] = [file for file in EXAMPLES if file.stem == "qwen3.5-397b-a17b-sft-megatron"]
+    recipe = yaml.safe_load(file.read_text())["spec"]
+    shape = MODELS["Qwen/Qwen3.5-397B-A17B"]
+    spec, _ = parse_spec(recipe | {"train": recipe["train"] | {"parallelism": {"pipeline": 2, "expert": 8}}})
+    fsdp = spec_of(train={"nodes": 4})
+    experts, table = 4 * 64 * 2 * 1024 * 4096, 4 * 248_320 * 4096
+    needed = 8 * experts + 2 * (table - experts)
+    assert host_memory.train_pod(shape, spec, 0.0).tensors == pytest.approx(needed)
+    assert host_memory.train_pod(MODELS["Qwen/Qwen3.5-27B"], fsdp, 0.0).tensors == 0
+
+
 def test_expert_ranks_divide_experts_alone():
     shape = MODELS["Qwen/Qwen3.5-35B-A3B"]
     sizes = {}
@@ -237,6 +296,16 @@ def test_expert_ranks_divide_experts_alone():
         sizes[expert] = megatron_memory.rank_memory(shape, spec_of(train=train), "Fused").device.parameters
     experts = 2 * 3 * 2048 * 512 * 256 * 40
     assert sizes[1] - sizes[8] == pytest.approx(experts * 7 / 8)
+
+
+def test_ranks_that_divide_an_expert_have_the_routed_tokens_of_all_of_them():
+    """35B: 8 experts for each token in each of 40 layers; 2,047 positions of 2,048 channels."""
+    activations = []
+    for parallelism in ({"expert": 8}, {"expert": 4, "expertTensor": 2}):
+        train = {"engine": "Megatron", "nodes": 1, "parallelism": parallelism}
+        planned = megatron_memory.rank_memory(MODELS["Qwen/Qwen3.5-35B-A3B"], spec_of(train=train), "Fused")
+        activations.append(planned.device.activations)
+    assert activations[1] - activations[0] == pytest.approx(40 * 2047 * 8 * (2 * 2 * 2048 + 28))
 
 
 def test_keys_and_values_of_a_token_are_those_of_the_layers_with_attention():

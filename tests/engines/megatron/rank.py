@@ -7,6 +7,7 @@ import copy
 import gc
 import sys
 import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -26,17 +27,21 @@ from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding  # noqa: E402
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
 from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher  # noqa: E402
 
+from qwen35_trainer.engines import checkpoint_writer  # noqa: E402
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
-from qwen35_trainer.engines.megatron import grouped_step, layers  # noqa: E402
+from qwen35_trainer.engines.megatron import engine as engines  # noqa: E402
+from qwen35_trainer.engines.megatron import grouped_step, layers, vocabulary_parallel  # noqa: E402
 from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
 from qwen35_trainer.engines.megatron.config import transformer_config  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
 from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
-from qwen35_trainer.engines.megatron.optimizer import copies_of  # noqa: E402
+from qwen35_trainer.engines.megatron.optimizer import copies_of, gradients_of  # noqa: E402
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks  # noqa: E402
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses  # noqa: E402
 from qwen35_trainer.engines.micro_batch import Offsets  # noqa: E402
@@ -44,6 +49,7 @@ from qwen35_trainer.engines.origin import Origin, origin  # noqa: E402
 from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
 from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
 from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
+from qwen35_trainer.models.qwen3_5 import products  # noqa: E402
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build  # noqa: E402
 from qwen35_trainer.weights.parked_tensors import bytes_on  # noqa: E402
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
@@ -66,6 +72,7 @@ def train(
     fused: bool = False,
     sleeps: bool = False,
     group_numbers: int = grouped_step.GROUP_NUMBERS,
+    file_bytes: int = checkpoint_writer.FILE_BYTES,
 ) -> dict[str, Any]:
     """Log-probs of the first batch's trained tokens (samples, longest response), metrics of each update, the gradient of the first
     update before clipping, what is published before and after, the bytes that each sleep gave back, and what was on the device
@@ -73,7 +80,7 @@ def train(
 
     The model is the spec's random one, or what a `folder` holds. layout: degrees, if not those of the spec. spoilt: whether
     the loss is NaN. fused: whether the optimizer is the stand-in for FusedAdam. sleeps: whether the engine sleeps after each batch.
-    group_numbers: maximum number of values of a group of parameters that step together.
+    group_numbers: maximum number of values of a group of parameters that step together. file_bytes: `FILE_BYTES` of the save.
     """
     parsed, source = _parsed(spec, folder)
     with installed() if fused else nullcontext(), patch.object(grouped_step, "GROUP_NUMBERS", group_numbers):
@@ -95,7 +102,8 @@ def train(
     engine.wake()
     passes, moments = list(passes), list(moments)
     if save is not None:
-        engine.save(save)
+        with patch.object(checkpoint_writer, "FILE_BYTES", file_bytes):
+            engine.save(save)
         assert engine.saved(wait=True)
     return {
         "first": first,
@@ -146,6 +154,121 @@ def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[
         state = live.now
         engine.train(_share_of(engine, batch), [1e-3])
     return {"state": state, "peak": live.maximum}
+
+
+def memory_of_start(spec: dict[str, Any]) -> list[dict[str, int]]:
+    """Bytes on the device of reference model and gradients before the gradients of the trained model are allocated, and before
+    the optimizer is built; of all parts when the engine is built.
+    """
+    parsed, source = _parsed(spec, None)
+    counted: list[dict[str, int]] = []
+    with_buffers, optimizer = engines.with_gradient_buffers, engines.MegatronOptimizer
+
+    def count(engine: MegatronEngine, gradients: Iterable[torch.Tensor]) -> None:
+        reference = [each for stage in engine._reference or () for each in stage.parameters()]
+        counted.append({"Reference": bytes_on(reference, CPU), "Gradients": bytes_on(gradients, CPU)})
+
+    engine = MegatronEngine.__new__(MegatronEngine)
+
+    def allocate(stage: Any) -> Any:
+        count(engine, ())
+        return with_buffers(stage)
+
+    def build_optimizer(stages: Any, *settings: Any, **options: Any) -> Any:
+        count(engine, gradients_of(stages))
+        return optimizer(stages, *settings, **options)
+
+    with (
+        patch.object(engines, "with_gradient_buffers", allocate),
+        patch.object(engines, "MegatronOptimizer", build_optimizer),
+    ):
+        engine.__init__(source, parsed, CPU)  # type: ignore[misc]
+    count(engine, engine._optimizer.gradients)
+    counted[-1]["Optimizer"] = bytes_on(_state_of(engine), CPU)
+    return counted
+
+
+def head(*, vocabulary: int, hidden: int, rows: int, chunk: int, precision: torch.dtype, float32_logits: bool) -> Any:
+    """Bytes that the backward pass of the head takes in addition to its inputs; its log-probs, entropies and gradients, and the
+    exact ones of the same numbers.
+    """
+    random = torch.Generator().manual_seed(0)
+    states, weight = (torch.randn(size, hidden, generator=random).to(precision) for size in (rows, vocabulary))
+    targets = torch.randint(0, vocabulary, (rows,), generator=random)
+    weights = torch.randn(2, rows, generator=random)
+
+    def results(states: torch.Tensor, weight: torch.Tensor, compute: Any) -> tuple[list[torch.Tensor], int]:
+        states, weight = states.clone().requires_grad_(), weight.clone().requires_grad_()
+        gc.collect()
+        with LiveBytes() as live:
+            scores = compute(states, weight)
+            live.restart()
+            before = live.now
+            torch.stack(scores).mul(weights).sum().backward()
+        assert states.grad is not None
+        assert weight.grad is not None
+        return [each.detach().double() for each in (*scores, states.grad, weight.grad)], live.maximum - before
+
+    def ours(states: torch.Tensor, weight: torch.Tensor) -> Any:
+        return vocabulary_parallel.token_scores(
+            states,
+            weight,
+            targets,
+            0.8,
+            torch.distributed.group.WORLD,
+            vocabulary=vocabulary,
+            with_entropy=True,
+            float32_logits=float32_logits,
+            kept=None,
+            chunk=chunk,
+        )[:2]
+
+    def exact(states: torch.Tensor, weight: torch.Tensor) -> Any:
+        log_probs = (states @ weight.T / 0.8).log_softmax(-1)
+        return log_probs.gather(1, targets.unsqueeze(1)).squeeze(1), -(log_probs.exp() * log_probs).sum(-1)
+
+    with patch.object(products, "BLOCK_ELEMENTS", 1024):  # negligible, as for real models
+        computed, taken = results(states, weight, ours)
+    expected, _ = results(states.double(), weight.double(), exact)
+    return {"bytes": taken, "computed": computed, "exact": expected}
+
+
+def memory_of_step(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> int:
+    """Bytes that an optimizer step takes in addition to the rank's tensors."""
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
+    gc.collect()
+    with LiveBytes() as live:
+        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
+        engine.train(_share_of(engine, batch), [1e-3])
+        gc.collect()
+        live.restart()
+        before = live.now
+        engine._optimizer.step(1e-3)
+    return live.maximum - before
+
+
+def memory_of_save(
+    spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int, folder: Path, window: int
+) -> dict[str, Any]:
+    """Bytes of this rank's tensors before a save, and at most while it saves; the windows, as numbers of parameters.
+
+    window: `FILE_BYTES`.
+    """
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
+    gc.collect()
+    with LiveBytes() as live, patch.object(checkpoint_writer, "FILE_BYTES", window):
+        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
+        engine.train(_share_of(engine, batch), [1e-3])
+        gc.collect()
+        live.restart()
+        before = live.now
+        engine.save(folder)
+        windows = [len(each) for each in engine._weights.windows(window // 4)]
+    return {"before": before, "peak": live.maximum, "windows": windows}
 
 
 def train_with_fsdp(
@@ -222,6 +345,36 @@ def classes_of_linear_layers() -> list[str]:
             if experts is None:
                 names.append(parts.mlp.keywords["submodules"].linear_fc1.__name__)
     return names
+
+
+def attention(*, positions: int, sequences: int) -> dict[str, Any]:
+    """Output and gradients of query, key and value of the attention of a layer, and of megatron-core's; the bytes that forward and
+    backward pass take; the output for the same sequences with another last position.
+    """
+    parsed, _ = parse_spec(spec_of(1, random={}))
+    assert parsed is not None
+    MegatronRanks.of(Layout(), timedelta(seconds=600), seed=0)
+    config = transformer_config(remembering(parsed, 0).config, Layout(), torch.float32)
+    heads, key_heads, channels = config.num_attention_heads, config.num_query_groups, config.kv_channels
+    assert key_heads is not None
+    random = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(positions, sequences, count, channels, generator=random) for count in (heads, key_heads, key_heads)
+    ]
+    weights = torch.randn(positions, sequences, heads * channels, generator=random)
+    results: dict[str, Any] = {"scores": 4 * sequences * heads * positions**2}
+    for name, build_attention in (("ours", layers._backend().core_attention()), ("theirs", DotProductAttention)):
+        core = build_attention(config=config, layer_number=1, attn_mask_type=AttnMaskType.causal, attention_type="self")
+        leaves = [each.clone().requires_grad_() for each in inputs]
+        gc.collect()
+        with LiveBytes() as live:
+            output = core(*leaves, None)
+            output.mul(weights).sum().backward()
+        results[name] = [output.detach(), *(each.grad for each in leaves)]
+        results[f"bytes of {name}"] = live.maximum
+        changed = [torch.cat((each[:-1], -each[-1:])) for each in inputs]
+        results[f"other padding of {name}"] = core(*changed, None)
+    return results
 
 
 def gradients_of_routers(weights: tuple[float, float]) -> list[list[torch.Tensor]]:

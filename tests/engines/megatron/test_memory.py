@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+import torch
 
-from qwen35_trainer.planning import megatron_memory
+from qwen35_trainer.planning import head_memory, megatron_memory, parameters
 from tests import planned_memory
 from tests.planned_memory import assert_within
 
@@ -19,6 +20,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"parallelism": {"expert": 2}, "activationCheckpointing": True, "router": {"zLoss": 0.001}},
     ),
+    "expert tensor 2": ("experts", 2, {"parallelism": {"expertTensor": 2}, "activationCheckpointing": True}),
     "offload": (
         "small",
         2,
@@ -45,3 +47,80 @@ def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
     )
     assert_within(planned.device.total + planned.host, max(each["peak"] for each in counted))
     assert_within(planned.state + planned.host, max(each["state"] for each in counted))
+
+
+@pytest.mark.torch
+def test_a_save_holds_a_window_of_the_state_and_one_parameter(groups, tmp_path) -> None:
+    """The whole state would be 12 bytes for each parameter. There are the tensors of the file that is written, those of the next
+    window, and while a table is published its gathered values and a copy."""
+    document = planned_memory.spec("larger", 1)
+    document["train"]["engine"] = "Megatron"
+    size = planned_memory.shape("larger")
+    table = 4 * planned_memory.VOCABULARY * size.hidden
+    [counted] = groups(1).run(
+        "memory_of_save",
+        spec=document,
+        batch=planned_memory.batch(),
+        vocabulary=planned_memory.VOCABULARY,
+        folder=tmp_path,
+        window=table,
+    )
+    assert len(counted["windows"]) > 10
+    assert counted["peak"] - counted["before"] <= 4 * table
+    state = 12 * parameters.text(size).total
+    assert state > 20 * table
+
+
+@pytest.mark.torch
+def test_a_step_makes_no_copy_of_moments(groups) -> None:
+    """megatron-core clips the gradient of one parameter after another, with a copy of it. AdamW without a fused kernel has two
+    copies of a parameter's moments, and on an accelerator the roots of all second moments."""
+    document = planned_memory.spec("larger", 1)
+    document["train"]["engine"] = "Megatron"
+    [more] = groups(1).run(
+        "memory_of_step", spec=document, batch=planned_memory.batch(), vocabulary=planned_memory.VOCABULARY
+    )
+    assert more < 1.5 * 4 * planned_memory.VOCABULARY * planned_memory.shape("larger").hidden
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("hidden", [16, 512], ids=["small weight", "large weight"])
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize(
+    ("precision", "float32_logits"),
+    [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)],
+    ids=["16 bits", "16 bits, float32 logits", "float32"],
+)
+def test_planned_memory_is_what_the_head_holds(groups, monkeypatch, precision, float32_logits, chunks, hidden) -> None:
+    vocabulary, rows = 4096, 32
+    monkeypatch.setattr(head_memory, "CHUNK_LOGITS", vocabulary * rows)
+    [result] = groups(1).run(
+        "head",
+        vocabulary=vocabulary,
+        hidden=hidden,
+        rows=rows * chunks,
+        chunk=rows,
+        precision=precision,
+        float32_logits=float32_logits,
+    )
+    assert_within(head_memory.megatron(vocabulary, hidden, 1, rows * chunks, precision.itemsize), result["bytes"])
+
+
+@pytest.mark.torch
+def test_the_gradient_of_the_head_is_rounded_once_whatever_the_number_of_chunks(groups) -> None:
+    """With a sum in bfloat16 over 64 chunks, the error of the weight's gradient would be a fifth larger."""
+    errors = []
+    for chunk in (1, 64):
+        [result] = groups(1).run(
+            "head", vocabulary=512, hidden=64, rows=64, chunk=chunk, precision=torch.bfloat16, float32_logits=True
+        )
+        errors.append(
+            [
+                float((ours - exact).norm() / exact.norm())
+                for ours, exact in zip(result["computed"], result["exact"], strict=True)
+            ]
+        )
+    for of_scores in errors:
+        assert max(of_scores[:2]) < 1e-6
+        assert max(of_scores[2:]) < 4e-3
+    assert errors[0][3] == pytest.approx(errors[1][3], rel=0.1)

@@ -38,6 +38,9 @@ TOTAL, GRADIENTS = 1e-5, 1e-4
 ACROSS = 2e-3
 """Allowed of loss and norm of later updates, relative: Adam steps by the sign of tiny gradients, which rounding decides."""
 
+SMALL = 10_000
+"""Bytes of the files of a checkpoint, of which every rank then writes several."""
+
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "1 process, dense": (1, "dense", {}, {}),
     "1 process, MoE": (1, "MoE", {}, {}),
@@ -171,10 +174,12 @@ def test_a_checkpoint_is_continued_in_another_layout_and_by_the_other_engine(
     both = straight["metrics"]
     folder = tmp_path / "tensor"
     folder.mkdir()
-    saved = groups(2).run("train", spec=spec, batches=[first], layout=tensor, save=folder)[0]
+    saved = groups(2).run("train", spec=spec, batches=[first], layout=tensor, save=folder, file_bytes=SMALL)[0]
     of_virtual = tmp_path / "virtual"
     of_virtual.mkdir()
-    groups(2).run("train", spec=spec, batches=[], layout=virtual, restore=folder, save=of_virtual)
+    groups(2).run("train", spec=spec, batches=[], layout=virtual, restore=folder, save=of_virtual, file_bytes=SMALL)
+    for each in (folder, of_virtual):
+        assert len(list((each / "state").glob("*.distcp"))) > 10, "each rank has gathered several windows"
     for layout, source in ((pipeline, folder), (virtual, folder), (expert, of_virtual)):
         restored = groups(2).run("train", spec=spec, batches=[second], layout=layout, restore=source)[0]
         for name, values in saved["published"].items():
@@ -217,7 +222,8 @@ def test_an_optimizer_that_counts_its_steps_in_groups_continues_where_it_was(
     first, second = batch_of(8, 0, supervised=True), batch_of(8, 1, supervised=True)
     spec = spec_of(1, random={})
     straight = groups(1).run("train", spec=spec, batches=[first, second])[0]["published"]
-    saved = groups(1).run("train", spec=spec, batches=[first], save=tmp_path, fused=True)[0]["published"]
+    saved = groups(1).run("train", spec=spec, batches=[first], save=tmp_path, fused=True, file_bytes=SMALL)
+    saved = saved[0]["published"]
     for fused, offload in ((False, {}), (True, {}), (True, OFFLOAD)):
         continued = groups(1).run(
             "train",
@@ -251,7 +257,7 @@ def test_a_bfloat16_model_has_float32_decays_and_continues_exactly(
     spec["model"]["precision"] = "BF16"
     first, second = batch_of(8, 0, supervised=True), batch_of(8, 1, supervised=True)
     straight = groups(2).run("train", spec=spec, batches=[first, second], layout=layout)[0]
-    groups(2).run("train", spec=spec, batches=[first], layout=layout, save=tmp_path)
+    groups(2).run("train", spec=spec, batches=[first], layout=layout, save=tmp_path, file_bytes=SMALL)
     continued = groups(2).run("train", spec=spec, batches=[second], layout=layout, restore=tmp_path)[0]
     assert continued["metrics"][0] == straight["metrics"][1]
     assert all(torch.equal(continued["published"][name], values) for name, values in straight["published"].items())

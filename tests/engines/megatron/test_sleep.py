@@ -50,6 +50,18 @@ def test_an_engine_that_offloads_and_sleeps_trains_as_one_that_does_neither(
         assert all(each[part] > 0 for each in other["passes"] for part in ("Trained", "Reference", "Gradients"))
 
 
+@pytest.mark.parametrize("away", [False, True], ids=["on the device", "offloaded"])
+def test_what_is_offloaded_leaves_the_device_before_the_next_part_of_the_engine_is_built(
+    groups: Callable[[int], Group], away: bool
+) -> None:
+    spec = policy_spec_of(1, "Loss", random=TEXT["dense"], **(OFFLOAD if away else {}))
+    spec["model"]["precision"] = "BF16"
+    [[gradients, optimizer, built]] = groups(1).run("memory_of_start", spec=spec)
+    assert [each["Reference"] == 0 for each in (gradients, optimizer, built)] == [away] * 3
+    assert [each["Gradients"] == 0 for each in (optimizer, built)] == [away] * 2
+    assert (built["Optimizer"] == 0) == away
+
+
 def test_an_engine_that_only_sleeps_trains_as_one_that_does_not(groups: Callable[[int], Group]) -> None:
     awake, asleep = trained(groups, "expert 2", {}), trained(groups, "expert 2", {}, sleeps=True)
     assert asleep[0]["metrics"] == awake[0]["metrics"]

@@ -38,11 +38,10 @@ class Computation:
     tensor: int = 1
     """Number of tensor-parallel ranks that divide heads and channels inside a layer. 1 if `tokens` is already
     divided by them (sequence parallelism)."""
+    expert_tensor: int = 1
+    """Number of ranks that divide the matrix products of each expert. Each of them has the routed tokens of all of them."""
     context: int = 1
     """Number of context-parallel ranks. The functions here do not divide by it, because `tokens` is already divided."""
-    matrices: bool = False
-    """Whether full attention keeps its score matrices (positions × positions) for the backward pass, as megatron-core's
-    own attention does. Transformer Engine and flash attention keep none."""
 
 
 def _norm(width: int, channels: float, groups: float, kernels: Kernels) -> float:
@@ -66,10 +65,7 @@ def full_attention(shape: ModelSizes, computation: Computation) -> float:
         norms += 4 * query  # in float32 the norm keeps the product itself, with the gate
     mixed = c * (query + 2 * key) + c * query + 4 * heads
     gate = c * query if shape.output_gate else 0
-    scores = 0.0
-    if computation.matrices:
-        scores = (4 + 2 * c) * heads * computation.length + 2 * c * query
-    return computation.tokens * (norms + mixed + gate + c * query + scores)
+    return computation.tokens * (norms + mixed + gate + c * query)
 
 
 def linear_attention(shape: ModelSizes, computation: Computation) -> float:
@@ -105,7 +101,8 @@ def feed_forward(shape: ModelSizes, computation: Computation) -> float:
     per_token, width = shape.experts_per_token, shape.expert_intermediate
     router = (4 * hidden if c == 2 else 0) + 4 * shape.experts + 20 * per_token + 4
     shared = c * (1 + 4 * shape.shared_intermediate / parts + hidden) if shape.shared_intermediate else 0
-    experts = per_token * (2 * c * hidden + 4 * c * width + 28)
+    # The tokens are gathered from all ranks of an expert, and each rank has its part of the channels between the products.
+    experts = per_token * (computation.expert_tensor * (2 * c * hidden + 28) + 4 * c * width)
     return computation.tokens * (router + shared + experts)
 
 

@@ -46,13 +46,19 @@ def fsdp(
     return max(in_a_chunk, at_the_end)
 
 
-def megatron(vocabulary: int, tensor: int, scored: float) -> float:
-    """Return the bytes of logits and gradients during the backward pass of the Megatron engine's head,
-    which is on the last pipeline stage.
+def megatron(vocabulary: int, hidden: int, tensor: int, scored: float, width: int) -> float:
+    """Return the bytes that exist during the backward pass of the Megatron engine's head (`vocabulary_parallel.py`), in
+    addition to the hidden states. The head is on the last pipeline stage.
 
-    tensor: number of tensor-parallel ranks, which divide the vocabulary. scored: number of rows of the micro-batch.
-    A chunk has six float32 tensors of the size of its logits: autograd saves two (`vocabulary_parallel.py`), and
-    the backward pass has four gradients.
+    A chunk has two float32 tensors of the size of its logits, whether logits are rounded or not: log-probabilities and
+    probabilities. The gradient of the rank's part of the weight has `width` bytes per number. If there are several chunks,
+    it is a float32 sum, which is rounded to a copy at the end if `width` is 2.
+
+    tensor: number of tensor-parallel ranks, which divide the vocabulary. scored: number of rows of the micro-batch. width:
+    bytes of a number in the model's precision.
     """
     part = -(-vocabulary // tensor)
-    return min(scored, CHUNK_LOGITS // part) * part * 24
+    rows, weight = CHUNK_LOGITS // part, part * hidden
+    if scored <= rows:
+        return scored * part * 8 + weight * width
+    return max(rows * part * 8 + weight * 4, weight * (4 if width == 4 else 4 + width))

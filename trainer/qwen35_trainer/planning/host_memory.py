@@ -1,7 +1,7 @@
 """The memory of a pod: what its processes hold in host memory, and what is in /dev/shm.
 
 train pod      offloaded state; two versions of each rank's shard of the published weights: one is read while the next
-               one is written (`weights/segment.py`)
+               one is written (`weights/segment.py`); what a save of a checkpoint takes at least
 rollout pod    a whole version for each replica while the replica loads it; with RDMA two versions, which other replicas read
                (`weights/relay.py`)
 /dev/shm       Ray's object store: a batch. With router replay, the experts of a batch in train pods, and those of all sequences
@@ -27,6 +27,9 @@ DEVICE_PROCESS_BYTES = 4 * 2**30
 buffers. Tensors are counted separately."""
 CPU_PROCESS_BYTES = 1.2 * 2**30
 """Assumed bytes of a process that has imported torch on a CPU, without tensors: a worker takes 1.3 GB (docs/models.md)."""
+FILE_BYTES = 2 * 2**29
+"""Maximum bytes of the tensors of two files of a checkpoint, of which the Megatron engine gathers one while it writes the other, if
+no single tensor is larger: `engines/megatron/checkpoint.py`."""
 TOKEN_BYTES = 4 + 4 + 1
 """Bytes of a response token in a batch: its id, its log-prob, and whether it trains."""
 
@@ -39,7 +42,7 @@ class PodMemory:
     processes: float
     """Assumed bytes of the processes themselves, without tensors."""
     tensors: float
-    """Offloaded state of train ranks; on a CPU, all tensors of ranks and replicas."""
+    """Offloaded state of train ranks, and what a save takes; on a CPU, all tensors of ranks and replicas."""
     staging: float
     """Published versions in the memory of processes."""
     shared: float
@@ -80,10 +83,29 @@ def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemor
     return PodMemory(
         "train",
         devices * _process_bytes(spec),
-        devices * tensors,
+        devices * tensors + save_bytes(shape, spec),
         buckets if in_store else buckets + staged,
         batch + (staged if in_store else 0.0),
     )
+
+
+def save_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
+    """Return the bytes that the ranks of a train pod need in host memory to save a checkpoint, in addition to their
+    offloaded state; 0 with FSDP.
+
+    A rank of the Megatron engine has float32 values of some tensors (`FILE_BYTES`), or of one that is larger: each rank those of
+    its experts of a layer, and one rank of a stage a table. The FSDP engine copies its state only if there is room, and
+    otherwise less than this at a time (`engines/checkpoint_writer.py`), which is part of the memory of a process.
+    """
+    if spec.train.engine != "Megatron":
+        return 0.0
+    cut, devices = spec.train.parallelism, spec.accelerator.devicesPerNode
+    of_rank = 12 * parameters.text(shape).total / spec.world_size
+    experts = 4 * 2 * shape.hidden * shape.expert_intermediate * shape.experts / cut.expert
+    table = 4 * parameters.embedding(shape).total
+    tables = 1 if shape.tied or cut.pipeline == 1 else 2
+    window = max(min(FILE_BYTES, of_rank), experts)
+    return devices * window + tables * max(0.0, table - window)
 
 
 def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory | None:
@@ -115,14 +137,15 @@ def colocated_pod(
     """Return the memory of a pod in mode Colocated, where train ranks and replicas take turns on the devices.
 
     train, rollout: the memory of the ranks and of the replicas in the pod. parked: bytes of a rank's tensors that are
-    moved from its device to host memory while the replicas generate.
+    moved from its device to host memory while the replicas generate. They do not save a checkpoint meanwhile.
     """
     staging, shared = train.staging + rollout.staging, train.shared + rollout.shared
     if spec.train.nodes == 1 and spec.publication.transport in ("Auto", "SharedMemory"):
         # The ranks read the experts in the object store to which the replicas have written them.
         choices = _batches_in_pipeline(spec) * _choices_bytes(shape, spec)
         staging, shared = 2 * version_bytes(shape, spec), _batch_bytes(spec) + choices
-    tensors = train.tensors + rollout.tensors + spec.accelerator.devicesPerNode * parked
+    more = max(0.0, spec.accelerator.devicesPerNode * parked - save_bytes(shape, spec))
+    tensors = train.tensors + rollout.tensors + more
     return PodMemory("train", train.processes + rollout.processes, tensors, staging, shared)
 
 

@@ -9,7 +9,13 @@ optimizer state   two float32 moments of the gradient for each parameter, and fl
                   megatron-core, docs "distributed optimizer": 6 + 12 / d bytes per parameter with d data-parallel ranks)
 offload           the part of offloaded data that the device still holds (`engines/megatron/offload.py`). Of the optimizer state:
                   in the optimizer step all master weights, and the moments of one group of parameters at a time; all of it while a
-                  checkpoint is saved. Of the parameters: those of the model that computes (trained or reference model)
+                  checkpoint is saved, when there are no gradients. Of the parameters: those of the model that computes (trained or reference model)
+start             megatron-core moves the parameters to a buffer while the gradients have theirs: first those of dense layers and then
+                  those of experts exist twice. There is no optimizer yet
+published         at a publication the parts that the rank publishes, in the model's precision. To join a parameter, a rank has its parts on
+                  all tensor-parallel ranks and the whole parameter at the same time, in a checkpoint in float32, next to its own part,
+                  which is summed from the data-parallel ranks. The largest parameters are the tables of tokens, and the experts of a
+                  layer that the rank has (`engines/megatron/published_model.py`)
 activations       those of all micro-batches whose forward pass the stage has begun and whose backward pass it has not ended. With
                   P stages, the first stage holds P of them (1F1B, arXiv:2104.04473, section 2.2). With v virtual stages per stage,
                   it holds 2 (P - 1) + (v - 1) P + 1, each for 1 / v of the stage's layers (interleaved 1F1B, ibid.)
@@ -103,8 +109,7 @@ def stage_parameters(shape: ModelSizes, stage: Stage, *, with_head: bool = False
 def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_cpu: bool = False) -> RankMemory:
     """Return the memory of a rank of the Megatron engine, on the pipeline stage that needs most at its peak.
 
-    on_cpu: whether the rank runs without an accelerator. Attention then keeps its score matrices, as it does without
-    Transformer Engine, and gloo's reduce-scatter copies the buffer of gradients.
+    on_cpu: whether the rank runs without an accelerator. Then gloo's reduce-scatter copies the buffer of gradients.
     """
     cut = spec.train.parallelism
     all_stages = stages(shape.layers, cut.pipeline, cut.virtualPipeline)
@@ -134,7 +139,7 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     # Sequence parallelism divides what is between matrix products too, so every term is divided.
     length = micro.length + -micro.length % cut.tensor
     tokens = micro.tokens * length / micro.length / cut.tensor
-    computation = Computation(width, kernels, tokens, length, matrices=on_cpu)
+    computation = Computation(width, kernels, tokens, length, expert_tensor=cut.expertTensor)
     full = sum((number + 1) % shape.full_attention_interval == 0 for part in stage.parts for number in part)
     recompute, virtual = spec.train.activationCheckpointing, cut.virtualPipeline
     begun = min(stage.begun, micro.count * virtual)
@@ -147,25 +152,44 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     if on_cpu:
         moments["sum of gradients"] = state.with_parts(gradients=state.gradients)
     if stage.is_last:
-        logits = head_memory.megatron(
-            shape.vocabulary, cut.tensor, micro.scored
-        )  # of the model, and of the prediction head
-        head = logits * (2 if with_head else 1) + largest_matrix * width / 4
+        head = head_memory.megatron(shape.vocabulary, shape.hidden, cut.tensor, micro.scored, width)
+        if with_head:  # the head for multi-token prediction adds to the gradient of the output layer
+            head += largest_matrix * width / 4
         moments["backward pass of the head"] = state.with_parts(activations=begun * kept, head=head)
     if stage.is_first:
         moments["gradient of the table"] = state.with_parts(
             activations=(begun - 1) * kept, head=largest_matrix * width / 4
         )
+    if not on_cpu:
+        twice = width * max(dense, experts) / cut.virtualPipeline
+        moments["start"] = state.with_parts(parameters=twice, optimizer=-state.optimizer)
+        joined = _joined_numbers(shape, cut, with_table=largest_matrix > 0)
+        if spec.mode != "SFT":
+            published = width * (dense / spec.data_parallel + experts / spec.expert_data_parallel)
+            without = -gradients if offload.gradients else 0.0
+            moments["publication"] = state.with_parts(gradients=without, published=published + width * joined)
+        moments["checkpoint"] = state.with_parts(
+            gradients=-gradients, optimizer=optimizer - state.optimizer, published=4 * joined + largest_matrix
+        )
     if offload.optimizer and not on_cpu:  # on a CPU, what comes to the device leaves the host
         in_step = optimizer * master / (master + 8) + min(optimizer * 8 / (master + 8), MOMENTS_BYTES)
         moments["optimizer step"] = state.with_parts(optimizer=in_step)
-        moments["checkpoint"] = state.with_parts(
-            optimizer=optimizer, gradients=-gradients if offload.gradients else 0.0
-        )
     peak, memory = largest(moments)
     without_gradients = state.total - gradients  # a sleeping rank drops them
     between = without_gradients if offload.gradients else state.total
     return RankMemory(peak, memory, host, between, parked=without_gradients - pinned)
+
+
+def _joined_numbers(shape: ModelSizes, cut: ParallelismSpec, *, with_table: bool) -> float:
+    """Return the number of values of the parts of the largest parameter and of the whole parameter, which exist together
+    while a rank joins it.
+
+    with_table: whether the stage has a table of tokens. A parameter that tensor-parallel ranks do not divide is copied once.
+    """
+    table = shape.vocabulary * shape.hidden * (2 if cut.tensor > 1 else 1) if with_table else 0
+    # The experts one after the other, and all of them in one tensor.
+    experts = 2 * 2 * shape.hidden * shape.expert_intermediate * shape.experts / cut.expert
+    return max(table, experts)
 
 
 def _on_rank(held: Parameters, cut: ParallelismSpec) -> tuple[float, float]:

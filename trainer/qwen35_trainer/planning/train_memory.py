@@ -17,6 +17,8 @@ class TrainMemory:
     """Parameters of the reference model of the KL term."""
     gathered: float = 0.0
     """Parameters that FSDP has all-gathered, and its buffers for the reduce-scatter of gradients."""
+    published: float = 0.0
+    """Parameters, or parts of the optimizer state, that the Megatron engine has gathered for a publication or a checkpoint."""
     activations: float = 0.0
     head: float = 0.0
     """Logits and their gradients."""

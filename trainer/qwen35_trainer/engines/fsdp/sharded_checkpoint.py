@@ -1,7 +1,7 @@
 """Sharded, asynchronous checkpoints of trained weights, optimizer state and random state, in PyTorch's distributed format.
 
     begin ─► copy to host memory (the optimizer may step now) ─► a thread writes ─► done: all ranks have written
-        └─► no room for a copy: write immediately, and training waits
+        └─► no room for a copy: write immediately, one file after another (`checkpoint_writer.py`), and training waits
 
 Another number of ranks can load a checkpoint: `restore` reshards it. The collectives of the writing thread have a
 separate process group, because training runs collectives at the same time. In a shared group, the order of all these
@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
+from qwen35_trainer.engines.checkpoint_writer import CheckpointWriter
 from qwen35_trainer.free_memory import free_memory
 from qwen35_trainer.models.qwen3_5 import HFModule
 
@@ -61,7 +62,7 @@ def begin(
     logger.warning("no room for a copy of the checkpoint in memory: training waits until it is written")
     written: Future[Any] = Future()
     try:
-        written.set_result(dcp.save(whole, checkpoint_id=place, process_group=group))
+        written.set_result(dcp.save(whole, storage_writer=CheckpointWriter(place), process_group=group))
     except (Exception, CheckpointException) as error:  # noqa: BLE001  # raised by `result`, like an error of the writing thread
         written.set_exception(error)
     return written

@@ -11,7 +11,7 @@ such a kernel only with Transformer Engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
@@ -35,7 +35,7 @@ from qwen35_trainer.engines.megatron.config import transformer_config
 from qwen35_trainer.engines.megatron.layout import Layout
 from qwen35_trainer.engines.megatron.model import StageModel, build_stages
 from qwen35_trainer.engines.megatron.offload import GRADIENTS, REFERENCE, TRAINED, WEIGHTS, Offload
-from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, with_gradient_buffers
+from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, gradients_of, with_gradient_buffers
 from qwen35_trainer.engines.megatron.published_model import PublishedModel, Read
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses
@@ -51,6 +51,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule, prediction_head
 from qwen35_trainer.models.qwen3_5.checkpoint_files import check_finite
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
+from qwen35_trainer.weights.parked_tensors import ParkedTensors
 from qwen35_trainer.weights.staging import WeightShard
 
 
@@ -76,23 +77,38 @@ class MegatronEngine(UpdatingEngine):
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
         read = _reader(origin, model)
+        fields, self._offload = spec.train.offload, Offload(device, self._host_blocks)
         self._reference: list[StageModel] | None = None
         if self._uses_kl:
             self._reference, weights = self._build(None)
             weights.load(read)
+            if fields.parameters:
+                self._offload.add(REFERENCE, partial(_tensors_of, self._reference))
+                self._offload.need()
         self._router_losses = RouterLosses(device) if self._has_router_losses else None
         self._stages, self._weights = self._build(self._router_losses)
         self._stages[0].config.finalize_model_grads_func = _sum_gradients
         self._trained = [with_gradient_buffers(stage) for stage in self._stages]
+        if fields.gradients:
+            self._offload.add(GRADIENTS, partial(gradients_of, self._trained))
+            self._offload.need()
         bfloat16 = spec.model.precision == "BF16"
         self._optimizer = MegatronOptimizer(self._trained, spec.train.optimizer, bfloat16=bfloat16)
         self._weights.load(read, lambda parameter, values: self._optimizer.put(parameter, WEIGHT, values))
+        if fields.parameters and self._reference is not None:  # without it, every step needs all parameters
+            self._offload.add(TRAINED, partial(_tensors_of, self._stages))
         self._moments = [offload.moments(group) for group in range(self._optimizer.groups)]
-        self._offload = Offload(self._offloaded(), device, self._host_blocks)
-        if spec.train.offload.optimizer:
-            self._optimizer.step_by_groups(
-                lambda group: self._offload.need(TRAINED, GRADIENTS, WEIGHTS, self._moments[group])
-            )
+        if fields.optimizer:
+            self._offload_optimizer()
+        self._offload.need(TRAINED)
+
+    def _offload_optimizer(self) -> None:
+        self._offload.add(WEIGHTS, lambda: self._optimizer.weights)
+        for group, name in enumerate(self._moments):
+            self._offload.add(name, partial(self._optimizer.moments, group))
+        self._optimizer.step_by_groups(
+            lambda group: self._offload.need(TRAINED, GRADIENTS, WEIGHTS, self._moments[group])
+        )
 
     def _build(self, router_losses: RouterLosses | None) -> tuple[list[StageModel], PublishedModel]:
         """Build this rank's part of the model, without its values.
@@ -111,18 +127,6 @@ class MegatronEngine(UpdatingEngine):
         shape = ModelShape.of(self._model_config)
         return stages, PublishedModel(stages, shape, self._shapes, self._model_config.num_hidden_layers)
 
-    def _offloaded(self) -> dict[str, Callable[[], Iterable[Tensor]]]:
-        """Return functions that return the tensors of each part that is offloaded."""
-        fields, parts = self._spec.train.offload, dict[str, Callable[[], Iterable[Tensor]]]()
-        if fields.parameters and self._reference is not None:  # without it, every step needs all parameters
-            parts |= {TRAINED: partial(_tensors_of, self._stages), REFERENCE: partial(_tensors_of, self._reference)}
-        if fields.gradients:
-            parts[GRADIENTS] = lambda: self._optimizer.gradients
-        if fields.optimizer:
-            parts[WEIGHTS] = lambda: self._optimizer.weights
-            parts |= {name: partial(self._optimizer.moments, group) for group, name in enumerate(self._moments)}
-        return parts
-
     def shards(self) -> list[WeightShard]:
         self._offload.need(TRAINED)
         precision = published_precision(self._spec)
@@ -135,7 +139,12 @@ class MegatronEngine(UpdatingEngine):
 
     def save(self, folder: Path) -> None:
         self._offload.need(TRAINED, WEIGHTS, *self._moments)
-        checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
+        # Gradients have values only within an update. Without them there is room for what is gathered.
+        gradients = ParkedTensors(self._optimizer.gradients, self._device, keep_values=False, for_others=False)
+        try:
+            checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
+        finally:
+            gradients.restore()
 
     def saved(self, *, wait: bool = False) -> bool:
         return True  # `save` returns when all ranks have written

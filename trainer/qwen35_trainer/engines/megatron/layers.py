@@ -4,7 +4,7 @@
 |---|---|---|---|
 | GPUs, with Transformer Engine installed | Transformer Engine's | `norm.py` | one after the other |
 | NPUs | megatron-core's own ("local"), whose attention MindSpeed has replaced by `npu_fusion_attention` | `norm.py` | one after the other |
-| others | megatron-core's own | `norm.py` | one after the other |
+| others | the same, with the attention of `attention.py` | `norm.py` | one after the other |
 
 On NPUs, Transformer Engine's classes are not used, even if they can be imported: MindSpeed puts modules of this name in their place.
 
@@ -43,6 +43,7 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor
 
 from qwen35_trainer.engines import accelerator_libraries
+from qwen35_trainer.engines.megatron.attention import CausalAttention
 from qwen35_trainer.engines.megatron.gated_delta_net import GatedDeltaNet
 from qwen35_trainer.engines.megatron.norm import RMSNorm
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses
@@ -97,9 +98,17 @@ def head_layers(config: TransformerConfig) -> MultiTokenPredictionBlockSubmodule
     return MultiTokenPredictionBlockSubmodules([ModuleSpec(module=HeadLayer, submodules=parts)])
 
 
+class _TorchSpecProvider(LocalSpecProvider):
+    """The layers of megatron-core without Transformer Engine, with PyTorch's attention."""
+
+    def core_attention(self) -> type[CausalAttention]:
+        return CausalAttention
+
+
 def _backend() -> LocalSpecProvider:
-    has_transformer_engine = HAVE_TE and not accelerator_libraries.has_mindspeed()
-    return TESpecProvider() if has_transformer_engine else LocalSpecProvider()
+    if accelerator_libraries.has_mindspeed():
+        return LocalSpecProvider()
+    return TESpecProvider() if HAVE_TE else _TorchSpecProvider()
 
 
 def _layer(config: TransformerConfig, kind: str, router_losses: RouterLosses | None = None) -> ModuleSpec:

@@ -6,7 +6,7 @@ The float32 weights and the moments of a parameter are divided over the ranks th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -37,6 +37,12 @@ def with_gradient_buffers(stage: StageModel) -> DistributedDataParallel:
     return DistributedDataParallel(stage.config, settings, stage)
 
 
+def gradients_of(stages: Iterable[DistributedDataParallel]) -> Iterator[Tensor]:
+    """Yield the buffers of all gradients of pipeline stages."""
+    for stage in stages:
+        yield from (buffer.grad_data for buffer in (*stage.buffers, *stage.expert_parallel_buffers))
+
+
 class MegatronOptimizer:
     """The optimizer of all parameters that this rank holds."""
 
@@ -59,6 +65,8 @@ class MegatronOptimizer:
         self._optimizer = get_megatron_optimizer(
             config, self._stages, config_overrides=overrides, use_gloo_process_groups=False
         )
+        for part in self._parts:
+            _use_fused_kernel(part)
         self._shards = {parameter: (part, weight) for part in self._parts for parameter, weight in _shards(part)}
         self._groups = [(part, group) for part in self._parts for group in _groups(part)]
 
@@ -130,14 +138,17 @@ class MegatronOptimizer:
             if part.is_stub_optimizer:
                 continue
             part.init_state_fn(part.optimizer, part.config)
-            for count in _counts(part):
-                count["step"] = torch.tensor(float(steps)) if _counts_by_parameter(part) else steps
+            if not _counts_by_parameter(part):
+                for count in _counts(part):
+                    count["step"] = steps
+                continue
+            for weight, state in part.optimizer.state.items():
+                state["step"] = torch.tensor(float(steps), device=weight.device)  # where the fused kernel counts
 
     @property
     def gradients(self) -> Iterator[Tensor]:
         """The buffers of all gradients."""
-        for stage in self._stages:
-            yield from (buffer.grad_data for buffer in (*stage.buffers, *stage.expert_parallel_buffers))
+        return gradients_of(self._stages)
 
     @property
     def weights(self) -> Iterator[Tensor]:
@@ -205,6 +216,17 @@ def _counts_by_parameter(part: DistributedOptimizer) -> bool:
     `param_groups` as an integer.
     """
     return isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+
+
+def _use_fused_kernel(part: DistributedOptimizer) -> None:
+    """Make PyTorch's AdamW compute a step in one kernel, as the FSDP engine does.
+
+    megatron-core takes it where neither Transformer Engine nor Apex is installed, and cannot set this. On an accelerator
+    PyTorch would otherwise hold the square roots of all second moments at the same time (`foreach`).
+    """
+    if not part.is_stub_optimizer and _counts_by_parameter(part):
+        for group in part.optimizer.param_groups:
+            group["fused"], group["foreach"] = True, False
 
 
 def _counts(part: DistributedOptimizer) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ ranks alternate by parameter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -102,13 +103,14 @@ class PublishedModel:
             yield entry.row.arrangement.cut(whole, group.size(), self._shape)[group.rank()]
 
     @torch.no_grad()
-    def publish(self, value: Callable[[nn.Parameter], Tensor]) -> Iterator[PublishedPart]:
+    def publish(self, value: Callable[[nn.Parameter], Tensor], window: range | None = None) -> Iterator[PublishedPart]:
         """Yield this rank's part of every published tensor, in the same order on every rank. Collective.
 
         value: returns the tensor to publish for a parameter, in the parameter's shape: the parameter itself, its
-        gradient, or one of AdamW's moments.
+        gradient, or one of AdamW's moments. window: one of `windows`, if only its tensors are published.
         """
-        for number, entry in enumerate(self._entries):
+        for number in range(len(self._entries)) if window is None else window:
+            entry = self._entries[number]
             if not entry.published_here:
                 yield from (PublishedPart(name, 0, None) for name in entry.published)
                 continue
@@ -127,6 +129,43 @@ class PublishedModel:
                 tensors = [whole[position] for whole in wholes]
                 values = torch.stack(tensors) if entry.of_experts else tensors[0]
                 yield PublishedPart(name, first * values.numel(), values.contiguous())
+
+    @property
+    def published_here(self) -> dict[str, tuple[int, ...]]:
+        """Name of a published tensor → shape of the part that this rank publishes, in the order of `publish`.
+
+        Tensors of which this rank publishes nothing are left out.
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        for number, entry in enumerate(self._entries):
+            copy, copies = _copy(entry)
+            if entry.published_here and number % copies == copy:
+                shapes |= {name: self._shape_of_part(entry, name) for name in entry.published}
+        return shapes
+
+    def windows(self, numbers: int) -> Iterator[range]:
+        """Divide the published tensors into consecutive windows for `publish`, the same ones on all ranks of a pipeline stage.
+
+        numbers: maximum number of values of a window that a rank publishes. A larger parameter is a window of its own.
+        """
+        first, held = 0, dict[tuple[bool, int], int]()
+        for number, entry in enumerate(self._entries):
+            if not entry.published_here:
+                continue
+            _, copies = _copy(entry)
+            publisher = entry.of_experts, number % copies
+            size = sum(math.prod(self._shape_of_part(entry, name)) for name in entry.published)
+            with_entry = held | {publisher: held.get(publisher, 0) + size}
+            if held and _largest(with_entry) > numbers:
+                yield range(first, number)
+                first, with_entry = number, {publisher: size}
+            held = with_entry
+        yield range(first, len(self._entries))
+
+    def _shape_of_part(self, entry: _Entry, name: str) -> tuple[int, ...]:
+        """Return the shape of the part of a published tensor that one rank publishes."""
+        shape = self._shapes[name]
+        return (len(entry.own), *shape[1:]) if entry.of_experts else shape
 
     def _divided(self, entry: _Entry, parts: Sequence[Tensor]) -> list[Tensor]:
         shapes = [self._shapes[name][1:] if entry.of_experts else self._shapes[name] for name in entry.published]
@@ -207,6 +246,14 @@ def _copy(entry: _Entry) -> tuple[int, int]:
     else:
         copies = parallel_state.get_data_parallel_group()
     return group.rank() + group.size() * copies.rank(), group.size() * copies.size()
+
+
+def _largest(held: Mapping[tuple[bool, int], int]) -> int:
+    """Return the maximum number of values that a rank publishes: it is one publisher of dense parameters, and one of experts.
+
+    held: (whether of experts, index of the publisher) → values that it publishes.
+    """
+    return sum(max((held[each] for each in held if each[0] is kind), default=0) for kind in (False, True))
 
 
 def _gathered(part: Tensor, group: ProcessGroup) -> list[Tensor]:
