@@ -1,5 +1,6 @@
-"""Finds clusters and pods of earlier attempts that hold up the next one, because they may still write to its folders.
+"""Finds what is left of earlier attempts and holds up the next one, because it may still write to its folders.
 
+    RayJob               until it has ended or its deletion was requested: a queue could admit it, and it would start pods
     RayCluster           until it is gone
     rollout pod          until it has ended, or LOST_POD_SECONDS after its deletion was requested: it writes nothing
     head pod, train pod  until there is a proof that it has ended:
@@ -25,6 +26,8 @@ LOST_POD_SECONDS = 120.0
 """Time after the request to delete a pod from which the pod counts as lost. A live kubelet confirms its end earlier."""
 READ_NODE_SECONDS = 30.0
 """Time after the request to delete a pod from which the operator reads the pod's node: the usual grace period."""
+JOB_SECONDS = 1.0
+"""Time after which a start that waits for the deletion of a RayJob is tried again. The deletion is in the same decision."""
 POLL_SECONDS = 30.0
 """Interval at which the operator reads the nodes of deleted pods again. The operator does not watch nodes."""
 MAX_NAMED = 5
@@ -33,31 +36,36 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True)
 class Leftovers:
-    """The clusters and pods of earlier attempts that hold up the next one."""
+    """The RayJobs, clusters and pods of earlier attempts that hold up the next one."""
 
+    jobs: tuple[str, ...]
     clusters: tuple[str, ...]
     pods: tuple[Pod, ...]
     lost: tuple[Pod, ...]
     """The pods among `pods` whose deletion was requested at least LOST_POD_SECONDS ago."""
 
     def __bool__(self) -> bool:
-        return bool(self.clusters or self.pods)
+        return bool(self.jobs or self.clusters or self.pods)
 
     def __str__(self) -> str:
-        names = [f"RayCluster {name}" for name in self.clusters] + [f"pod {pod.name}" for pod in self.pods]
+        names = [f"RayJob {name}" for name in self.jobs] + [f"RayCluster {name}" for name in self.clusters]
+        names += [f"pod {pod.name}" for pod in self.pods]
         return ", ".join(names[:MAX_NAMED])
 
 
 def leftovers(observed: Observed, number: int, now: datetime) -> Leftovers:
-    """Return the clusters and pods that hold up the attempt `number`.
+    """Return the RayJobs, clusters and pods that hold up the attempt `number`.
 
-    If the user has forced the start of this attempt, only RayClusters whose deletion was not requested hold it up.
+    If the user has forced the start of this attempt, only RayJobs and RayClusters whose deletion was not requested hold
+    it up.
     """
+    closed = {attempt.number for attempt in observed.status.attempts if attempt.outcome != "Running"}
+    jobs = tuple(job.name for job in observed.jobs if job.attempt in closed and not job.ended and job.deleting is None)
     if is_forced(observed, number):
-        return Leftovers(tuple(cluster.name for cluster in observed.clusters if cluster.deleting is None), (), ())
+        return Leftovers(jobs, tuple(cluster.name for cluster in observed.clusters if cluster.deleting is None), (), ())
     pods = tuple(pod for pod in observed.pods if _may_run(pod, observed, now))
     lost = tuple(pod for pod in pods if _deleted_for(pod, now) >= LOST_POD_SECONDS)
-    return Leftovers(tuple(cluster.name for cluster in observed.clusters), pods, lost)
+    return Leftovers(jobs, tuple(cluster.name for cluster in observed.clusters), pods, lost)
 
 
 def is_forced(observed: Observed, number: int) -> bool:

@@ -70,11 +70,11 @@ class Reconciler:
         if any(isinstance(write, Create) for write in decision.writes) and not await self._exists(observed):
             return None
         refused = await self._writer.write(observed, decision.writes)
-        if refused is None:
+        if not refused:
             await self._write_status(observed, raw, decision.status)
             return decision.after
-        await self._write_status(observed, raw, status_after_refusal(observed, decision, [refused], now))
-        raise Refusal(refused.message)
+        await self._write_status(observed, raw, status_after_refusal(observed, decision, refused, now))
+        raise Refusal("; ".join(refusal.message for refusal in refused))
 
     async def _exists(self, observed: Observed) -> bool:
         """Return whether the training still exists, and is not being deleted without a last checkpoint.

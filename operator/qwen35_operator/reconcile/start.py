@@ -72,10 +72,11 @@ def decide(situation: Situation) -> Verdict:
 def _wait_for(situation: Situation, remaining: Leftovers, number: int, state: State) -> Verdict:
     """Return the verdict that waits until nothing of earlier attempts may run.
 
-    remaining: the clusters and pods to wait for. number: number of the attempt that waits.
+    remaining: the RayJobs, clusters and pods to wait for. number: number of the attempt that waits.
     """
     if not remaining.lost:
-        return Verdict(state, "Cleaning", f"earlier pods are still there: {remaining}", after=leftovers.POLL_SECONDS)
+        after = leftovers.POLL_SECONDS if remaining.clusters or remaining.pods else leftovers.JOB_SECONDS
+        return Verdict(state, "Cleaning", f"parts of earlier attempts are still there: {remaining}", after=after)
     message = leftovers.explanation(situation.observed, remaining.lost, number)
     return Verdict(
         state,

@@ -63,6 +63,8 @@ class World:
     written: datetime | None = None
     unreadable: str | None = None
     foreign: set = field(default_factory=set)
+    protected: set = field(default_factory=set)
+    """Kinds and names of objects that an admission policy does not let the operator delete."""
     unavailable: tuple = ()
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
@@ -136,14 +138,20 @@ class World:
         decision = decide(seen, self.settings, self.now)
         self.wanted_after = decision.after
         remaining = writes
+        refused: list[RefusedWrite] = []
         for write in decision.writes:
+            if refused and not isinstance(write, Delete):
+                continue
             if remaining == 0:
                 return False
-            if (refused := self.apply(write)) is not None:
-                self._write(status_after_refusal(seen, decision, [refused], self.now))
-                return True
+            if (refusal := self.apply(write)) is not None:
+                refused.append(refusal)
+                continue
             if remaining is not None and not isinstance(write, PostEvent):
                 remaining -= 1
+        if refused:
+            self._write(status_after_refusal(seen, decision, refused, self.now))
+            return True
         if remaining == 0 and decision.status != self.status:
             return False
         self._write(decision.status)
@@ -169,6 +177,8 @@ class World:
             case Scale():
                 self._scale(write)
             case Delete(kind, name, uid):
+                if (kind, name) in self.protected:
+                    return RefusedWrite(write, "Forbidden", f"{kind} {name} is protected")
                 self._delete(kind, name, uid)
             case RemoveFinalizer(name):
                 self.finalizers = tuple(other for other in self.finalizers if other != name)
