@@ -36,7 +36,10 @@ class Refusal(Exception):
 
 
 class Reconciler:
-    """Reconciles trainings: observes one, decides, writes, and records the result in its status."""
+    """Reconciles trainings: observes one, decides, writes, and records the result in its status.
+
+    Each leadership has a reconciler of its own, which is created when the leadership begins.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Reconciler:
         self._trainings = trainings
         self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed, may_write)
         self._parser = TrainingParser()
+        self._leading_since = client.now()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
@@ -64,7 +68,14 @@ class Reconciler:
         if raw is None:
             return None
         everywhere = not self._settings.namespaces
-        observed = await observe(raw, self._cache, self._parser, self._client, reads_nodes=everywhere)
+        observed = await observe(
+            raw,
+            self._cache,
+            self._parser,
+            self._client,
+            reads_nodes=everywhere,
+            reports_since=self._leading_since,
+        )
         now: datetime = self._client.now()
         decision = decide(observed, self._settings, now)
         if any(isinstance(write, Create) for write in decision.writes) and not await self._exists(observed):

@@ -143,6 +143,19 @@ def test_no_new_version_for_long_is_a_failure(world):
     assert world.jobs["demo-1"].deleting is not None
 
 
+def test_an_attempt_is_not_stalled_by_a_time_in_which_no_report_could_arrive(world):
+    world.report(versionTime=world.now.timestamp(), versionSeconds=5.0)
+    world.reconcile()
+    world.wait(600)
+    world.reports_since = world.now
+    world.reconcile()
+    assert (world.status.state, len(world.status.attempts)) == ("Running", 1)
+    assert 100 < world.wanted_after < 102
+    world.wait(101)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Stalled", "it could have reported since"
+
+
 @pytest.mark.parametrize(("skew", "message"), [(-3600, "3600 s behind"), (3600, "3600 s ahead of")])
 def test_a_trainer_whose_clock_is_off_is_not_taken_for_stalled(world, skew, message):
     clock = world.now.timestamp() + skew

@@ -50,6 +50,8 @@ class World:
     settings: OperatorSettings = field(default_factory=OperatorSettings)
     image_id: str = ""
     force_start: str = ""
+    reports_since: datetime | None = None
+    """When the operator began to lead."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
     """Name of a node → its state. All others exist."""
     now: datetime = START
@@ -123,6 +125,7 @@ class World:
             pods=pods,
             nodes={name: self.nodes.get(name, "Exists") for name in read},
             force_start=self.force_start,
+            reports_since=self.reports_since,
             report=self._read_report(),
             control=None if control is None else parse_control(control[1]["data"]["control.json"]),
         )
