@@ -68,6 +68,7 @@ REASONS: Final[Mapping[str, str]] = {
     "Retried": "A changed annotation rl.qwen35.io/retry has the failed training tried again.",
     "Cleaning": "Pods, clusters or RayJobs of an earlier attempt still exist.",
     "PodsNotEnded": "Head or train pods of an earlier attempt may still run, on nodes that do not answer; the message names them, and what to do.",
+    "ClusterNotOwned": "A RayCluster that no RayJob of the training owns has the training's label, and the next attempt, or the end of a suspension, waits for it; the message names it, and what to do.",
     "Stopping": "The trainer was asked to save and stop.",
     "Suspended": "The training is suspended, because spec.suspend is true.",
     "Succeeded": "The trainer has reported success.",
