@@ -313,6 +313,12 @@ SUCCESS = {
         }
     ],
 }
+DRIVER_MOUNT = {
+    "name": "mine",
+    "image": "mine",
+    "volumeMounts": [{"name": "ascend-driver", "mountPath": "/usr/local/Ascend/driver"}],
+}
+"""A container that could write to the driver of its node, which the operator mounts for the profile Ascend."""
 STARTS = Harmless(is_starting, "it starts as any other")
 RUNS = Harmless(is_running, "it runs on, in its first attempt")
 CLOSED = Harmless(is_closed, "the NetworkPolicy is repaired")
@@ -412,6 +418,14 @@ SPECS = (
         "volume of the operator",
         pods({"spec": {"volumes": [{"name": "shm", "emptyDir": {}}]}}),
         invalid("the operator has a volume shm too"),
+    ),
+    *(
+        Attack(
+            f"driver of the node in {kind}",
+            create(accelerator={"profile": "Ascend"}, pods={"train": {"spec": {kind: [DRIVER_MOUNT]}}}),
+            invalid(f"{kind}[0].volumeMounts[0].readOnly"),
+        )
+        for kind in ("containers", "initContainers")
     ),
     Attack(
         "init container called ray",

@@ -117,6 +117,27 @@ def test_a_stall_is_twenty_times_an_update_and_not_nineteen_times(live_training:
     assert live_training.first["reason"] == "Stalled"
 
 
+def test_an_api_server_that_is_away_for_longer_than_a_stall_ends_no_attempt(
+    live_training: LiveTraining, operator: VirtualOperator, plane: VirtualPlane
+):
+    """No report can arrive meanwhile. The trainer reports again soon after."""
+    limit = 5 * UPDATE
+    begin(live_training, failurePolicy={"stallFactor": 5, "maxRestarts": 1, "backoffSeconds": 60})
+    plane.wait(SLACK)
+    live_training.report(update=2, versionTime=plane.now(), versionSeconds=UPDATE)
+    plane.wait(SLACK)
+    operator.transport.away = True
+    plane.wait(2 * limit)
+    operator.transport.away = False
+    plane.wait(limit / 2)
+    assert live_training.state == "Running"
+    live_training.report(update=3, versionTime=plane.now(), versionSeconds=UPDATE)
+    plane.wait(limit - SLACK)
+    assert [item["outcome"] for item in live_training.attempts] == ["Running"]
+    plane.wait(2 * SLACK)
+    assert live_training.first["reason"] == "Stalled"
+
+
 def lose_pods(live_training: LiveTraining, plane: VirtualPlane) -> float:
     """Delete the RayJob while the kubelets are away. Returns when its pods are being deleted, on `plane.monotonic`."""
     plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))

@@ -73,8 +73,8 @@ RECONCILE = (
     mutant(
         name="A trainer whose clock is off is corrected in the wrong direction, and taken for stalled.",
         file="operator/qwen35_operator/reconcile/stall.py",
-        old="(situation.now - at(report.versionTime) - shift).total_seconds()",
-        new="(situation.now - at(report.versionTime) + shift).total_seconds()",
+        old="(now - at(progress.versionTime)).total_seconds() - (skew(report) or 0.0)",
+        new="(now - at(progress.versionTime)).total_seconds() + (skew(report) or 0.0)",
         killer="tests/operator/reconcile/test_completion.py::test_a_trainer_whose_clock_is_off_is_not_taken_for_stalled",
     ),
 )

@@ -1,7 +1,7 @@
 """Parses raw Kubernetes objects into records. Only the records are kept, because a cluster can have many objects."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -203,7 +203,9 @@ def _pod(raw: KubeObject) -> Pod:
     metadata, status = raw["metadata"], raw.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     deleting = _deletion_requested(metadata)
-    reason, code, message = _fault(status, conditions, deleting)
+    init_containers = raw.get("spec", {}).get("initContainers") or ()
+    native_sidecars = {each.get("name") for each in init_containers if each.get("restartPolicy") == "Always"}
+    reason, code, message = _fault(status, conditions, native_sidecars, deleting)
     return Pod(
         name=metadata["name"],
         namespace=sys.intern(metadata["namespace"]),
@@ -257,11 +259,15 @@ def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:
 
 
 def _fault(
-    status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]], deleting: datetime | None
+    status: Mapping[str, Any],
+    conditions: Mapping[str, Mapping[str, Any]],
+    native_sidecars: Container[str],
+    deleting: datetime | None,
 ) -> tuple[str, int | None, str]:
     """Return the reason, exit code and message of a pod that does not work; an empty reason if the pod has no fault.
 
-    The exit code is None unless a container has ended. deleting: when the pod's deletion was requested, or None.
+    The exit code is None unless a container has ended. native_sidecars: names of the init containers with restartPolicy
+    Always, which run as long as the containers, and which the kubelet starts again when they end. deleting: when the pod's deletion was requested, or None.
     Disruptions are checked first, then containers, then scheduling. A container that ended after the pod's deletion was
     requested does not count, because the deletion ended it. A container that ended earlier does count: KubeRay deletes
     a pod because its container has ended, and only the last state of the pod shows why. A sidecar that ended has a reason of its
@@ -274,8 +280,10 @@ def _fault(
         return POD_STATUS_REASONS[status["reason"]], None, status.get("message", "")
     containers = status.get("containerStatuses", ())
     ray = [container for container in containers if container.get("name") == RAY_CONTAINER]
+    first = status.get("initContainerStatuses", ())
     sidecars = [container for container in containers if container.get("name") != RAY_CONTAINER]
-    for container in (*ray, *status.get("initContainerStatuses", ()), *sidecars):
+    sidecars += [container for container in first if container.get("name") in native_sidecars]
+    for container in (*ray, *(each for each in first if each not in sidecars), *sidecars):
         state = container.get("state") or {}
         terminated = state.get("terminated") or {}
         if terminated.get("exitCode", 0) != 0 and not _is_after(terminated.get("finishedAt"), deleting):

@@ -7,7 +7,8 @@ report: Stopped, after an order ────────► the order's conseque
 RayJob held back by its queue ──────────► nothing: the attempt continues when the queue admits it again
 report: Failed, or Stopped on its own ──┐
 RayJob ended without a final report ────┤
-head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
+head pod lost or replaced ──────────────┤
+train pod failed before a report ───────┼► failure rules ─► next attempt after a backoff, or Failed
 RayJob deleted, or training stalled ────┘
 
 When its queue evicts an attempt, the trainer reports that it was stopped, or that it lost its workers. Such a report is
@@ -16,7 +17,8 @@ the eviction ended.
 
 A lost rollout pod does not end the attempt: KubeRay replaces the pod, and the trainer replaces the replica that ran in
 the pod (`qwen35_trainer/runtime/rollout_pool.py`). A lost train pod ends the attempt: the trainer reports the failure
-WorkerLost. If the cluster ended the pod, the failure rules first consider the reason of the pod, such as NodeLost when
+WorkerLost. Before KubeRay has submitted the trainer, which it does when all pods work, nobody would report it, and KubeRay
+would replace the pod again and again without a backoff: the fault itself ends the attempt then. If the cluster ended the pod, the failure rules first consider the reason of the pod, such as NodeLost when
 its node vanished or stays NotReady. The next attempt waits for proof that the pod has ended (`leftovers.py`).
 """
 
@@ -89,10 +91,14 @@ def _is_retryable(report: ProgressReport | None) -> bool:
 def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
     """Return the evidence that the attempt has failed although its cluster runs.
 
-    Such evidence exists if the head pod failed or was replaced, or if the driver makes no progress.
+    Such evidence exists if the head pod failed or was replaced, if a train pod failed before the trainer was submitted, or
+    if the driver makes no progress.
     """
+    job, needed = situation.job, ["head"]
+    if situation.report is None and job is not None and job.deployment in ("", "Initializing"):
+        needed.append("train")  # KubeRay has not submitted the trainer yet
     failing = failure_rules.failing_pods(situation)
-    if any(pod.pool == "head" and pod.reason in failure_rules.FAULTS for pod in failing):
+    if any(pod.pool in needed and pod.reason in failure_rules.FAULTS for pod in failing):
         return failure_rules.evidence(situation)
     if situation.report is None:
         return []

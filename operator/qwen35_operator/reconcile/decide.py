@@ -15,6 +15,8 @@ The same inputs give the same decision, because this module reads neither a cloc
 The policies are asked in this order, and the first one with a verdict decides. When an attempt ends, the status records
 how it ended and what follows before anything else is done. After a crash in between, the next decision therefore finds
 either the evidence of the end or the record of it.
+
+RayJobs of ended attempts are deleted last: a refused deletion does not keep the other writes from being carried out.
 """
 
 from dataclasses import replace
@@ -63,7 +65,7 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
     waits = [seconds for seconds in times if seconds is not None]
     if status.attempts != recorded:
         waits.append(0.0)  # the next decision, made from the new record, follows immediately
-    return Decision((*deletions, *verdict.writes), status, min(waits, default=None))
+    return Decision((*verdict.writes, *deletions), status, min(waits, default=None))
 
 
 def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> Verdict:

@@ -25,7 +25,7 @@ from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.elasticity import target
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.writes import RefusedWrite
+from qwen35_operator.reconcile.writes import Delete, RefusedWrite
 from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
 from qwen35_operator.status.times import at, rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
@@ -77,17 +77,19 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
 def status_after_refusal(
     observed: Observed, decision: Decision, refused: Sequence[RefusedWrite], now: datetime
 ) -> TrainingStatus:
-    """Return the status after the API server has refused a write of the decision.
+    """Return the status after the API server has refused writes of the decision.
 
-    An attempt that was already open continues, and the condition Degraded gives the reason of the refusal. If no
-    attempt was open, the training is Pending, and the status records nothing of the decision.
+    If the start of an attempt was refused, the training is Pending, and the status records nothing of the decision.
+    Otherwise the status is that of the decision, and the condition Degraded gives the reason of the refusal: an open
+    attempt continues, and a training that has ended stays so. A refused deletion does not prevent the start of an
+    attempt.
     """
     observed = attempts.with_adopted(observed)
     message = "; ".join(refusal.message for refusal in refused)
     reason = refused[0].reason
-    attempt = attempts.open_attempt(observed)
     planned = attempts.last_attempt(decision.status.attempts)
-    if attempt is not None and planned is not None and planned.number == attempt.number:
+    starts = planned is not None and all(attempt.number != planned.number for attempt in observed.status.attempts)
+    if not starts or all(isinstance(refusal.write, Delete) for refusal in refused):
         return _with_condition(decision.status, "Degraded", yes(reason, message), observed, now)
     accepted = no(reason, message) if reason in PERMANENT_REFUSALS else None
     return new_status(observed, Verdict("Pending", reason, message, accepted=accepted), now)[0]
@@ -97,8 +99,9 @@ def _with_condition(
     status: TrainingStatus, kind: ConditionType, finding: Finding, observed: Observed, now: datetime
 ) -> TrainingStatus:
     (changed,) = conditions({kind: finding}, observed.status, observed.generation, now)
-    replaced = tuple(changed if condition.type == kind else condition for condition in status.conditions)
-    return status.model_copy(update={"conditions": replaced})
+    others = [condition for condition in status.conditions if condition.type != kind]
+    position = next((at for at, condition in enumerate(status.conditions) if condition.type == kind), len(others))
+    return status.model_copy(update={"conditions": (*others[:position], changed, *others[position:])})
 
 
 def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolStatus]) -> dict[ConditionType, Finding]:

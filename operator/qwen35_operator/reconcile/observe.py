@@ -1,7 +1,7 @@
 """Collects the input of a decision.
 
 The input is the training's object and the cached records of its child objects. Some decisions also need requests to the
-API server: for the final report, and for nodes with pods that hold up the next attempt.
+API server: for a report by which an attempt may end, and for nodes with pods that hold up the next attempt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
-from qwen35_operator.reconcile import leftovers
+from qwen35_operator.reconcile import leftovers, stall
 from qwen35_operator.reconcile.drift import drifted
 from qwen35_operator.reconcile.observed import ChildKey, NodeState, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
 from qwen35_trainer.contract.shared_names import control_name, progress_name
-from qwen35_trainer.manifest import Problem, parse_stored_spec
+from qwen35_trainer.manifest import Problem, TrainingSpec, parse_stored_spec
 
 FINAL_RAY_STATUSES = ("SUCCEEDED", "FAILED", "STOPPED")
 """Values of status.jobStatus that a Ray job never leaves."""
@@ -99,11 +99,18 @@ def _left_out(raw: KubeObject) -> Problem:
 
 
 async def observe(
-    raw: KubeObject, cache: ObjectCache, parser: TrainingParser, client: Client, *, reads_nodes: bool = True
+    raw: KubeObject,
+    cache: ObjectCache,
+    parser: TrainingParser,
+    client: Client,
+    *,
+    reads_nodes: bool = True,
+    reports_since: datetime | None = None,
 ) -> Observed:
     """Collect everything that a decision about this training depends on.
 
-    reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. Raises ApiError if a
+    reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
+    reports of trainers can be seen; None if that is unknown. Raises ApiError if a
     request to the API server fails.
     """
     metadata = raw["metadata"]
@@ -113,7 +120,8 @@ async def observe(
     jobs = _jobs(cache, key, uid)
     children = _children(cache, key, uid)
     changed, repair_after = drifted(children.values(), client.now())
-    progress = await _final_report(children.get(("ConfigMap", progress_name(name))), jobs, client)
+    spec = None if training is None else training.spec
+    progress = await _newest_report(children.get(("ConfigMap", progress_name(name))), jobs, spec, client, reports_since)
     control = children.get(("ConfigMap", control_name(name)))
     # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
     status = TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore")
@@ -142,6 +150,7 @@ async def observe(
         pods=pods,
         nodes=await _nodes(leftovers.nodes_to_read(status, pods, client.now()), client if reads_nodes else None),
         report=read_report(progress) if isinstance(progress, MessageConfigMap) else None,
+        reports_since=reports_since,
         control=read_control(control) if isinstance(control, MessageConfigMap) else None,
     )
 
@@ -228,25 +237,50 @@ async def _node(name: str, client: Client) -> NodeState:
     return "OutOfService" if any(taint.get("key") == OUT_OF_SERVICE_TAINT for taint in taints) else "Exists"
 
 
-async def _final_report(progress: Child | None, jobs: list[RayJob], client: Client) -> Child | None:
-    """Return the ConfigMap `-progress`, with the final report if the newest job has ended; None if it does not exist.
+async def _newest_report(
+    progress: Child | None,
+    jobs: list[RayJob],
+    spec: TrainingSpec | None,
+    client: Client,
+    reports_since: datetime | None,
+) -> Child | None:
+    """Return the ConfigMap `-progress`, with the newest report if an attempt may end by it; None if it does not exist.
 
-    If the job has ended and the cached report is not final, the ConfigMap is read from the API server. Without this
-    read, a late watch event could turn a success into a failure. progress: the cached ConfigMap.
+    The ConfigMap is read from the API server if the newest job has ended and the cached report is not final, or if the
+    cached report would be a stall. Without this read, a late watch event could end a healthy attempt, or turn a success
+    into a failure. progress: the cached ConfigMap.
     """
     newest = max(jobs, key=lambda job: job.attempt, default=None)
     if not isinstance(progress, MessageConfigMap) or newest is None:
         return progress
-    if not newest.ended and newest.status not in FINAL_RAY_STATUSES:
-        return progress
     cached = read_report(progress)
-    if cached is not None and cached.progress is not None:
-        report = cached.progress
-        if report.attempt > newest.attempt or (report.attempt == newest.attempt and report.state != "Running"):
-            return progress
+    ended = newest.ended or newest.status in FINAL_RAY_STATUSES
+    if not (_lacks_final_report(cached, newest) if ended else _is_stalled(cached, newest, spec, client, reports_since)):
+        return progress
     try:
         raw: Mapping[str, Any] = await client.get(CONFIG_MAP.path(progress.namespace, progress.name))
     except NotFound:
         return None
     current = record(CONFIG_MAP, raw)
     return current if isinstance(current, Child) and current.owner == progress.owner else None
+
+
+def _lacks_final_report(cached: ReadReport | None, newest: RayJob) -> bool:
+    """Return whether the cached report is not the final report of the newest job, nor one of a later attempt."""
+    report = None if cached is None else cached.progress
+    return (
+        report is None
+        or report.attempt < newest.attempt
+        or (report.attempt == newest.attempt and report.state == "Running")
+    )
+
+
+def _is_stalled(
+    cached: ReadReport | None, newest: RayJob, spec: TrainingSpec | None, client: Client, reports_since: datetime | None
+) -> bool:
+    """Return whether the cached report of the newest job has a latest weight version of an age that is a stall."""
+    report = None if cached is None else cached.progress
+    if spec is None or report is None or report.attempt != newest.attempt or newest.held:
+        return False
+    pace = stall.measure(spec, cached, reports_since, client.now())
+    return pace is not None and pace.stalled

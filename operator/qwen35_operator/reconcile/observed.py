@@ -78,6 +78,11 @@ class Observed:
     """Value of the training's annotation FORCE_START; empty if it has none."""
     report: ReadReport | None = None
     """The parsed ConfigMap `-progress`; None while it is absent or empty."""
+    reports_since: datetime | None = None
+    """Since when the trainer's reports can be seen: the start of this process's leadership, by the API server's clock.
+
+    While the API server is away, no report arrives, and no process leads. None if the time is unknown.
+    """
     control: Control | None = None
     """The operator's last message in `-control`; None while it is absent, empty or unreadable."""
 

@@ -36,7 +36,10 @@ class Refusal(Exception):
 
 
 class Reconciler:
-    """Reconciles trainings: observes one, decides, writes, and records the result in its status."""
+    """Reconciles trainings: observes one, decides, writes, and records the result in its status.
+
+    Each leadership has a reconciler of its own, which is created when the leadership begins.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Reconciler:
         self._trainings = trainings
         self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed, may_write)
         self._parser = TrainingParser()
+        self._leading_since = client.now()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
@@ -64,17 +68,24 @@ class Reconciler:
         if raw is None:
             return None
         everywhere = not self._settings.namespaces
-        observed = await observe(raw, self._cache, self._parser, self._client, reads_nodes=everywhere)
+        observed = await observe(
+            raw,
+            self._cache,
+            self._parser,
+            self._client,
+            reads_nodes=everywhere,
+            reports_since=self._leading_since,
+        )
         now: datetime = self._client.now()
         decision = decide(observed, self._settings, now)
         if any(isinstance(write, Create) for write in decision.writes) and not await self._exists(observed):
             return None
         refused = await self._writer.write(observed, decision.writes)
-        if refused is None:
+        if not refused:
             await self._write_status(observed, raw, decision.status)
             return decision.after
-        await self._write_status(observed, raw, status_after_refusal(observed, decision, [refused], now))
-        raise Refusal(refused.message)
+        await self._write_status(observed, raw, status_after_refusal(observed, decision, refused, now))
+        raise Refusal("; ".join(refusal.message for refusal in refused))
 
     async def _exists(self, observed: Observed) -> bool:
         """Return whether the training still exists, and is not being deleted without a last checkpoint.

@@ -4,14 +4,19 @@ There is no heartbeat, because a process that hangs may still send one. An attem
 has appeared for longer than failurePolicy.stallFactor × the median time between versions, and for longer than
 MIN_STALL_SECONDS. The trainer reports the time of the latest version, and the median. The difference between the clocks
 of the trainer and the API server is measured (`skew`) and corrected.
+
+Time in which no report could arrive does not count: the age begins at the start of the operator's leadership at the
+earliest, because a leader that cannot reach the API server stops leading. Before an attempt is ended, its report is read
+from the API server (`observe`), in case that the watch is late.
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime
 
 from qwen35_operator.reconcile.observed import ReadReport
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.status.times import at
+from qwen35_trainer.manifest import TrainingSpec
 
 MIN_STALL_SECONDS = 60.0
 """Minimum time without a new version after which an attempt counts as stalled.
@@ -27,7 +32,7 @@ The measured difference includes the time that a report takes to arrive.
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds since the latest weight version (`age`), and the `limit` above which the attempt counts as stalled."""
+    """Seconds since the latest weight version, or since reports can be seen again if that is later (`age`), and the `limit` above which the attempt counts as stalled."""
 
     age: float
     limit: float
@@ -46,17 +51,28 @@ def pace(situation: AttemptSituation) -> Pace | None:
     from the old RayCluster then no longer count, even while its pods exist.
     """
     report, job, cluster = situation.report, situation.job, situation.cluster
-    if report is None or report.versionTime is None or report.versionSeconds is None:
-        return None
-    if job is None or job.held or cluster is None or cluster.deleting is not None:
+    if report is None or job is None or job.held or cluster is None or cluster.deleting is not None:
         return None
     written, number = situation.report_written, situation.attempt.number
     heads = [pod.created for pod in situation.observed.pods if (pod.attempt, pod.pool) == (number, "head")]
     if not heads or (written is not None and written <= max(cluster.created, *heads)):
         return None
-    limit = max(MIN_STALL_SECONDS, situation.spec.failurePolicy.stallFactor * report.versionSeconds)
-    shift = timedelta(seconds=skew(situation.observed.report) or 0.0)
-    return Pace((situation.now - at(report.versionTime) - shift).total_seconds(), limit)
+    return measure(situation.spec, situation.observed.report, situation.observed.reports_since, situation.now)
+
+
+def measure(
+    spec: TrainingSpec, report: ReadReport | None, reports_since: datetime | None, now: datetime
+) -> Pace | None:
+    """Return the seconds since the latest weight version of a report, and the limit; None if the report has no median.
+
+    reports_since: when reports could be seen again; the age does not begin earlier.
+    """
+    progress = None if report is None else report.progress
+    if progress is None or progress.versionTime is None or progress.versionSeconds is None:
+        return None
+    limit = max(MIN_STALL_SECONDS, spec.failurePolicy.stallFactor * progress.versionSeconds)
+    age = (now - at(progress.versionTime)).total_seconds() - (skew(report) or 0.0)
+    return Pace(age if reports_since is None else min(age, (now - reports_since).total_seconds()), limit)
 
 
 def skew(report: ReadReport | None) -> float | None:

@@ -72,18 +72,25 @@ def decide(situation: Situation) -> Verdict:
 def _wait_for(situation: Situation, remaining: Leftovers, number: int, state: State) -> Verdict:
     """Return the verdict that waits until nothing of earlier attempts may run.
 
-    remaining: the clusters and pods to wait for. number: number of the attempt that waits.
+    remaining: the RayJobs, clusters and pods to wait for. number: number of the attempt that waits.
     """
-    if not remaining.lost:
-        return Verdict(state, "Cleaning", f"earlier pods are still there: {remaining}", after=leftovers.POLL_SECONDS)
-    message = leftovers.explanation(situation.observed, remaining.lost, number)
+    if not remaining.lost and not remaining.stray:
+        after = leftovers.POLL_SECONDS if remaining.clusters or remaining.pods else leftovers.JOB_SECONDS
+        return Verdict(state, "Cleaning", f"parts of earlier attempts are still there: {remaining}", after=after)
+    messages: list[str] = []
+    observed = situation.observed
+    if remaining.lost:
+        messages.append(leftovers.explanation(observed, remaining.lost, number))
+    if remaining.stray:
+        messages.append(leftovers.stray_explanation(observed, remaining.stray, number))
+    reason, message = "PodsNotEnded" if remaining.lost else "ClusterNotOwned", "; ".join(messages)
     return Verdict(
         state,
-        "PodsNotEnded",
+        reason,
         message,
-        (PostEvent("Warning", "PodsNotEnded", message),),
+        (PostEvent("Warning", reason, message),),
         after=leftovers.POLL_SECONDS,
-        degraded=yes("PodsNotEnded", message),
+        degraded=yes(reason, message),
     )
 
 
@@ -94,7 +101,9 @@ def _forced(situation: Situation, number: int) -> tuple[PostEvent, ...]:
     """
     if not leftovers.is_forced(situation.observed, number):
         return ()
-    message = f"attempt {number} does not wait for pods of earlier attempts: annotation {object_names.FORCE_START}"
+    message = (
+        f"attempt {number} does not wait for what earlier attempts have left: annotation {object_names.FORCE_START}"
+    )
     return (PostEvent("Warning", "ForceStarted", message),)
 
 

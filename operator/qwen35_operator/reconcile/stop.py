@@ -16,10 +16,11 @@ stops even if the reason for the order disappears meanwhile. The next attempt th
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.kube.object_records import RayJob
-from qwen35_operator.reconcile import attempts, child_writes
+from qwen35_operator.reconcile import attempts, child_writes, leftovers
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation
 from qwen35_operator.reconcile.writes import PostEvent
+from qwen35_operator.status.conditions import yes
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import StopOrder
 
@@ -55,8 +56,13 @@ def stay_stopped(situation: Situation) -> Verdict | None:
     observed = situation.observed
     if situation.spec.suspend:
         running = any(not job.ended for job in observed.jobs)
+        if stray := leftovers.stray(observed, situation.now):
+            explanation = leftovers.stray_explanation(observed, stray, None)
+            return Verdict("Suspending", "ClusterNotOwned", explanation, degraded=yes("ClusterNotOwned", explanation))
         if observed.clusters or observed.pods or running:
-            return Verdict("Suspending", "Cleaning", "the pods of the last attempt are being deleted")
+            message = "the pods of the last attempt are being deleted"
+            after = leftovers.STRAY_CLUSTER_SECONDS if observed.clusters else None
+            return Verdict("Suspending", "Cleaning", message, after=after)
         message = "set spec.suspend: false to continue from the last checkpoint"
         return Verdict("Suspended", "Suspended", message)
     remaining = time_to_deadline(situation)

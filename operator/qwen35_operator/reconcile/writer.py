@@ -1,4 +1,4 @@
-"""Carries out the writes of a decision, in order, up to the first one that the API server refuses.
+"""Carries out the writes of a decision, in order. After one that the API server refuses, only deletions are carried out.
 
 The API server checks a condition of every write: a new object needs a free name, and every other write names the uid of
 its object or tests the object's fields. Writes are therefore idempotent: one that is repeated or outdated changes nothing. If an object
@@ -77,19 +77,23 @@ class ClusterWriter:
         self._may_write = may_write
         self._posted: dict[tuple[str, str, str], datetime] = {}
 
-    async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> RefusedWrite | None:
-        """Carry out all writes, or stop at the first refused one and return it. Returns None if no write was refused.
+    async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> list[RefusedWrite]:
+        """Carry out the writes in order. Returns those that the API server refused.
 
+        After a refused write, only deletions are carried out: other writes depend on those before them, deletions do not.
         Raises Conflict if an object has changed since it was observed, another ApiError if a request fails for another
         reason, and NotLeading if this process does not lead any more.
         """
+        refused: list[RefusedWrite] = []
         for write in writes:
+            if refused and not isinstance(write, Delete):
+                continue
             self.check_leading()
-            if (refused := await self._write(observed, write)) is not None:
-                return refused
-            if not isinstance(write, PostEvent):
+            if (refusal := await self._write(observed, write)) is not None:
+                refused.append(refusal)
+            elif not isinstance(write, PostEvent):
                 self._progressed((observed.namespace, observed.name))
-        return None
+        return refused
 
     def check_leading(self) -> None:
         """Raise NotLeading unless this process leads. Call this right before a write."""
@@ -221,7 +225,7 @@ class ClusterWriter:
             answer = await self._client.delete(kind.path(observed.namespace, delete.name), options)
         except NotFound:
             return None
-        except Forbidden as error:
+        except (Forbidden, Invalid) as error:  # an admission policy may answer with either
             return refusal(delete, kind, observed.namespace, delete.name, "delete", error)
         if answer.get("kind") == kind.name:
             self._store(observed, kind, answer)  # it has finalizers and is being deleted
@@ -312,6 +316,11 @@ def refusal(
             "newer"
         )
         return RefusedWrite(write, "KubeRayTooOld", message)
+    if isinstance(write, Delete):
+        message = (
+            f"the API server refuses to delete {kind.name} {name}: {error.message}. Allow it, or delete it yourself"
+        )
+        return RefusedWrite(write, "Rejected", message)
     causes = (error.details.get("causes") or [])[:MAX_CAUSES]
     shown = "; ".join(f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes) or error.message
     message = f"the API server refuses {kind.name} {name}: {shown}. Change spec accordingly"

@@ -1,4 +1,7 @@
-"""The writes that a decision can request. They are carried out in order, and the status is written last."""
+"""The writes that a decision can request. They are carried out in order, and the status is written last.
+
+After a write that the API server refuses, only deletions are still carried out.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -86,7 +89,7 @@ class RefusedWrite:
     reason: str
     """Why the write was refused, in one word.
 
-    NameTaken, Cleaning, Forbidden, Rejected (the object is invalid), KubeRayMissing, KubeRayTooOld or QuotaExceeded.
+    NameTaken, Cleaning, Forbidden, Rejected (the object is invalid, or a policy forbids its deletion), KubeRayMissing, KubeRayTooOld or QuotaExceeded.
     """
     message: str
     """Text for people that names the object and the fix."""

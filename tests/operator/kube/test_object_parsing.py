@@ -116,6 +116,25 @@ def test_a_pods_fault(status, fault) -> None:
     assert (pod.reason, pod.exit_code, pod.message) == fault
 
 
+NATIVE_SIDECAR = {"initContainers": [{"name": "load"}, {"name": "proxy", "restartPolicy": "Always"}]}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "fault"),
+    [
+        ({"proxy": {"exitCode": 1}}, ("SidecarFailed", 1, "container proxy: Error: exit code 1")),
+        ({"proxy": OOM}, ("SidecarFailed", 137, "container proxy: OOMKilled: exit code 137")),
+        ({"proxy": {"exitCode": 1}, "load": {"exitCode": 2}}, ("Error", 2, "exit code 2")),
+        ({"proxy": {"exitCode": 0}}, ("", None, "")),
+    ],
+)
+def test_an_init_container_that_runs_as_long_as_ray_fails_as_a_sidecar(statuses, fault) -> None:
+    init = [{"name": name, "state": {"terminated": ended}} for name, ended in statuses.items()]
+    raw = raw_objects.pod(pool="head", status={"initContainerStatuses": init})
+    pod = object_parsing.record(POD, {**raw, "spec": raw["spec"] | NATIVE_SIDECAR})
+    assert (pod.reason, pod.exit_code, pod.message) == fault
+
+
 @pytest.mark.parametrize(
     ("reason", "word"),
     [

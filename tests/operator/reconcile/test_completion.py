@@ -119,6 +119,37 @@ def test_a_sidecar_that_fails_ends_no_attempt(world):
     assert "SidecarFailed" in world.condition("Degraded").message
 
 
+@pytest.mark.parametrize("reason", ["Error", "NodeLost", "Evicted"])
+def test_a_train_pod_that_fails_before_the_trainer_was_submitted_fails_the_attempt(reason):
+    """KubeRay would replace it again and again, without a back-off."""
+    world = World()
+    world.reconcile()
+    world.kuberay()
+    assert world.jobs["demo-1"].deployment == "Initializing"
+    name = world.fault("train", reason, 1)
+    world.reconcile()
+    failed = world.status.attempts[-1]
+    assert (failed.outcome, failed.reason, failed.message) == ("Failed", reason, f"pod {name}: seen")
+    assert failed.counted == (reason != "Evicted")
+    assert (world.status.state, world.wanted_after) == ("Restarting", 10)
+
+
+@pytest.mark.parametrize(("pool", "reason"), [("rollout", "Error"), ("train", "ImagePullBackOff")])
+def test_a_start_waits_for_other_pods_that_do_not_work(pool, reason):
+    world = World()
+    world.reconcile()
+    world.kuberay()
+    world.fault(pool, reason)
+    world.reconcile()
+    assert (world.status.state, world.condition("Degraded").reason) == ("Starting", "PodFault")
+
+
+def test_a_train_pod_that_fails_once_the_trainer_runs_is_the_trainers_to_report(world):
+    world.fault("train", "Error", 1)
+    world.reconcile()
+    assert (world.status.state, world.condition("Degraded").reason) == ("Running", "PodFault")
+
+
 def test_the_next_attempt_waits_until_the_earlier_pods_are_gone(world):
     world.finish_job(ok=False)
     world.reconcile()
@@ -141,6 +172,19 @@ def test_no_new_version_for_long_is_a_failure(world):
     world.wait(60)
     world.reconcile()
     assert world.jobs["demo-1"].deleting is not None
+
+
+def test_an_attempt_is_not_stalled_by_a_time_in_which_no_report_could_arrive(world):
+    world.report(versionTime=world.now.timestamp(), versionSeconds=5.0)
+    world.reconcile()
+    world.wait(600)
+    world.reports_since = world.now
+    world.reconcile()
+    assert (world.status.state, len(world.status.attempts)) == ("Running", 1)
+    assert 100 < world.wanted_after < 102
+    world.wait(101)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Stalled", "it could have reported since"
 
 
 @pytest.mark.parametrize(("skew", "message"), [(-3600, "3600 s behind"), (3600, "3600 s ahead of")])

@@ -129,12 +129,12 @@ TestTrainings.settings = settings(
 )
 
 
-def test_a_training_starts_after_a_pod_has_failed_before_all_were_ready():
+def test_a_training_starts_after_a_rollout_pod_has_failed_before_all_were_ready():
     """Found by the random stories: KubeRay replaces the pod, and the attempt continues without a restart."""
     story = Trainings()
     story.reconcile(writes=None)
     story.kuberay()
-    story.pod_fails(pool="train", reason="OOMKilled")
+    story.pod_fails(pool="rollout", reason="OOMKilled")
     story.world.reconcile()
     assert story.world.condition("Degraded").reason == "PodFault"
     story.teardown()

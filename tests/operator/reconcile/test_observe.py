@@ -13,7 +13,7 @@ from qwen35_operator.reconcile.child_writes import config_map
 from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_trainer.manifest import Problem
 from tests.operator.kube import raw_objects
-from tests.operator.kube.memory_api import MemoryApi
+from tests.operator.kube.memory_api import START, MemoryApi
 from tests.operator.reconcile.world import SPEC
 
 PROGRESS = CONFIG_MAP.path("team", "demo-progress")
@@ -242,6 +242,30 @@ async def test_a_last_word_that_cannot_be_had_now_decides_nothing(setup) -> None
     setup.api.refuse("GET", "configmaps", Unavailable(503, "not now"))
     with pytest.raises(Unavailable):
         await setup.observe()
+
+
+def paced(age: float, **fields: object) -> dict:
+    """A report whose newest version is `age` seconds old."""
+    time = START.timestamp()
+    text = {"attempt": 1, "state": "Running", "time": time, "versionTime": time - age, "versionSeconds": 5.0}
+    return raw_objects.config_map(data={"progress.json": json.dumps(text | fields)})
+
+
+@pytest.mark.parametrize(("age", "reads"), [(101.0, 1), (99.0, 0)])
+async def test_a_report_that_would_be_a_stall_is_read_again(setup, age, reads) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status={"jobDeploymentStatus": "Running"}))
+    setup.put(CONFIG_MAP, paced(age))
+    setup.api.place(PROGRESS, paced(1.0, update=9))
+    seen = await setup.observe()
+    assert setup.api.requests.count(("GET", PROGRESS)) == reads
+    assert seen.report.progress.update == (9 if reads else 0)
+
+
+async def test_while_a_queue_holds_the_job_no_report_is_read_again(setup) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job() | {"spec": {"suspend": True}})
+    setup.put(CONFIG_MAP, paced(9999.0))
+    await setup.observe()
+    assert setup.api.requests == []
 
 
 def body(uid: str = "u", generation: int = 1, spec: object = SPEC, **metadata) -> dict:

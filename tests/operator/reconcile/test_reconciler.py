@@ -5,13 +5,16 @@ from copy import deepcopy
 import pytest
 
 from qwen35_operator.desired import object_names
-from qwen35_operator.kube.api_errors import Conflict, Forbidden, Unavailable
+from qwen35_operator.kube.api_errors import Conflict, Forbidden, Invalid, Unavailable
 from qwen35_operator.kube.kinds import CONFIG_MAP, RAY_JOB, TRAINING, WRITTEN
 from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
 from qwen35_operator.reconcile.writer import NotLeading
+from qwen35_trainer.contract import ProgressReport
+from qwen35_trainer.contract.shared_names import PROGRESS_KEY, progress_name
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import MemoryApi
 from tests.operator.reconcile.world import SPEC
@@ -119,6 +122,28 @@ async def test_a_refusal_is_reported_in_the_status_and_then_raised(setup) -> Non
     assert "may not create rayjobs" in setup.condition("Ready")["message"]
     await setup.reconcile()
     assert setup.status["state"] == "Starting"
+
+
+@pytest.mark.parametrize("error", [Forbidden(403, "no"), Invalid(422, "a policy denied the request")])
+async def test_a_training_that_has_ended_does_not_start_again_because_a_deletion_is_refused(error) -> None:
+    setup = ReconcilerSetup(cleanupSecondsAfterFinished=0)
+    await setup.reconcile()
+    setup.watched()
+    path = CONFIG_MAP.path("team", progress_name("demo"))
+    report = ProgressReport(attempt=1, state="Succeeded", time=0.0)
+    progress = setup.api.objects[path] | {"data": {PROGRESS_KEY: report.model_dump_json()}}
+    setup.cluster.stores[CONFIG_MAP].put("demo", record(CONFIG_MAP, setup.api.place(path, progress)))
+    await setup.reconcile()
+    assert setup.status["state"] == "Succeeded"
+    for _ in range(2):
+        setup.watched()
+        setup.api.refuse("DELETE", "rayjobs", error)
+        with pytest.raises(Refusal):
+            await setup.reconcile()
+        assert setup.status["state"] == "Succeeded"
+        assert setup.condition("Succeeded")["status"] == "True"
+        assert setup.condition("Degraded")["status"] == "True"
+        assert len(setup.status["attempts"]) == 1
 
 
 async def test_the_same_refusal_is_written_once(setup) -> None:

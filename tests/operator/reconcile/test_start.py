@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.operator.reconcile.world import World
+from tests.operator.reconcile.world import START, World
 
 
 @pytest.fixture
@@ -270,3 +270,64 @@ def test_failures_between_the_changes_hide_none_of_them():
     created = edited_in_a_loop(world, seconds=900, change=change_or_fail)
     assert "Failed" in {attempt.outcome for attempt in world.status.attempts}
     assert len(created) <= 25  # without the wait: 90
+
+
+def with_stray_cluster(**fields) -> World:
+    """A world whose first attempt has failed, and with a RayCluster that none of its RayJobs owns."""
+    world = World()
+    world.until_running()
+    (cluster,) = world.clusters.values()
+    world.finish_job(ok=False)
+    world.reconcile()
+    world.kuberay()
+    world.clusters["copy"] = replace(cluster, name="copy", uid="copy", owner=None, attempt=0, **fields)
+    return world
+
+
+def test_a_cluster_that_no_job_owns_is_named_after_two_minutes():
+    world = with_stray_cluster()
+    world.wait(119)
+    world.reconcile()
+    assert world.condition("Reconciling").reason == "Cleaning"
+    assert not world.is_true("Degraded")
+    world.wait(31)
+    world.reconcile()
+    for kind in ("Reconciling", "Degraded"):
+        assert world.condition(kind).reason == "ClusterNotOwned"
+        assert "kubectl delete raycluster copy -n team" in world.condition(kind).message
+    assert world.events[-1].reason == "ClusterNotOwned"
+    assert sorted(world.jobs) == ["demo-1"]
+    del world.clusters["copy"]
+    world.reconcile()
+    assert sorted(world.jobs) == ["demo-1", "demo-2"]
+    assert not world.is_true("Degraded")
+
+
+def test_a_cluster_that_is_being_deleted_is_only_waited_for():
+    world = with_stray_cluster(deleting=START)
+    world.wait(1000)
+    world.reconcile()
+    assert world.condition("Reconciling").reason == "Cleaning"
+
+
+def test_the_user_can_start_in_spite_of_a_cluster_that_no_job_owns():
+    world = with_stray_cluster()
+    world.wait(150)
+    world.reconcile()
+    assert "rl.qwen35.io/force-start=2" in world.condition("Degraded").message
+    world.force_start = "2"
+    world.reconcile()
+    assert sorted(world.jobs) == ["demo-1", "demo-2"]
+
+
+def test_a_cluster_that_no_job_owns_is_named_while_a_training_is_suspended():
+    world = with_stray_cluster()
+    world.edit(suspend=True)
+    world.wait(150)
+    world.reconcile()
+    assert world.status.state == "Suspending"
+    assert world.condition("Degraded").reason == "ClusterNotOwned"
+    assert "kubectl delete raycluster copy -n team" in world.condition("Degraded").message
+    del world.clusters["copy"]
+    world.reconcile()
+    assert (world.status.state, world.is_true("Degraded")) == ("Suspended", False)

@@ -57,7 +57,10 @@ class WriterSetup:
         self.writer = ClusterWriter(self.api, self.cluster, "tests", self.progress.append)
 
     async def write(self, *writes):
-        return await self.writer.write(SEEN, writes)
+        """The only refused write; None if none was refused."""
+        refused = await self.writer.write(SEEN, writes)
+        assert len(refused) <= 1
+        return next(iter(refused), None)
 
     def stored(self, kind=CONFIG_MAP) -> dict:
         return {record.name: record for record in self.cluster.stores[kind].of(KEY)}
@@ -328,14 +331,14 @@ async def test_a_finalizer_of_an_unchanged_training_is_removed_and_others_stay(s
     metadata = {"name": "demo", "namespace": "team", "uid": raw_objects.UID, "finalizers": ["a/other", "a/mine"]}
     placed = setup.api.place(path, {"metadata": metadata})
     seen = replace(SEEN, finalizers=("a/other", "a/mine"), version=placed["metadata"]["resourceVersion"])
-    assert await setup.writer.write(seen, [RemoveFinalizer("a/mine")]) is None
+    assert await setup.writer.write(seen, [RemoveFinalizer("a/mine")]) == []
     assert setup.api.objects[path]["metadata"]["finalizers"] == ["a/other"]
     with pytest.raises(Conflict):
         await setup.writer.write(seen, [RemoveFinalizer("a/other")])
     del setup.api.objects[path]
-    assert await setup.writer.write(seen, [RemoveFinalizer("a/mine")]) is None
+    assert await setup.writer.write(seen, [RemoveFinalizer("a/mine")]) == []
     setup.api.refuse("PATCH", "qwen35trainings", Forbidden(403, "no"))
-    refused = await setup.writer.write(seen, [RemoveFinalizer("a/mine")])
+    (refused,) = await setup.writer.write(seen, [RemoveFinalizer("a/mine")])
     assert refused is not None
     assert (refused.reason, "patch qwen35trainings.rl.qwen35.io" in refused.message) == ("Forbidden", True)
 
@@ -408,6 +411,24 @@ async def test_a_deletion_that_is_not_permitted_says_so(setup) -> None:
     refused = await setup.write(Delete("RayJob", "demo-1", "u"))
     assert refused.reason == "Forbidden"
     assert "may not delete rayjobs.ray.io" in refused.message
+
+
+async def test_a_deletion_that_a_policy_refuses_says_so(setup) -> None:
+    error = Invalid(422, 'ValidatingAdmissionPolicy "keep" denied request: kept')
+    setup.api.refuse("DELETE", "rayjobs", error)
+    refused = await setup.write(Delete("RayJob", "demo-1", "u"))
+    assert refused.reason == "Rejected"
+    assert refused.message.startswith("the API server refuses to delete RayJob demo-1: ValidatingAdmissionPolicy")
+
+
+async def test_after_a_refused_write_deletions_are_still_carried_out(setup) -> None:
+    uid = setup.api.place(JOB, ray_job())["metadata"]["uid"]
+    setup.api.refuse("DELETE", "configmaps", Forbidden(403, "no"))
+    first, last = Delete("ConfigMap", "demo-config", "u"), Delete("RayJob", "demo-1", uid)
+    refused = await setup.writer.write(SEEN, [first, Create(ray_job()), last])
+    assert [refusal.write for refusal in refused] == [first]
+    assert setup.api.wrote() == [("DELETE", "demo-config"), ("DELETE", "demo-1")]
+    assert JOB not in setup.api.objects
 
 
 def events(setup) -> list[dict]:

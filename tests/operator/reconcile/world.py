@@ -50,6 +50,8 @@ class World:
     settings: OperatorSettings = field(default_factory=OperatorSettings)
     image_id: str = ""
     force_start: str = ""
+    reports_since: datetime | None = None
+    """When the operator began to lead."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
     """Name of a node → its state. All others exist."""
     now: datetime = START
@@ -63,6 +65,8 @@ class World:
     written: datetime | None = None
     unreadable: str | None = None
     foreign: set = field(default_factory=set)
+    protected: set = field(default_factory=set)
+    """Kinds and names of objects that an admission policy does not let the operator delete."""
     unavailable: tuple = ()
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
@@ -121,6 +125,7 @@ class World:
             pods=pods,
             nodes={name: self.nodes.get(name, "Exists") for name in read},
             force_start=self.force_start,
+            reports_since=self.reports_since,
             report=self._read_report(),
             control=None if control is None else parse_control(control[1]["data"]["control.json"]),
         )
@@ -136,14 +141,20 @@ class World:
         decision = decide(seen, self.settings, self.now)
         self.wanted_after = decision.after
         remaining = writes
+        refused: list[RefusedWrite] = []
         for write in decision.writes:
+            if refused and not isinstance(write, Delete):
+                continue
             if remaining == 0:
                 return False
-            if (refused := self.apply(write)) is not None:
-                self._write(status_after_refusal(seen, decision, [refused], self.now))
-                return True
+            if (refusal := self.apply(write)) is not None:
+                refused.append(refusal)
+                continue
             if remaining is not None and not isinstance(write, PostEvent):
                 remaining -= 1
+        if refused:
+            self._write(status_after_refusal(seen, decision, refused, self.now))
+            return True
         if remaining == 0 and decision.status != self.status:
             return False
         self._write(decision.status)
@@ -169,6 +180,8 @@ class World:
             case Scale():
                 self._scale(write)
             case Delete(kind, name, uid):
+                if (kind, name) in self.protected:
+                    return RefusedWrite(write, "Forbidden", f"{kind} {name} is protected")
                 self._delete(kind, name, uid)
             case RemoveFinalizer(name):
                 self.finalizers = tuple(other for other in self.finalizers if other != name)

@@ -98,6 +98,7 @@ def _reserved(training: TrainingResource, pool: PodPool, change: Mapping[str, An
     profile = PROFILES[training.spec.accelerator.profile]
     existing = volumes.volumes(training, profile, pool, size_of(training, pool).shm_gib)
     reserved = {volume["name"] for volume in existing} | set(volumes.OWN_VOLUMES)
+    of_node = {volume["name"] for volume in existing if "hostPath" in volume}
     for index, volume in enumerate(spec.get("volumes", ())):
         if volume["name"] in reserved:
             here = f"{place}.spec.volumes[{index}].name"
@@ -106,6 +107,7 @@ def _reserved(training: TrainingResource, pool: PodPool, change: Mapping[str, An
         for index, container in enumerate(spec.get(kind, ())):
             here = f"{place}.spec.{kind}[{index}]"
             yield from _container(container, profile, here)
+            yield from _mounts_of_node(container, of_node, here)
             yield from _ports(container.get("ports", ()), pool, here, own=container["name"] == CONTAINER)
             if kind == "containers" and container["name"] == CONTAINER:
                 yield from _ray_container(training, profile, pool, container, here)
@@ -124,6 +126,21 @@ def _container(container: Mapping[str, Any], profile: DeviceProfile, place: str)
         if isinstance(amounts, Mapping) and profile.resource in amounts:
             message = f"{amounts[profile.resource]} {profile.resource}: the operator sets the number of devices."
             yield Problem(f"{place}.resources.{part}", message, "Use spec.accelerator.devicesPerNode.")
+
+
+def _mounts_of_node(container: Mapping[str, Any], of_node: set[str], place: str) -> Iterator[Problem]:
+    """Yield a problem for each mount through which a container could write to a file or folder of the Kubernetes node.
+
+    A program that can change the driver of a node can take over the node. The policy for spec.pods does not see these
+    volumes, because the operator adds them. of_node: names of the operator's volumes with hostPath. place: the path of
+    the container in the manifest.
+    """
+    for index, mount in enumerate(container.get("volumeMounts", ())):
+        if mount.get("name") in of_node and mount.get("readOnly") is not True:
+            message = (
+                f"the volume {mount['name']} is a file or folder of the Kubernetes node, which no container may change."
+            )
+            yield Problem(f"{place}.volumeMounts[{index}].readOnly", message, "Set readOnly: true.")
 
 
 def _ports(ports: Sequence[Mapping[str, Any]], pool: PodPool, place: str, *, own: bool) -> Iterator[Problem]:

@@ -136,6 +136,37 @@ def test_a_template_that_does_not_hold_together_is_refused(case, refused):
     assert refused(change) == [path.replace("[0]", "")]
 
 
+DRIVER = "ascend-driver"
+WRITABLE: dict[str, dict[str, Any]] = {
+    "a further container": {"containers": [{"name": "x", "image": "x"}]},
+    "an init container": {"initContainers": [{"name": "x", "image": "x"}]},
+    "the container of ray": {"containers": [{"name": "ray"}]},
+}
+
+
+@pytest.mark.parametrize("case", WRITABLE)
+@pytest.mark.parametrize("read_only", [{}, {"readOnly": False}, {"readOnly": None}, {"readOnly": "true"}])
+def test_a_file_of_the_node_is_mounted_read_only_in_every_container(case, read_only, refused):
+    ((kind, (container,)),) = WRITABLE[case].items()
+    mount = {"name": DRIVER, "mountPath": "/node"}
+    change = {"spec": {kind: [container | {"volumeMounts": [mount | read_only]}]}}
+    for pool in ("rollout", "train"):
+        changes = {"accelerator_profile": "Ascend", f"pods_{pool}": change}
+        (path,) = refused({}, **changes)
+        assert path.removeprefix("spec.pods.rollout.") == f"spec.{kind}[0].volumeMounts[0].readOnly"
+    change = {"spec": {kind: [container | {"volumeMounts": [mount | {"readOnly": True}]}]}}
+    assert refused(change, accelerator_profile="Ascend") == []
+
+
+def test_a_volume_of_the_user_may_have_the_name_of_a_file_of_the_node_where_the_pod_does_not_mount_it(refused):
+    own = {
+        "volumes": [{"name": DRIVER, "emptyDir": {}}],
+        "containers": [{"name": "x", "image": "x", "volumeMounts": [{"name": DRIVER, "mountPath": "/node"}]}],
+    }
+    assert refused({"spec": own}) == []
+    assert refused({}, accelerator_profile="Ascend", pods_head={"spec": own}) == []
+
+
 def test_the_heads_ray_declares_no_ports_since_its_service_would_have_no_others(refused):
     change = ray(ports=[{"containerPort": 9000, "name": "mine"}])
     assert refused({}, pods_head=change) == [f"spec.pods.head.{RAY}.ports"]
