@@ -258,7 +258,10 @@ class _Frames(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._header = memoryview(bytearray(_HEADER.size))
         self._number = self._count = 0
-        self._expect_header()
+        self._rest = self._header  # the memory that is filled next, without what has arrived
+        self._beginning: memoryview | None = None  # of the present frame, once its header has arrived
+        self._parts: list[memoryview] = []  # of the present frame, once its beginning has arrived
+        self._missing: deque[memoryview] = deque()  # those parts that are filled after `_rest`
 
     def trust(self, received: Callable[[int, Sequence[memoryview]], object]) -> None:
         """Allow frames of up to MAX_FRAME_BYTES from now on, and pass them to `received`.
@@ -311,10 +314,7 @@ class _Frames(asyncio.BufferedProtocol):
             self._filled()
 
     def _expect_header(self) -> None:
-        self._rest = self._header  # the memory that is filled next, without what has arrived
-        self._beginning: memoryview | None = None  # of the present frame, once its header has arrived
-        self._parts: list[memoryview] = []  # of the present frame, once its beginning has arrived
-        self._missing: deque[memoryview] = deque()  # those parts that are filled after `_rest`
+        self._rest, self._beginning, self._parts, self._missing = self._header, None, [], deque()
 
     def _filled(self) -> None:
         """Choose the memory that is filled after `_rest`, which is full, or pass the frame on if it is complete."""
