@@ -77,7 +77,7 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
 def status_after_refusal(
     observed: Observed, decision: Decision, refused: Sequence[RefusedWrite], now: datetime
 ) -> TrainingStatus:
-    """Return the status after the API server has refused writes of the decision.
+    """Return the status after the API server has refused a write of the decision, or several of them.
 
     If the start of an attempt was refused, the training is Pending, and the status records nothing of the decision.
     Otherwise the status is that of the decision, and the condition Degraded gives the reason of the refusal: an open
