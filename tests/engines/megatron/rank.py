@@ -7,8 +7,8 @@ import copy
 import gc
 import sys
 import warnings
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -142,15 +142,7 @@ def predictions(spec: dict[str, Any], batch: TrainBatch, *, folder: Path) -> lis
 
 def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[str, int]:
     """Bytes of this rank's tensors between two batches, and at most during the second one."""
-    parsed, problems = parse_spec(spec)
-    assert parsed is not None, problems
-    settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
-    gc.collect()
-    with LiveBytes() as live:
-        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
-        engine.train(_share_of(engine, batch), [1e-3])
-        gc.collect()
-        live.restart()
+    with _after_a_batch(spec, batch, vocabulary) as (engine, live):
         state = live.now
         engine.train(_share_of(engine, batch), [1e-3])
     return {"state": state, "peak": live.maximum}
@@ -235,6 +227,17 @@ def head(*, vocabulary: int, hidden: int, rows: int, chunk: int, precision: torc
 
 def memory_of_step(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> int:
     """Bytes that an optimizer step takes in addition to the rank's tensors."""
+    with _after_a_batch(spec, batch, vocabulary) as (engine, live):
+        before = live.now
+        engine._optimizer.step(1e-3)
+    return live.maximum - before
+
+
+@contextmanager
+def _after_a_batch(
+    spec: dict[str, Any], batch: TrainBatch, vocabulary: int
+) -> Iterator[tuple[MegatronEngine, LiveBytes]]:
+    """An engine that has trained a batch, and what counts its tensors from then on."""
     parsed, problems = parse_spec(spec)
     assert parsed is not None, problems
     settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
@@ -244,9 +247,7 @@ def memory_of_step(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) 
         engine.train(_share_of(engine, batch), [1e-3])
         gc.collect()
         live.restart()
-        before = live.now
-        engine._optimizer.step(1e-3)
-    return live.maximum - before
+        yield engine, live
 
 
 def memory_of_save(

@@ -38,7 +38,7 @@ class CheckpointWriter(FileSystemWriter):
 
 
 def _of_files(items: Iterable[WriteItem]) -> Iterator[list[WriteItem]]:
-    """Divide the items of a plan into those of each file. There are no files if there are no items."""
+    """Divide the items of a plan into those of each file."""
     part: list[WriteItem] = []
     held = 0
     for item in items:

@@ -9,9 +9,9 @@ optimizer state   two float32 moments of the gradient for each parameter, and fl
                   megatron-core, docs "distributed optimizer": 6 + 12 / d bytes per parameter with d data-parallel ranks)
 offload           the part of offloaded data that the device still holds (`engines/megatron/offload.py`). Of the optimizer state:
                   in the optimizer step all master weights, and the moments of one group of parameters at a time; all of it while a
-                  checkpoint is saved, when there are no gradients. Of the parameters: those of the model that computes (trained or reference model)
+                  checkpoint is saved, without gradients. Of the parameters: those of the model that computes (trained or reference model)
 start             megatron-core moves the parameters to a buffer while the gradients have theirs: first those of dense layers and then
-                  those of experts exist twice. There is no optimizer yet
+                  those of experts exist twice. The optimizer does not exist yet
 published         at a publication the parts that the rank publishes, in the model's precision. To join a parameter, a rank has its parts on
                   all tensor-parallel ranks and the whole parameter at the same time, in a checkpoint in float32, next to its own part,
                   which is summed from the data-parallel ranks. The largest parameters are the tables of tokens, and the experts of a
