@@ -198,9 +198,8 @@ def _orientation(opened: "Pixels") -> int:
     if opened.format == "TIFF":
         return 1  # Pillow itself turns the pixels and the size of these files
     try:
-        return int(
-            pillow.Image.getexif(opened).get(ExifTags.Base.Orientation, 1)
-        )  # that of PNG files would read pixels
+        exif = pillow.Image.getexif(opened)  # the method of PNG files would read pixels
+        return int(exif.get(ExifTags.Base.Orientation, 1))
     except Exception:  # noqa: BLE001  # damaged EXIF data, for which Pillow raises many types, say nothing about the pixels
         return 1
 

@@ -27,7 +27,7 @@ DEVICE_PROCESS_BYTES = 4 * 2**30
 buffers. Tensors are counted separately."""
 CPU_PROCESS_BYTES = 1.2 * 2**30
 """Assumed bytes of a process that has imported torch on a CPU, without tensors: a worker takes 1.3 GB (docs/models.md)."""
-FILE_BYTES = 2 * 2**29
+SAVED_TOGETHER_BYTES = 2 * 2**29
 """Maximum bytes of the tensors of two files of a checkpoint, of which the Megatron engine gathers one while it writes the other, if
 no single tensor is larger: `engines/megatron/checkpoint.py`."""
 TOKEN_BYTES = 4 + 4 + 1
@@ -93,7 +93,7 @@ def save_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
     """Return the bytes that the ranks of a train pod need in host memory to save a checkpoint, in addition to their
     offloaded state; 0 with FSDP.
 
-    A rank of the Megatron engine has float32 values of some tensors (`FILE_BYTES`), or of one that is larger: each rank those of
+    A rank of the Megatron engine has float32 values of some tensors (`SAVED_TOGETHER_BYTES`), or of one that is larger: each rank those of
     its experts of a layer, and one rank of a stage a table. The FSDP engine copies its state only if there is room, and
     otherwise less than this at a time (`engines/checkpoint_writer.py`), which is part of the memory of a process.
     """
@@ -104,7 +104,7 @@ def save_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
     experts = 4 * 2 * shape.hidden * shape.expert_intermediate * shape.experts / cut.expert
     table = 4 * parameters.embedding(shape).total
     tables = 1 if shape.tied or cut.pipeline == 1 else 2
-    window = max(min(FILE_BYTES, of_rank), experts)
+    window = max(min(SAVED_TOGETHER_BYTES, of_rank), experts)
     return devices * window + tables * max(0.0, table - window)
 
 

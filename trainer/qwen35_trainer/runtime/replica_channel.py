@@ -387,10 +387,10 @@ class ReplicaChannel:
                 late = stalled(self._name, act, seconds)
                 raise ReplicaFailed(str(late)) from late
         result: Packed | None = await self._call_through_ray(method, *arguments, act=act, seconds=seconds)
-        return result and (
-            result[0],
-            [array.copy() for array in result[1]],
-        )  # Ray's arrays are views of its whole message
+        if result is None:
+            return None
+        pickled, arrays = result
+        return pickled, [array.copy() for array in arrays]  # Ray's are views of its whole message
 
     def _connected(self) -> WorkerConnection | None:
         """Return the connection; None if there is none. Then begin to connect again, unless the last attempt is too recent.

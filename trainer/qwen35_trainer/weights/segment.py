@@ -231,9 +231,9 @@ class SegmentPool:
                 free.append(segment)
         wanted = max(1, self._turns - len(kept))
         free = free[:wanted]  # further ones are closed
-        _check_room(
-            size, copies=wanted - len(free)
-        )  # together, because a new segment counts as free until it is written
+        if missing := wanted - len(free):
+            # Together, because the memory of a new segment counts as free until it is written.
+            _check_room(size, copies=missing)
         if not free:
             free.append(MemorySegment.create(size))
             free[0].lock_for_writing()
