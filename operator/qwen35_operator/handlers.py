@@ -2,7 +2,8 @@
 
 This module decides nothing. kopf runs in a thread with an event loop of its own. In the operator's event loop, kopf
 would install signal handlers, and cancel the tasks of other modules. kopf ends if it has no permission to list
-trainings. This module then waits for the permission and starts kopf again. kopf's discovery of definitions and
+trainings. This module then waits for the permission and starts kopf again. Each watched namespace has a kopf of its own, so that a
+missing permission in one namespace does not interrupt the others. kopf's discovery of definitions and
 namespaces is switched off, because it would need cluster-wide permissions.
 """
 
@@ -22,9 +23,8 @@ from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.kubeconfig import uses_pod
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.kube.trainings import Trainings
-from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed
-from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.kube.trainings import Trainings, TrainingWatch
+from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed, where
 from qwen35_trainer.manifest import Problem
 
 logger = logging.getLogger(__name__)
@@ -38,32 +38,44 @@ STOP_SECONDS = 5.0
 
 
 async def follow(
-    options: OperatorSettings,
+    kubeconfig: str | None, client: RestClient, trainings: Trainings, changed: Callable[[TrainingKey], None]
+) -> None:
+    """Keep `trainings` equal to the trainings in the watched namespaces, until cancelled.
+
+    changed: called with each training that was created or changed.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        for watch in trainings.watches:
+            tasks.create_task(_follow_in(watch, kubeconfig, client, trainings, changed))
+
+
+async def _follow_in(
+    watch: TrainingWatch,
     kubeconfig: str | None,
     client: RestClient,
     trainings: Trainings,
     changed: Callable[[TrainingKey], None],
 ) -> None:
-    """Keep `trainings` equal to the trainings in the cluster, until cancelled.
-
-    changed: called with each training that was created or changed.
-    """
+    """Do so for the namespace of `watch`."""
     loop = asyncio.get_running_loop()
 
     def hand_over(event: Any) -> None:  # noqa: ANN401  # kopf's raw event
         loop.call_soon_threadsafe(apply_event, event, trainings, changed)
 
     while True:
-        await wait_until_watchable(client, options.namespaces, trainings)
+        await wait_until_watchable(client, watch)
         stop = threading.Event()
         ended: asyncio.Future[None] = loop.create_future()
-        handlers = registry(hand_over, trainings.answered, pod_first=uses_pod(kubeconfig))
-        arguments = (handlers, options, stop, loop, ended)
+        handlers = registry(hand_over, watch.answered, pod_first=uses_pod(kubeconfig))
+        arguments = (handlers, watch.namespace, stop, loop, ended)
         threading.Thread(target=_run_kopf, args=arguments, name="kopf", daemon=True).start()
         try:
             await asyncio.shield(ended)
         except Exception as error:  # noqa: BLE001  # the trainings still exist, whatever ends kopf
-            logger.warning("watching %s: %r; starting again in %g s", v1alpha1.PLURAL, error, RESTART_SECONDS)
+            logger.warning(
+                "watching %s in %s: %r; starting again in %g s",
+                *(v1alpha1.PLURAL, where(watch.namespace), error, RESTART_SECONDS),
+            )
         finally:
             stop.set()
             await asyncio.wait({ended}, timeout=STOP_SECONDS)
@@ -115,17 +127,17 @@ async def _listed(client: RestClient, namespace: str | None) -> tuple[set[tuple[
         query["continue"] = token
 
 
-async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
-    """Wait until trainings can be listed and watched. Until then, `trainings.problem` contains the reason for the wait.
+async def wait_until_watchable(client: RestClient, watch: TrainingWatch) -> None:
+    """Wait until trainings can be listed and watched. Until then, `watch.problem` contains the reason for the wait.
 
     If kopf started earlier, it would end with an error that does not name the missing permission.
     """
     logged = ""
     while True:
         try:
-            trainings.problem = problem = await _obstacle(client, namespaces)
+            watch.problem = problem = await _obstacle(client, watch.namespace)
         except ApiError as error:  # a temporary error, which does not change `problem`
-            message = f"{TRAINING.resource}: {error.message}"
+            message = f"{TRAINING.resource} in {where(watch.namespace)}: {error.message}"
         else:
             if problem is None:
                 return
@@ -136,10 +148,10 @@ async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], tr
         await asyncio.sleep(RESTART_SECONDS)
 
 
-async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | None:
+async def _obstacle(client: RestClient, namespace: str | None) -> Problem | None:
     """Return the problem that prevents watching trainings, or None if they can be watched.
 
-    Only a person can solve the returned problem. Raises ApiError for a temporary error.
+    namespace: None for all. Only a person can solve the returned problem. Raises ApiError for a temporary error.
     """
     try:
         group = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")
@@ -149,19 +161,18 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
         return Problem(
             TRAINING.resource, "the cluster has no such kind.", "Apply its definition, which `qwen35 crd` prints."
         )
-    for namespace in namespaces or (None,):
-        path = TRAINING.path(namespace)
-        try:
-            page = await client.get(path, {"limit": 1}, accept=METADATA_LIST)
-            query: Query = {
-                "watch": "true",
-                "resourceVersion": page["metadata"]["resourceVersion"],
-                "timeoutSeconds": 1,
-            }
-            async with client.lines(path, query, accept=METADATA):
-                pass
-        except Forbidden as error:
-            return not_allowed(TRAINING, namespace, error)
+    path = TRAINING.path(namespace)
+    try:
+        page = await client.get(path, {"limit": 1}, accept=METADATA_LIST)
+        query: Query = {
+            "watch": "true",
+            "resourceVersion": page["metadata"]["resourceVersion"],
+            "timeoutSeconds": 1,
+        }
+        async with client.lines(path, query, accept=METADATA):
+            pass
+    except Forbidden as error:
+        return not_allowed(TRAINING, namespace, error)
     return None
 
 
@@ -211,32 +222,32 @@ def settings() -> kopf.OperatorSettings:
 
 def _run_kopf(
     handlers: kopf.OperatorRegistry,
-    options: OperatorSettings,
+    namespace: str | None,
     stop: threading.Event,
     loop: asyncio.AbstractEventLoop,
     ended: asyncio.Future[None],
 ) -> None:
-    """Run kopf in this thread until `stop` is set or kopf fails.
+    """Run kopf in this thread until `stop` is set or kopf fails. namespace: that of the trainings; None for all.
 
     The outcome becomes the result of `ended`, a future of the event loop `loop`, which runs in another thread.
     """
     problem: BaseException | None = None
     try:
-        asyncio.run(_operate(handlers, options, stop))
+        asyncio.run(_operate(handlers, namespace, stop))
     except Exception as error:  # noqa: BLE001  # raised in the other thread
         problem = error
     with suppress(RuntimeError):  # the other loop has closed
         loop.call_soon_threadsafe(_set_outcome, ended, problem)
 
 
-async def _operate(handlers: kopf.OperatorRegistry, options: OperatorSettings, stop: threading.Event) -> None:
+async def _operate(handlers: kopf.OperatorRegistry, namespace: str | None, stop: threading.Event) -> None:
     try:
         await kopf.operator(
             registry=handlers,
             settings=settings(),
             standalone=True,
-            clusterwide=not options.namespaces,
-            namespaces=options.namespaces,
+            clusterwide=namespace is None,
+            namespaces=() if namespace is None else (namespace,),
             stop_flag=stop,
         )
     finally:

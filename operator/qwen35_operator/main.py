@@ -60,7 +60,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     """Run all parts of the operator, until cancelled. Raises the exceptions that `run` raises."""
     metrics = Metrics()
     client = await connect(kubeconfig, metrics.requested)
-    trainings, workers = Trainings(), ReconcileWorkers(metrics)
+    trainings, workers = Trainings(settings.namespaces), ReconcileWorkers(metrics)
 
     def enqueue_all() -> None:
         for key in trainings:
@@ -71,11 +71,10 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     metrics.count(trainings.states)
 
     def obstacles() -> list[Problem]:
-        obstacle = trainings.obstacle()
-        return [*cache.incomplete(), *([] if obstacle is None else [obstacle])]
+        return [*cache.incomplete(), *trainings.obstacles()]
 
     def silent_seconds() -> dict[str, float]:
-        return cache.silent_seconds() | {TRAINING.resource: time.monotonic() - trainings.seen_at}
+        return cache.silent_seconds() | {TRAINING.resource: trainings.silent_seconds()}
 
     metrics.time_watches(silent_seconds)
 
@@ -98,7 +97,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
             await _run_together(
                 election.run(),
                 cache.run(client),
-                handlers.follow(settings, kubeconfig, client, trainings, workers.add),
+                handlers.follow(kubeconfig, client, trainings, workers.add),
                 handlers.forget_deleted(client, settings.namespaces, trainings),
             )
     finally:

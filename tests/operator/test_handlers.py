@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,9 +16,8 @@ from kopf._core.reactor import running
 from qwen35_operator import handlers as module
 from qwen35_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
 from qwen35_operator.kube.kinds import TRAINING
-from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.trainings import Trainings, TrainingWatch
 from qwen35_operator.kube.watch import not_listed
-from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.observe import TrainingParser
 from tests.operator.kube.server import Server, serving, until
 from tests.patience import PATIENCE
@@ -37,11 +37,19 @@ class Trained(Server):
         """Whether kopf's requests, but not those of the probes before it starts, are refused for their token."""
         self.forbidden: set[str] = set()
         """Of "list", "watch", and "kopf", which is everything that kopf requests."""
+        self.closed: set[str] = set()
+        """Namespaces in which everything is forbidden."""
         self.listed: list[dict] = []
-        self.events: asyncio.Queue[dict | None] = asyncio.Queue()
+        self.streams: defaultdict[str | None, asyncio.Queue[dict | None]] = defaultdict(asyncio.Queue)
+        """What the watches of each namespace, or of all namespaces, get; None ends one of them."""
         self.lists = self.looks = self.refusals = 0
         """Lists that were given; questions whether the kind is there; answers that something is forbidden."""
         self.methods: set[str] = set()
+
+    @property
+    def events(self) -> asyncio.Queue[dict | None]:
+        """Those of a watch of all namespaces."""
+        return self.streams[None]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.methods.add(request.method)
@@ -57,14 +65,16 @@ class Trained(Server):
         verb = "watch" if "watch" in request.query else "list"
         if self.unauthorized and not probe:
             return web.json_response({"kind": "Status", "code": 401, "message": "Unauthorized"}, status=401)
-        if self.forbidden & {verb, *([] if probe else ["kopf"])}:
+        namespace = request.path.split("/")[-2] if "/namespaces/" in request.path else None
+        if self.forbidden & {verb, *([] if probe else ["kopf"])} or namespace in self.closed:
             self.refusals += 1
             return web.json_response({"kind": "Status", "code": 403, "message": f"no {verb}"}, status=403)
         if verb == "list":
             self.lists += not probe
-            listed = {"metadata": {"resourceVersion": "10"}, "items": self.listed}
+            items = [each for each in self.listed if namespace in (None, each["metadata"]["namespace"])]
+            listed = {"metadata": {"resourceVersion": "10"}, "items": items}
             return web.Response(text=text_of(listed), content_type="application/json")
-        return web.Response() if probe else await self._watch(request)
+        return web.Response() if probe else await self._watch(request, self.streams[namespace])
 
     def _discovery(self) -> dict[str, dict]:
         """kopf waits for namespaces and definitions to be known kinds, whether it looks for any or not."""
@@ -82,10 +92,10 @@ class Trained(Server):
             ROOT: _kinds(**({PLURAL: KIND} if self.installed else {})),
         }
 
-    async def _watch(self, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, events: asyncio.Queue[dict | None]) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        while (event := await self.events.get()) is not None:
+        while (event := await events.get()) is not None:
             await response.write(text_of(event).encode() + b"\n")
         return response
 
@@ -103,8 +113,8 @@ def _kinds(**kinds: str) -> dict:
     return {"resources": [{"name": plural, "kind": kind, **same} for plural, kind in kinds.items()]}
 
 
-def body(version: int, *, uid: str = "u1", **more) -> dict:
-    metadata = {"namespace": "team", "name": "demo", "uid": uid, "resourceVersion": str(version)}
+def body(version: int, *, uid: str = "u1", namespace: str = "team", **more) -> dict:
+    metadata = {"namespace": namespace, "name": "demo", "uid": uid, "resourceVersion": str(version)}
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, **more}
 
 
@@ -137,14 +147,22 @@ async def server() -> AsyncIterator[Trained]:
 class Seen:
     """The trainings that the operator knows, and those it was notified of."""
 
-    def __init__(self) -> None:
-        self.trainings = Trainings()
-        self.began = self.trainings.seen_at
+    def __init__(self, *namespaces: str) -> None:
+        self.trainings = Trainings(namespaces)
+        self.began = self.watch.seen_at
         self.notified: list[tuple[str, str]] = []
 
     @property
+    def watch(self) -> TrainingWatch:
+        """That of the first namespace, or of all."""
+        return self.trainings.watches[0]
+
+    @property
     def version(self) -> str | None:
-        stored = self.trainings.get(KEY)
+        return self.version_of(KEY)
+
+    def version_of(self, key: tuple[str, str]) -> str | None:
+        stored = self.trainings.get(key)
         return None if stored is None else stored["metadata"]["resourceVersion"]
 
 
@@ -159,10 +177,8 @@ async def following(server: Trained, monkeypatch, tmp_path: Path, *namespaces: s
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(path))
-    seen, client = Seen(), server.client()
-    task = asyncio.create_task(
-        module.follow(OperatorSettings(namespaces), str(path), client, seen.trainings, seen.notified.append)
-    )
+    seen, client = Seen(*namespaces), server.client()
+    task = asyncio.create_task(module.follow(str(path), client, seen.trainings, seen.notified.append))
     try:
         yield seen
         assert not task.done(), task.exception()
@@ -176,7 +192,7 @@ async def test_what_is_listed_and_what_happens_becomes_bodies_and_work(server, m
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
         await until(lambda: seen.version == "5", "the listed one")
-        await until(lambda: seen.trainings.seen_at > seen.began, "an answer to kopf")
+        await until(lambda: seen.watch.seen_at > seen.began, "an answer to kopf")
         server.events.put_nowait({"type": "MODIFIED", "object": body(11, spec={"suspend": True})})
         await until(lambda: seen.version == "11", "the changed one")
         assert seen.trainings.get(KEY)["spec"] == {"suspend": True}
@@ -255,15 +271,15 @@ async def test_without_the_definition_it_says_so_once_and_begins_when_it_is_ther
     server.installed = False
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
-        assert seen.trainings.problem == not_listed(TRAINING)
+        assert seen.watch.problem == not_listed(TRAINING)
         await until(lambda: "qwen35 crd" in caplog.text, "advice")
         await until(lambda: server.looks > 3, "further looks")
         assert caplog.text.count("the cluster has no such kind") == 1
-        assert seen.trainings.problem.message == "the cluster has no such kind."
+        assert seen.watch.problem.message == "the cluster has no such kind."
         assert server.lists == 0
         server.installed = True
         await until(lambda: seen.version == "5", "the listed one")
-        assert seen.trainings.problem is None
+        assert seen.watch.problem is None
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
@@ -276,19 +292,50 @@ async def test_a_missing_permission_is_reported_until_it_is_granted(
         await until(lambda: "Grant" in caplog.text, "advice")
         await until(lambda: server.refusals > 3, "further refusals")
         assert caplog.text.count("Grant") == 1
-        assert f"no {verb}" in seen.trainings.problem.message
+        assert f"no {verb}" in seen.watch.problem.message
         fix = f"Grant get, list and watch on {TRAINING.resource} in all namespaces to the operator."
-        assert seen.trainings.problem.fix == fix
+        assert seen.watch.problem.fix == fix
         server.forbidden = set()
         await until(lambda: seen.version == "5", "the listed one")
-        assert seen.trainings.problem is None
+        assert seen.watch.problem is None
 
 
 async def test_a_permission_of_one_namespace_that_is_missing_is_named(server, monkeypatch, tmp_path) -> None:
     server.forbidden = {"list"}
     async with following(server, monkeypatch, tmp_path, "team") as seen:
-        await until(lambda: "no list" in seen.trainings.problem.message, "a problem")
-        assert "in namespace team" in seen.trainings.problem.fix
+        await until(lambda: "no list" in seen.watch.problem.message, "a problem")
+        assert "in namespace team" in seen.watch.problem.fix
+
+
+async def test_a_namespace_that_may_not_be_watched_keeps_no_other_from_being_served(
+    server, monkeypatch, tmp_path
+) -> None:
+    server.closed = {"refused"}
+    server.listed = [body(5), body(6, namespace="refused")]
+    async with following(server, monkeypatch, tmp_path, "refused", "team") as seen:
+        await until(lambda: seen.version == "5", "the one of the other namespace")
+        await until(lambda: "in namespace refused" in seen.watch.problem.fix, "a problem")
+        assert seen.trainings.obstacles() == [seen.watch.problem]
+        server.closed = set()
+        await until(lambda: seen.version_of(("refused", "demo")) == "6", "the one of the refused namespace")
+        assert seen.trainings.obstacles() == []
+
+
+async def test_a_permission_that_is_taken_away_in_one_namespace_interrupts_no_other(
+    server, monkeypatch, tmp_path
+) -> None:
+    server.listed = [body(5), body(6, namespace="refused")]
+    async with following(server, monkeypatch, tmp_path, "refused", "team") as seen:
+        await until(lambda: seen.version == "5" and seen.version_of(("refused", "demo")) == "6", "both")
+        server.closed = {"refused"}
+        server.streams["refused"].put_nowait(None)  # the API server ends both watches
+        server.streams["team"].put_nowait(None)
+        await until(lambda: seen.watch.problem is not None, "a problem")
+        server.streams["team"].put_nowait({"type": "MODIFIED", "object": body(11)})
+        await until(lambda: seen.version == "11", "a change in the other namespace")
+        assert seen.trainings.obstacles() == [seen.watch.problem]
+        server.closed = set()
+        await until(lambda: seen.trainings.obstacles() == [], "no problem")
 
 
 async def test_when_kopf_ends_it_is_started_again(server, monkeypatch, tmp_path, caplog) -> None:
@@ -306,19 +353,19 @@ async def test_a_permission_that_is_taken_away_is_reported(server, monkeypatch, 
         await until(lambda: seen.version == "5", "the listed one")
         server.forbidden = {"list", "watch"}
         server.events.put_nowait(None)  # the API server ends the watch
-        await until(lambda: seen.trainings.problem is not None, "a problem")
+        await until(lambda: seen.watch.problem is not None, "a problem")
         server.forbidden = set()
-        await until(lambda: seen.trainings.problem is None, "no problem")
+        await until(lambda: seen.watch.problem is None, "no problem")
 
 
 async def test_a_server_that_is_away_takes_no_sight_away(server, monkeypatch, tmp_path, caplog) -> None:
-    trainings, client = Trainings(), server.client()
-    await module.wait_until_watchable(client, (), trainings)
-    assert trainings.problem is None
+    watch, client = TrainingWatch(None), server.client()
+    await module.wait_until_watchable(client, watch)
+    assert watch.problem is None
     server.away = True
-    task = asyncio.create_task(module.wait_until_watchable(client, (), trainings))
+    task = asyncio.create_task(module.wait_until_watchable(client, watch))
     await until(lambda: "not now" in caplog.text, "a warning")
-    assert trainings.problem is None
+    assert watch.problem is None
     server.away = False
     await asyncio.wait_for(task, PATIENCE)
     await client.close()

@@ -4,7 +4,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from qwen35_operator.desired.objects import KubeObject
@@ -25,6 +26,28 @@ TOO_DEEP = "specDepth"
 """Field of a stored training whose spec was left out: the number of levels that were read."""
 
 
+@dataclass
+class TrainingWatch:
+    """Whether the trainings of one namespace, or of all namespaces if `namespace` is None, are up to date."""
+
+    namespace: str | None
+    problem: Problem | None = field(default_factory=lambda: not_listed(TRAINING))
+    """Why the trainings cannot be watched; None while they can."""
+    seen_at: float = field(default_factory=time.monotonic)
+    """When the API server last answered kopf's list or watch, by time.monotonic; at first the start of the process."""
+
+    def answered(self) -> None:
+        """Record that the API server has answered kopf. May be called by any thread."""
+        self.seen_at = time.monotonic()
+
+    def obstacle(self) -> Problem | None:
+        """Return the problem that keeps the stored trainings from being up to date; None if they are up to date.
+
+        The problem is that trainings cannot be watched, or that the API server does not answer.
+        """
+        return self.problem or blind(TRAINING, self.seen_at)
+
+
 class _Body(NamedTuple):
     version: int
     uid: str
@@ -40,11 +63,9 @@ class Trainings:
     operator's memory or exceed Python's recursion limit.
     """
 
-    def __init__(self) -> None:
-        self.problem: Problem | None = not_listed(TRAINING)
-        """Why trainings cannot be watched; None while they can."""
-        self.seen_at = time.monotonic()
-        """When the API server last answered kopf's list or watch, by time.monotonic; at first the start of the process."""
+    def __init__(self, namespaces: Sequence[str] = ()) -> None:
+        """Create an empty store. namespaces: those whose trainings are watched; empty for all."""
+        self.watches = tuple(TrainingWatch(namespace) for namespace in namespaces or (None,))
         self._bodies: dict[TrainingKey, _Body] = {}
 
     def __len__(self) -> int:
@@ -94,16 +115,14 @@ class Trainings:
         stored = self._bodies.get(key)
         return None if stored is None else json.loads(stored.text)
 
-    def answered(self) -> None:
-        """Record that the API server has answered kopf. May be called by any thread."""
-        self.seen_at = time.monotonic()
+    def obstacles(self) -> list[Problem]:
+        """Return what keeps the stored trainings from being up to date, once if it is the same in several namespaces."""
+        found = (watch.obstacle() for watch in self.watches)
+        return list(dict.fromkeys(problem for problem in found if problem is not None))
 
-    def obstacle(self) -> Problem | None:
-        """Return the problem that keeps the stored trainings from being up to date; None if they are up to date.
-
-        The problem is that trainings cannot be watched, or that the API server does not answer.
-        """
-        return self.problem or blind(TRAINING, self.seen_at)
+    def silent_seconds(self) -> float:
+        """Return the seconds since the API server last answered kopf. If it watches several namespaces, the oldest answer counts."""
+        return time.monotonic() - min(watch.seen_at for watch in self.watches)
 
     def states(self) -> Counter[str]:
         """Return the number of trainings in each state. Trainings without a status count as Pending."""

@@ -226,6 +226,10 @@ def not_allowed(kind: ObjectKind, namespace: str | None, error: Forbidden) -> Pr
 
     The problem says which permission to grant. namespace: None for all namespaces.
     """
-    where = "all namespaces" if namespace is None else f"namespace {namespace}"
-    fix = f"Grant get, list and watch on {kind.resource} in {where} to the operator."
+    fix = f"Grant get, list and watch on {kind.resource} in {where(namespace)} to the operator."
     return Problem(kind.resource, f"the operator may not watch it: {error.message}.", fix)
+
+
+def where(namespace: str | None) -> str:
+    """Return words for a namespace, or for all namespaces if it is None."""
+    return "all namespaces" if namespace is None else f"namespace {namespace}"

@@ -76,15 +76,29 @@ def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
 
 def test_an_api_server_that_does_not_answer_for_long_is_an_obstacle() -> None:
     trainings = Trainings()
-    assert trainings.obstacle() == not_listed(TRAINING)
-    trainings.problem = None
-    assert trainings.obstacle() is None
-    trainings.seen_at -= 600
-    obstacle = trainings.obstacle()
-    assert obstacle is not None
+    [watch] = trainings.watches
+    assert trainings.obstacles() == [not_listed(TRAINING)]
+    watch.problem = None
+    assert trainings.obstacles() == []
+    watch.seen_at -= 600
+    [obstacle] = trainings.obstacles()
     assert obstacle.path == "qwen35trainings.rl.qwen35.io"
-    trainings.answered()
-    assert trainings.obstacle() is None
+    watch.answered()
+    assert trainings.obstacles() == []
+
+
+def test_of_several_namespaces_the_one_with_the_oldest_answer_counts() -> None:
+    trainings = Trainings(("team", "other"))
+    assert [watch.namespace for watch in trainings.watches] == ["team", "other"]
+    assert trainings.obstacles() == [not_listed(TRAINING)], "reported once"
+    for watch in trainings.watches:
+        watch.problem = None
+    trainings.watches[1].seen_at -= 600
+    assert len(trainings.obstacles()) == 1
+    assert 600 <= trainings.silent_seconds() < 700
+    trainings.watches[1].answered()
+    assert trainings.obstacles() == []
+    assert trainings.silent_seconds() < 100
 
 
 def test_they_are_counted_by_state() -> None:
