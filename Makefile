@@ -129,7 +129,7 @@ lint: setup $(LOCKED)
 	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py \
 	    benchmarks/numerics.py benchmarks/export.py benchmarks/refusals.py benchmarks/driver.py benchmarks/batch_memory.py \
 	    benchmarks/generation.py benchmarks/weight_sync.py benchmarks/weight_plan.py benchmarks/weight_changes.py \
-	    benchmarks/published_times.py
+	    benchmarks/published_times.py benchmarks/expert_loading.py
 	mypy --explicit-package-bases images tools/language
 	lint-imports --no-cache
 	python -m tools.language

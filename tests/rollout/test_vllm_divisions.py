@@ -1,5 +1,7 @@
 """The slices of the ranks of a replica, against vLLM's own loaders: each rank's parameters, from its slices and from whole tensors.
 
+Experts are loaded one by one, as vLLM does, and all at once (`vllm_expert_loading.py`).
+
 A rank of vLLM is a model of this process that takes itself for that rank: its process groups only have numbers.
 """
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from qwen35_trainer.rollout.vllm_core import CoreSettings, core_arguments, write_configuration
 from qwen35_trainer.rollout.vllm_environment import set_variables
+from qwen35_trainer.rollout.vllm_expert_loading import loading_at_once
 from qwen35_trainer.rollout.vllm_versions import builds_text_models
 from qwen35_trainer.rollout.vllm_worker import for_vllm
 from qwen35_trainer.weights.division import ReplicaRank, ReplicaShape
@@ -98,9 +101,17 @@ def assert_same_parameters(model: Any, replica: ReplicaShape, share: float) -> N
             assert read <= share * sum(part.size for part in parts)
             with vllm_rank(model.config, who) as load:
                 whole = load(for_vllm(weights, kind, tied=tied))
-                sliced = load(for_vllm(weights.sliced(divided, who), kind, tied=tied))
-            assert whole.keys() == sliced.keys()
-            assert [name for name in whole if not torch.equal(_bits(whole[name]), _bits(sliced[name]))] == []
+                others = {
+                    "whole tensors, all experts at once": load(for_vllm(weights, kind, tied=tied), at_once=True),
+                    "slices": load(for_vllm(weights.sliced(divided, who), kind, tied=tied)),
+                    "slices, all experts at once": load(
+                        for_vllm(weights.sliced(divided, who), kind, tied=tied), at_once=True
+                    ),
+                }
+            for source, parameters in others.items():
+                assert whole.keys() == parameters.keys()
+                different = [name for name in whole if not torch.equal(_bits(whole[name]), _bits(parameters[name]))]
+                assert different == [], source
             assert not any(bool(tensor.isnan().any()) for tensor in whole.values())
 
 
@@ -157,10 +168,14 @@ def vllm_rank(config: Any, who: ReplicaRank) -> Iterator[Any]:
         finally:
             torch.set_default_dtype(torch.float32)
 
-        def load(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        def load(weights: Iterable[tuple[str, Tensor]], *, at_once: bool = False) -> dict[str, Tensor]:
             for parameter in model.parameters():
                 parameter.data.fill_(math.nan)
-            with set_current_vllm_config(configured), torch.no_grad():
+            with (
+                set_current_vllm_config(configured),
+                torch.no_grad(),
+                loading_at_once(model) if at_once else contextlib.nullcontext(),
+            ):
                 model.load_weights(weights)
             return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 

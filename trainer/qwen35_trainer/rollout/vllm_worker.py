@@ -27,6 +27,7 @@ from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, exported
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
+from qwen35_trainer.rollout.vllm_expert_loading import loading_at_once
 from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, expert_layout, in_adapted_layers, weight_name
 from qwen35_trainer.weights.division import Division, ReplicaRank, ReplicaShape
 from qwen35_trainer.weights.host_weights import SharedVersion
@@ -104,7 +105,7 @@ def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
     from vllm.config import set_current_vllm_config
 
     model = worker.model_runner.get_model()
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad(), loading_at_once(model):
         getattr(worker, LOADED).update(model.load_weights(in_adapted_layers(model, weights)))
 
 
