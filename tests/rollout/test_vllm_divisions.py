@@ -17,9 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen35_trainer.models.qwen3_5 import qwen3_moe
+from qwen35_trainer.models.qwen3_5.hub_tensors import to_per_expert
 from qwen35_trainer.rollout.vllm_core import CoreSettings, core_arguments, write_configuration
 from qwen35_trainer.rollout.vllm_environment import set_variables
-from qwen35_trainer.rollout.vllm_expert_loading import loading_at_once
+from qwen35_trainer.rollout.vllm_expert_loading import PackedExperts
 from qwen35_trainer.rollout.vllm_versions import builds_text_models
 from qwen35_trainer.rollout.vllm_worker import for_vllm
 from qwen35_trainer.weights.division import ReplicaRank, ReplicaShape
@@ -171,11 +173,11 @@ def vllm_rank(config: Any, who: ReplicaRank) -> Iterator[Any]:
         def load(weights: Iterable[tuple[str, Tensor]], *, at_once: bool = False) -> dict[str, Tensor]:
             for parameter in model.parameters():
                 parameter.data.fill_(math.nan)
-            with (
-                set_current_vllm_config(configured),
-                torch.no_grad(),
-                loading_at_once(model) if at_once else contextlib.nullcontext(),
-            ):
+            with set_current_vllm_config(configured), torch.no_grad():
+                if at_once:
+                    weights = PackedExperts(model, config.model_type).others(weights)
+                elif config.model_type == qwen3_moe.MODEL_TYPE:
+                    weights = to_per_expert(weights)  # vLLM 0.23 skips packed tensors of Qwen3
                 model.load_weights(weights)
             return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 

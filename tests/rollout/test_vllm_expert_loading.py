@@ -1,4 +1,4 @@
-"""Which experts are loaded at once, and that vLLM's loader is then called three times for a layer.
+"""Which experts are loaded at once, into which layer, and that vLLM's loader is then called three times for a layer.
 
 `test_vllm_divisions.py` compares the loaded parameters with those that vLLM loads itself.
 """
@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from qwen35_trainer.models.qwen3_5 import qwen3_moe
 from qwen35_trainer.rollout.vllm_environment import set_variables
-from qwen35_trainer.rollout.vllm_expert_loading import consecutive, experts_at_once
+from qwen35_trainer.rollout.vllm_expert_loading import PackedExperts, consecutive, experts_at_once
+from qwen35_trainer.rollout.vllm_versions import expert_class
 from qwen35_trainer.rollout.vllm_worker import for_vllm
 from qwen35_trainer.weights.division import ReplicaRank, ReplicaShape
 from tests.rollout.test_vllm import library_model, process_restored
@@ -85,17 +88,15 @@ def test_vllm_loads_all_experts_of_a_layer_by_three_calls(
     pytest.importorskip("vllm", reason="vLLM is not installed")
     with process_restored():
         set_variables()
-        experts = pytest.importorskip(
-            "vllm.model_executor.layers.fused_moe.routed_experts", reason="this vLLM has no RoutedExperts"
-        )
+        experts: Any = expert_class()
         calls: list[str] = []
-        load_matrices = experts.RoutedExperts.weight_loader
+        load_matrices = experts.weight_loader
 
         def counted(*arguments: Any, **options: Any) -> Any:
-            calls.append(options["shard_id"])
+            calls.append(options["shard_id"])  # always given by name
             return load_matrices(*arguments, **options)
 
-        monkeypatch.setattr(experts.RoutedExperts, "weight_loader", counted)
+        monkeypatch.setattr(experts, "weight_loader", counted)
         model = library_model(0, EXPERTS)
         kind, layers = model.config.model_type, model.config.get_text_config().num_hidden_layers
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -105,3 +106,65 @@ def test_vllm_loads_all_experts_of_a_layer_by_three_calls(
             calls.clear()
             load(for_vllm(weights, kind, tied=False))
             assert len(calls) == 3 * layers * EXPERTS["experts"], "as vLLM itself does, for each expert of the model"
+
+
+class Experts(nn.Module):
+    """A layer of vLLM whose experts can be loaded at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in vars(layer()).items():
+            setattr(self, name, value)
+        self.seen: list[tuple[str, str, int, Tensor]] = []
+        loader = SimpleNamespace(weight_loader=self._load)
+        self.w13_weight, self.w2_weight = loader, loader
+
+    def _load(self, *, loaded_weight: Tensor, weight_name: str, shard_id: str, expert_id: int, **_: Any) -> bool:
+        self.seen.append((weight_name, shard_id, expert_id, loaded_weight))
+        return True
+
+
+@pytest.mark.parametrize("path", ["model.", "language_model.model."])
+@pytest.mark.parametrize("suffix", ["", ".routed_experts", ".base_layer", ".base_layer.routed_experts"])
+def test_a_packed_tensor_reaches_the_layer_of_its_number_and_no_other_tensor_does(
+    monkeypatch: pytest.MonkeyPatch, path: str, suffix: str
+) -> None:
+    monkeypatch.setattr("qwen35_trainer.rollout.vllm_expert_loading.expert_class", lambda: Experts)
+    layers = [Experts(), Experts()]
+    places = {f"{path}layers.{number}.mlp.experts{suffix}": each for number, each in enumerate(layers)}
+    model = SimpleNamespace(named_modules=lambda: list(places.items()))
+    experts = PackedExperts(model, "qwen3_5_moe")
+    gate_up, down = torch.randn(4, 6, 2), torch.randn(4, 2, 3)
+    others = {
+        "mtp.layers.1.mlp.experts.gate_up_proj": gate_up,
+        "model.language_model.layers.7.mlp.experts.down_proj": down,  # of another process
+        "model.language_model.layers.1.mlp.experts.3.down_proj.weight": down[3],
+        "model.language_model.layers.1.mlp.shared_expert.down_proj.weight": down[0],
+    }
+    weights = [
+        ("model.language_model.layers.1.mlp.experts.gate_up_proj", gate_up),
+        *others.items(),
+        ("model.layers.1.mlp.experts.down_proj", down),  # as in Qwen3
+    ]
+    assert [name for name, _ in experts.others(weights)] == list(others)
+    assert layers[0].seen == []
+    names, shards, numbers, tensors = zip(*layers[1].seen, strict=True)
+    assert (names, shards) == (("w13_weight", "w13_weight", "w2_weight"), ("w1", "w3", "w2"))
+    assert set(numbers) == {2}, "the first expert of this process"
+    for loaded, expected in zip(tensors, (gate_up[2:, :3], gate_up[2:, 3:], down[2:]), strict=True):
+        assert torch.equal(loaded, expected)
+    whole = f"{path}layers.1.mlp.experts{suffix}"
+    assert experts.loaded == {f"{whole}.w13_weight", f"{whole}.w2_weight"}
+
+
+def test_experts_of_qwen3_that_are_loaded_one_by_one_have_tensors_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.23 skips packed tensors of Qwen3."""
+    monkeypatch.setattr("qwen35_trainer.rollout.vllm_expert_loading.expert_class", lambda: Experts)
+    quantised = Experts()
+    quantised.quant_config = "fp8"
+    model = SimpleNamespace(named_modules=lambda: [("model.layers.0.mlp.experts", quantised)])
+    packed = [("model.layers.0.mlp.experts.down_proj", torch.randn(4, 2, 3))]
+    names = [name for name, _ in PackedExperts(model, qwen3_moe.MODEL_TYPE).others(packed)]
+    assert names == [f"model.layers.0.mlp.experts.{expert}.down_proj.weight" for expert in range(4)]
+    assert [name for name, _ in PackedExperts(model, "qwen3_5_moe").others(packed)] == [packed[0][0]]
+    assert quantised.seen == []

@@ -50,15 +50,20 @@ def test_weights_are_replaced_by_the_calls_of_vllm_ascends_own_worker(monkeypatc
     reload.finalize_layerwise_reload = lambda model, config: calls.append(f"finalize {config}")  # type: ignore[attr-defined]
     config = ModuleType("vllm.config")
     config.set_current_vllm_config = current_config  # type: ignore[attr-defined]
-    for module in (reload, config):
+    layers = ModuleType("vllm.model_executor.layers.fused_moe.layer")
+    layers.FusedMoE = type("FusedMoE", (nn.Module,), {})  # type: ignore[attr-defined]
+    for module in (reload, config, layers):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for name in ("vllm", "vllm.model_executor", "vllm.model_executor.model_loader"):
+    packages = ("", ".model_executor", ".model_executor.model_loader")
+    packages += (".model_executor.layers", ".model_executor.layers.fused_moe")
+    for name in (f"vllm{package}" for package in packages):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     model = Model()
     runner = SimpleNamespace(
         get_model=lambda: model, device=SimpleNamespace(type="npu"), model_config="its configuration"
     )
-    worker = SimpleNamespace(model_runner=runner, vllm_config=None)
+    of_model = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3_5"))
+    worker = SimpleNamespace(model_runner=runner, vllm_config=SimpleNamespace(model_config=of_model))
     begin_replacement(worker)
     load_portion(worker, for_vllm(of_weights, "qwen3_5", tied=False))
     assert finish_replacement(worker) == []

@@ -13,36 +13,35 @@ from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound
 from qwen35_operator.kube.client import PLAIN, RestClient
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.trainings import Trainings, TrainingWatch
 from qwen35_operator.kube.watch_stream import watch_events
-from qwen35_operator.operator_settings import OperatorSettings
 
 RECONNECT_SECONDS = 0.1
 ERROR_SECONDS = 1.0
 
 
 async def follow(
-    options: OperatorSettings,
     kubeconfig: str | None,  # the client has its credentials
     client: RestClient,
     trainings: Trainings,
     changed: Callable[[TrainingKey], None],
 ) -> None:
     """Keep `trainings` equal to the trainings in the cluster, until cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+        for watch in trainings.watches:
+            tasks.create_task(_follow_in(watch, client, trainings, changed))
 
+
+async def _follow_in(
+    watch: TrainingWatch, client: RestClient, trainings: Trainings, changed: Callable[[TrainingKey], None]
+) -> None:
     def apply(event: Any) -> None:
-        trainings.answered()
+        watch.answered()
         handlers.apply_event(event, trainings, changed)
 
     while True:
-        await handlers.wait_until_watchable(client, options.namespaces, trainings)
-        feeds = [asyncio.create_task(_feed(client, namespace, apply)) for namespace in options.namespaces or (None,)]
-        try:
-            await asyncio.wait(feeds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for feed in feeds:
-                feed.cancel()
-            await asyncio.gather(*feeds, return_exceptions=True)
+        await handlers.wait_until_watchable(client, watch)
+        await _feed(client, watch.namespace, apply)
         await asyncio.sleep(handlers.RESTART_SECONDS)
 
 

@@ -1,42 +1,101 @@
 """Loads the experts of a layer into vLLM by three calls of its loader, instead of three for each expert.
 
-    gate_up_proj (experts, 2·I, D) ─► own experts, gates      ─► w1 ┐
-                                   └► own experts, other rows ─► w3 ├─► RoutedExperts.weight_loader: the rank's part of each matrix
-    down_proj    (experts, D, I)   ─► own experts             ─► w2 ┘
+    weights ─► PackedExperts.others ─► all other weights ─► the model's own load_weights
+                     │
+                     ├ gate_up_proj (experts, 2·I, D) ─► own experts, gates      ─► w1 ┐
+                     │                                └► own experts, other rows ─► w3 ├─► the layer's weight_loader
+                     └ down_proj    (experts, D, I)   ─► own experts             ─► w2 ┘
 
-vLLM 0.32 calls this loader for each matrix of each expert, and twice: first it counts values, and then it copies them. That is
+vLLM's models call this loader for each matrix of each expert, and twice: first it counts values, and then it copies them. That is
 61,440 calls for the 40 layers of 256 experts of Qwen3.5-35B-A3B, while the replica generates nothing
-(`benchmarks/expert_loading.py`). The loader also takes the matrices of all own experts as one tensor. vLLM's own loading stays for
-every layer to which this does not apply, and for vLLM 0.23, which has no RoutedExperts.
+(`benchmarks/expert_loading.py`). The loader also takes the matrices of all own experts as one tensor.
+
+vLLM's own loading stays for experts to which this does not apply (`experts_at_once`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
-from qwen35_trainer.rollout.vllm_versions import layers_of_experts
+from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, to_per_expert
+from qwen35_trainer.rollout.vllm_versions import expert_class, expert_layout
 
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-"""Names of packed experts, from the layer of experts on."""
+_TENSOR = re.compile(r"model\.(?:language_model\.)?(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)")
+"""Names of packed experts. It does not match those of multi-token prediction (`mtp.layers.…`)."""
+_LAYER = re.compile(r"(?:.*\.)?model\.(layers\.\d+\.mlp\.experts)(?:\..*)?")
+"""Paths of layers of experts in a model of vLLM. Versions and adapters differ in what is before and after."""
 
 
-@contextlib.contextmanager
-def loading_at_once(model: Any) -> Iterator[None]:  # noqa: ANN401  # vLLM's model
-    """Let a model's `load_weights` load all experts of a layer at once while the block runs."""
-    layers = {layer: own for layer in layers_of_experts(model) if (own := experts_at_once(layer)) is not None}
-    for layer, own in layers.items():
-        layer.load_weights = partial(_load, layer, own)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.load_weights  # the method of its class remains
+class _Layer(NamedTuple):
+    path: str
+    layer: Any
+    """vLLM's layer of experts."""
+    own: slice
+    """The experts that this process has."""
+
+
+class PackedExperts:
+    """Loads packed experts into the layers of a model that can load all of their experts at once."""
+
+    def __init__(self, model: Any, model_type: str) -> None:  # noqa: ANN401  # vLLM's model
+        """Find the layers. model_type: that of the model's configuration."""
+        self.loaded: set[str] = set()
+        """Names of the parameters that got a tensor."""
+        self._is_split = expert_layout(model_type) == "per expert"
+        self._layers: dict[str, _Layer] = {}
+        kind = expert_class()
+        for path, layer in model.named_modules():
+            place = _LAYER.fullmatch(path)
+            if place is not None and isinstance(layer, kind) and (own := experts_at_once(layer)) is not None:
+                self._layers[place[1]] = _Layer(path, layer, own)
+
+    def others(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+        """Load the packed experts among the weights, and yield all other tensors, as the model's `load_weights` reads them."""
+        for name, tensor in weights:
+            packed = _TENSOR.fullmatch(name)
+            if packed is not None and (place := self._layers.get(packed[1])) is not None:
+                self._load(place, packed[2], tensor)
+            elif packed is not None and self._is_split:
+                yield from to_per_expert([(name, tensor)])
+            else:
+                yield name, tensor
+
+    def _load(self, place: _Layer, kind: str, experts: Tensor) -> None:
+        for parameter_name, shard, matrices in _shards(kind, experts[place.own]):
+            parameter = getattr(place.layer, parameter_name)  # another one as soon as the layer is complete
+            is_loaded = parameter.weight_loader(
+                param=parameter,
+                loaded_weight=matrices,
+                weight_name=parameter_name,
+                shard_id=shard,
+                expert_id=place.own.start,
+                return_success=True,
+            )
+            if is_loaded:
+                self.loaded.add(f"{place.path}.{parameter_name}")
+
+
+def experts_at_once(layer: Any) -> slice | None:  # noqa: ANN401  # vLLM's layer of experts
+    """Return which experts of a layer this process has, if they can be loaded at once.
+
+    None: vLLM must load them one by one, because they are quantised or not consecutive, or because the layer also contains copies
+    of experts or shared experts.
+    """
+    experts, manager = layer.moe_config, layer.expert_map_manager
+    if (
+        layer.quant_config is not None
+        or getattr(layer, "is_fused_checkpoint_transposed", False)
+        or experts.moe_parallel_config.enable_eplb
+        or experts.num_experts != experts.num_logical_experts
+        or manager.num_fused_shared_experts
+    ):
+        return None
+    table = manager.expert_map
+    return slice(0, experts.num_experts) if table is None else consecutive(table.tolist())
 
 
 def consecutive(table: Sequence[int]) -> slice | None:
@@ -50,50 +109,9 @@ def consecutive(table: Sequence[int]) -> slice | None:
     return slice(own[0], own[-1] + 1)
 
 
-def experts_at_once(layer: Any) -> slice | None:  # noqa: ANN401  # vLLM's RoutedExperts
-    """Return which experts of a layer this process has, if they can be loaded at once.
-
-    None: vLLM must load them one by one, because they are quantised or not consecutive, or because the layer also contains copies
-    of experts or shared experts.
-    """
-    experts, manager = layer.moe_config, layer.expert_map_manager
-    if (
-        layer.quant_config is not None
-        or layer.is_fused_checkpoint_transposed
-        or experts.moe_parallel_config.enable_eplb
-        or experts.num_experts != experts.num_logical_experts
-        or manager.num_fused_shared_experts
-    ):
-        return None
-    table = manager.expert_map
-    return slice(0, experts.num_experts) if table is None else consecutive(table.tolist())
-
-
-def _load(layer: Any, own: slice, weights: Iterable[NamedTensor]) -> Iterator[str]:  # noqa: ANN401  # vLLM's RoutedExperts
-    """Load tensors into a layer, as its method `load_weights` does. Yields the names of the parameters that got one.
-
-    own: which experts this process has.
-    """
-    for name, tensor in weights:
-        if name not in {GATE_UP, DOWN}:
-            yield from type(layer).load_weights(layer, [(name, tensor)])
-            continue
-        for parameter_name, shard, matrices in _shards(name, tensor[own]):
-            parameter = getattr(layer, parameter_name)
-            parameter.weight_loader(
-                param=parameter,
-                loaded_weight=matrices,
-                weight_name=parameter_name,
-                shard_id=shard,
-                expert_id=own.start,
-                return_success=True,
-            )
-            yield parameter_name
-
-
-def _shards(name: str, experts: Tensor) -> list[tuple[str, str, Tensor]]:
+def _shards(kind: str, experts: Tensor) -> list[tuple[str, str, Tensor]]:
     """Return the parameter, vLLM's name of the matrices, and the matrices of a packed tensor's experts."""
-    if name == DOWN:
+    if kind == "down_proj":
         return [("w2_weight", "w2", experts)]
     gates, others = experts.chunk(2, dim=1)
     return [("w13_weight", "w1", gates), ("w13_weight", "w3", others)]

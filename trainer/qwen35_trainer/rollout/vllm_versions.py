@@ -4,7 +4,7 @@
     a text model is built    inside a vision-language model             alone
     names of its weights     those of the vision-language model         the same names, which vLLM shortens itself
     experts of Qwen3         each in tensors of its own                 the same, or packed
-    layers of experts        classes that differ between devices        one class, which loads all experts of a layer at once
+    a layer of experts       a FusedMoE                                 RoutedExperts, as a part of another module
     names with adapters      with `base_layer` in them                  without `base_layer`
     names of adapters        from the mapper of the model, which        from a variant of the mapper that joins no layers
                              models of Qwen3 lack
@@ -83,23 +83,17 @@ def weight_name(name: str, model_type: str) -> str:
 
 
 def expert_layout(model_type: str) -> ExpertLayout:
-    """Return the layout of experts that the installed vLLM loads fastest into a model of this type."""
-    return "per expert" if model_type == qwen3_moe.MODEL_TYPE and _expert_class() is None else "packed"
+    """Return the layout of experts that all versions of vLLM load into a model of this type."""
+    return "per expert" if model_type == qwen3_moe.MODEL_TYPE else "packed"
 
 
-def layers_of_experts(model: Any) -> list[Any]:  # noqa: ANN401  # vLLM's model
-    """Return the layers of a model that can load all of their experts at once. vLLM 0.23 has none."""
-    kind = _expert_class()
-    return [] if kind is None else [layer for layer in model.modules() if isinstance(layer, kind)]
-
-
-def _expert_class() -> type | None:
-    """Return vLLM's class of layers of experts. None: the installed vLLM has several."""
+def expert_class() -> type:
+    """Return vLLM's class of layers that contain experts."""
     try:
-        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+        from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts as Experts
     except ImportError:
-        return None
-    kind: type = RoutedExperts
+        from vllm.model_executor.layers.fused_moe.layer import FusedMoE as Experts
+    kind: type = Experts
     return kind
 
 

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, exported
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
-from qwen35_trainer.rollout.vllm_expert_loading import loading_at_once
-from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, expert_layout, in_adapted_layers, weight_name
+from qwen35_trainer.rollout.vllm_expert_loading import PackedExperts
+from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, in_adapted_layers, weight_name
 from qwen35_trainer.weights.division import Division, ReplicaRank, ReplicaShape
 from qwen35_trainer.weights.host_weights import SharedVersion
 from qwen35_trainer.weights.qwen3_5_divisions import divisions
@@ -105,8 +105,10 @@ def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
     from vllm.config import set_current_vllm_config
 
     model = worker.model_runner.get_model()
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad(), loading_at_once(model):
-        getattr(worker, LOADED).update(model.load_weights(in_adapted_layers(model, weights)))
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        experts = PackedExperts(model, model_type(worker))
+        loaded = model.load_weights(in_adapted_layers(model, experts.others(weights)))
+        getattr(worker, LOADED).update(loaded, experts.loaded)
 
 
 def load_shared(worker: Worker, nodes: Sequence[SharedVersion], tied: bool) -> None:
@@ -149,7 +151,7 @@ def for_vllm(weights: Mapping[str, Tensor], kind: str, *, tied: bool) -> Iterato
 
     kind: `model_type` of vLLM's model. tied: whether the output layer is the input embedding.
     """
-    for name, tensor in exported(weights.items(), tied=tied, layout=expert_layout(kind)):
+    for name, tensor in exported(weights.items(), tied=tied):
         # vLLM converts a slice when it copies it. Converting it here would read the whole tensor.
         is_kept = name.endswith(FLOAT32_PARAMETER) or isinstance(tensor, SlicedTensor)
         yield weight_name(name, kind), tensor if is_kept else tensor.to(torch.bfloat16)

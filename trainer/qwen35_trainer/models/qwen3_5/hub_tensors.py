@@ -12,8 +12,8 @@ module and in checkpoints. For E experts with I inner channels and D hidden chan
                  layers.0.mlp.experts.7.up_proj.weight      (I, D)                       checkpoints, vLLM
                  layers.0.mlp.experts.7.down_proj.weight    (D, I)                       checkpoints, vLLM
 
-vLLM 0.32 reads both layouts; vLLM 0.23 skips packed tensors of Qwen3, so there models of Qwen3 get the other layout
-(`rollout/vllm_versions.py`). All other tensors, including
+vLLM's layers of experts get the packed tensors. Where vLLM must load experts one by one, models of Qwen3 get the other layout, because
+vLLM 0.23 skips their packed tensors (`rollout/vllm_expert_loading.py`). All other tensors, including
 those of the vision tower (`model.visual.*`), have the names of the module. All functions stream: if the tensors of a
 layer are adjacent, at most the experts of one layer are in memory.
 """
