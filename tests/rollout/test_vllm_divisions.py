@@ -1,6 +1,6 @@
 """The slices of the ranks of a replica, against vLLM's own loaders: each rank's parameters, from its slices and from whole tensors.
 
-Experts are loaded one by one, as vLLM does, and all at once (`vllm_expert_loading.py`).
+Experts are loaded one by one, as vLLM does, and all together (`vllm_expert_loading.py`).
 
 A rank of vLLM is a model of this process that takes itself for that rank: its process groups only have numbers.
 """
@@ -104,10 +104,10 @@ def assert_same_parameters(model: Any, replica: ReplicaShape, share: float) -> N
             with vllm_rank(model.config, who) as load:
                 whole = load(for_vllm(weights, kind, tied=tied))
                 others = {
-                    "whole tensors, all experts at once": load(for_vllm(weights, kind, tied=tied), at_once=True),
+                    "whole tensors, all experts together": load(for_vllm(weights, kind, tied=tied), together=True),
                     "slices": load(for_vllm(weights.sliced(divided, who), kind, tied=tied)),
-                    "slices, all experts at once": load(
-                        for_vllm(weights.sliced(divided, who), kind, tied=tied), at_once=True
+                    "slices, all experts together": load(
+                        for_vllm(weights.sliced(divided, who), kind, tied=tied), together=True
                     ),
                 }
             for source, parameters in others.items():
@@ -170,11 +170,11 @@ def vllm_rank(config: Any, who: ReplicaRank) -> Iterator[Any]:
         finally:
             torch.set_default_dtype(torch.float32)
 
-        def load(weights: Iterable[tuple[str, Tensor]], *, at_once: bool = False) -> dict[str, Tensor]:
+        def load(weights: Iterable[tuple[str, Tensor]], *, together: bool = False) -> dict[str, Tensor]:
             for parameter in model.parameters():
                 parameter.data.fill_(math.nan)
             with set_current_vllm_config(configured), torch.no_grad():
-                if at_once:
+                if together:
                     weights = PackedExperts(model, config.model_type).others(weights)
                 elif config.model_type == qwen3_moe.MODEL_TYPE:
                     weights = to_per_expert(weights)  # vLLM 0.23 skips packed tensors of Qwen3

@@ -1,4 +1,4 @@
-"""Which experts are loaded at once, into which layer, and that vLLM's loader is then called three times for a layer.
+"""Which experts are loaded together, into which layer, and that vLLM's loader is then called three times for a layer.
 
 `test_vllm_divisions.py` compares the loaded parameters with those that vLLM loads itself.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qwen35_trainer.models.qwen3_5 import qwen3_moe
 from qwen35_trainer.rollout.vllm_environment import set_variables
-from qwen35_trainer.rollout.vllm_expert_loading import PackedExperts, consecutive, experts_at_once
+from qwen35_trainer.rollout.vllm_expert_loading import PackedExperts, consecutive, experts_together
 from qwen35_trainer.rollout.vllm_versions import expert_class
 from qwen35_trainer.rollout.vllm_worker import for_vllm
 from qwen35_trainer.weights.division import ReplicaRank, ReplicaShape
@@ -75,10 +75,10 @@ def layer(**changed: Any) -> Any:
         ({"shared": 1}, None),
     ],
 )
-def test_experts_are_loaded_at_once_only_where_the_tensor_of_a_layer_has_its_experts_in_order(
+def test_experts_are_loaded_together_only_where_the_tensor_of_a_layer_has_its_experts_in_order(
     changed: dict[str, Any], own: slice | None
 ) -> None:
-    assert experts_at_once(layer(**changed)) == own
+    assert experts_together(layer(**changed)) == own
 
 
 @pytest.mark.parametrize("divides_experts", [False, True])
@@ -101,7 +101,7 @@ def test_vllm_loads_all_experts_of_a_layer_by_three_calls(
         kind, layers = model.config.model_type, model.config.get_text_config().num_hidden_layers
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         with vllm_rank(model.config, ReplicaRank(1, ReplicaShape(2, divides_experts))) as load:
-            load(for_vllm(weights, kind, tied=False), at_once=True)
+            load(for_vllm(weights, kind, tied=False), together=True)
             assert sorted(calls) == sorted(["w1", "w2", "w3"] * layers)
             calls.clear()
             load(for_vllm(weights, kind, tied=False))
@@ -109,7 +109,7 @@ def test_vllm_loads_all_experts_of_a_layer_by_three_calls(
 
 
 class Experts(nn.Module):
-    """A layer of vLLM whose experts can be loaded at once."""
+    """A layer of vLLM whose experts can be loaded together."""
 
     def __init__(self) -> None:
         super().__init__()

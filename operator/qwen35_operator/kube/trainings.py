@@ -117,8 +117,8 @@ class Trainings:
 
     def obstacles(self) -> list[Problem]:
         """Return what keeps the stored trainings from being up to date, once if it is the same in several namespaces."""
-        found = (watch.obstacle() for watch in self.watches)
-        return list(dict.fromkeys(problem for problem in found if problem is not None))
+        problems = (watch.obstacle() for watch in self.watches)
+        return list(dict.fromkeys(problem for problem in problems if problem is not None))
 
     def silent_seconds(self) -> float:
         """Return the seconds since the API server last answered kopf. If it watches several namespaces, the oldest answer counts."""

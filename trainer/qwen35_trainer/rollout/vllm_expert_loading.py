@@ -10,7 +10,7 @@ vLLM's models call this loader for each matrix of each expert, and twice: first 
 61,440 calls for the 40 layers of 256 experts of Qwen3.5-35B-A3B, while the replica generates nothing
 (`benchmarks/expert_loading.py`). The loader also takes the matrices of all own experts as one tensor.
 
-vLLM's own loading stays for experts to which this does not apply (`experts_at_once`).
+vLLM's own loading stays for experts to which this does not apply (`experts_together`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Layer(NamedTuple):
 
 
 class PackedExperts:
-    """Loads packed experts into the layers of a model that can load all of their experts at once."""
+    """Loads packed experts into the layers of a model that can load all of their experts together."""
 
     def __init__(self, model: Any, model_type: str) -> None:  # noqa: ANN401  # vLLM's model
         """Find the layers. model_type: that of the model's configuration."""
@@ -50,7 +50,7 @@ class PackedExperts:
         kind = expert_class()
         for path, layer in model.named_modules():
             place = _LAYER.fullmatch(path)
-            if place is not None and isinstance(layer, kind) and (own := experts_at_once(layer)) is not None:
+            if place is not None and isinstance(layer, kind) and (own := experts_together(layer)) is not None:
                 self._layers[place[1]] = _Layer(path, layer, own)
 
     def others(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
@@ -79,8 +79,8 @@ class PackedExperts:
                 self.loaded.add(f"{place.path}.{parameter_name}")
 
 
-def experts_at_once(layer: Any) -> slice | None:  # noqa: ANN401  # vLLM's layer of experts
-    """Return which experts of a layer this process has, if they can be loaded at once.
+def experts_together(layer: Any) -> slice | None:  # noqa: ANN401  # vLLM's layer of experts
+    """Return which experts of a layer this process has, if they can be loaded together.
 
     None: vLLM must load them one by one, because they are quantised or not consecutive, or because the layer also contains copies
     of experts or shared experts.
