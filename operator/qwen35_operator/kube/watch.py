@@ -69,6 +69,7 @@ class Watch:
     _version: str = ""  # resourceVersion to continue from; empty if a list is needed first
     _failures: int = 0  # in a row
     _refusals: int = 0  # in a row
+    _logged: str = ""  # the error that was logged last, since the watch last worked
     _warned: float = -math.inf  # when an object was last reported, by time.monotonic
     _ignored: int = 0  # objects that were not reported since
 
@@ -83,7 +84,7 @@ class Watch:
                 self._version = ""
                 self.restarted(self.kind.name)
             except ApiError as error:
-                logger.warning("watching %s: %s", self.kind.resource, error)
+                self._log(error)
                 refused = isinstance(error, (Forbidden, NotFound))
                 self._refusals = self._refusals + 1 if refused else 0
                 if refused:
@@ -134,7 +135,7 @@ class Watch:
         async with watch_events(client, path, selector, self._version, accept=accept) as events:
             self._mark_synced()
             self.seen_at = time.monotonic()
-            self._failures = self._refusals = 0
+            self._failures, self._refusals, self._logged = 0, 0, ""
             async for event in events:
                 # Updated with each event, so that no event is repeated after a cut.
                 self._version = self._apply(event)
@@ -162,6 +163,12 @@ class Watch:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             self._warn(raw.get("metadata", {}), error)
             return None
+
+    def _log(self, error: ApiError) -> None:
+        """Log an error as a warning, and the same error in a row as debug messages: a permission may be missing for days."""
+        message = f"watching {self.kind.resource} in {where(self.namespace)}: {error}"
+        logger.log(logging.DEBUG if message == self._logged else logging.WARNING, message)
+        self._logged = message
 
     def _warn(self, metadata: JsonObject, error: Exception) -> None:
         """Log that an object is ignored, at most once per WARNING_SECONDS."""

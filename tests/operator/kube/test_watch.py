@@ -302,6 +302,17 @@ async def test_a_server_that_is_away_is_nobodys_problem_to_mend(server) -> None:
         assert watch.synced.is_set()  # what was seen still counts; decisions are guarded by versions
 
 
+async def test_an_error_is_logged_once_until_the_watch_has_worked(server, caplog) -> None:
+    refused = (refuses(403, "no maps"),) * 3
+    server.script = [*refused, page(version=3), stream(), *refused, page(version=3), stream(stays=True)]
+    async with watching(server, namespace="team") as watch:
+        await until(idle(server, 10), "the second stream")
+        assert watch.starts == 6
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert all("watching configmaps in namespace team: 403" in warning for warning in warnings)
+
+
 async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) -> None:
     strange = raw_objects.pod("strange", pool="theirs", version=12)
     server.script = [
