@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from tests.core_seconds import RESULTS, CoreSeconds
 from tests.forks import start as forks
 from tests.patience import PATIENCE
-from tests.profiles import ORDER, SOAK
+from tests.profiles import ORDER, SHARE, SOAK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,16 +54,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `soak` run in `make soak` only. ORDER, if set, shuffles the test files."""
+    """Leave out the tests marked `soak` in `make test`. ORDER, if set, shuffles the test files, and SHARE draws some of them.
+
+    Of a file that is not drawn, the tests marked `soak` and those with random examples run: the others repeat `make test`.
+    """
+    chosen = sorted({item.path for item in items})
     if ORDER is not None:
         draw = random.Random(ORDER)
-        places = {path: draw.random() for path in sorted({item.path for item in items})}
+        places = {path: draw.random() for path in chosen}
         items.sort(key=lambda item: places[item.path])
-    if SOAK:
-        return
-    left_out = [item for item in items if item.get_closest_marker("soak")]
+        chosen = [path for path in chosen if places[path] < SHARE]
+    left_out = [item for item in items if _is_left_out(item, drawn=item.path in chosen)]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+
+
+def _is_left_out(item: pytest.Item, *, drawn: bool) -> bool:
+    is_marked = item.get_closest_marker("soak") is not None
+    return not drawn and not is_marked and not is_hypothesis_test(getattr(item, "obj", None)) if SOAK else is_marked
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,8 +11,10 @@ takes those of the other lane that have not begun. Tests that assert a limit in 
 lanes, when nothing else runs.
 
 Every run has a seed, which is printed and repeats it: hypothesis draws its examples from it, and test files come in the order
-that it gives. The fork server is off, so every process does its own imports. A kind that fails does not stop the others. The exit
-code is 1 when a run failed or a kind has no run.
+that it gives. Most tests of some kinds are tests of `make test`, run once more in another order or with other versions. Such a
+kind draws a part of its files, a third if the soak has 60 minutes and all from 180 on. Of the other files it runs the tests that
+are marked `soak` or have random examples. The fork server is off, so every process does its own imports. A kind that fails does
+not stop the others. The exit code is 1 when a run failed or a kind has no run.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ OLD_VERSIONS_INTERPRETER = REPOSITORY / ".venv-oldest" / "bin" / "python"
 SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
 INSTALLED = "runtime/test_installed.py"
 MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
+MINUTES_OF_ALL = 180
+"""A soak of at least this length draws all files."""
 
 
 class Lane(Enum):
@@ -62,6 +66,8 @@ class Kind:
     arguments: tuple[str, ...] = ("-m", "not quiet")
     environment: Mapping[str, str] = field(default_factory=dict)
     interpreter: Path = Path(sys.executable)
+    drawn: bool = False
+    """Whether a run draws a part of the files, because most tests are tests of `make test`."""
 
     def command(self, seed: int) -> list[str]:
         chosen = [f"tests/{name}" for name in self.tests]
@@ -112,16 +118,18 @@ def _that_compute() -> tuple[Kind, ...]:
             Lane.COMPUTING,
             PROPERTIES,
             ("-m", "not quiet", f"--ignore=tests/{MONTH}"),
+            drawn=True,
         ),
         Kind("a month of updates in virtual time", Lane.COMPUTING, (MONTH,)),
-        Kind("all runs, in random order", Lane.COMPUTING, ("runtime",), ("-m", "not quiet", *elsewhere)),
-        Kind("all others, in random order", Lane.COMPUTING, rest),
+        Kind("runs, in random order", Lane.COMPUTING, ("runtime",), ("-m", "not quiet", *elsewhere), drawn=True),
+        Kind("all others, in random order", Lane.COMPUTING, rest, drawn=True),
         Kind(
             "the oldest vLLM, transformers and megatron-core",
             Lane.COMPUTING,
             ("rollout", "engines/megatron", INSTALLED),
             *_without_amx(),
             interpreter=OLD_VERSIONS_INTERPRETER,
+            drawn=True,
         ),
     )
 
@@ -148,10 +156,9 @@ def _alone() -> tuple[Kind, ...]:
     )
 
 
-def run(kind: Kind, seed: int) -> bool:
-    """Whether it passed. Prints the output, each line after the kind's lane."""
-    own = {"QWEN35_TESTS": "soak", "QWEN35_TESTS_ORDER": str(seed), "OMP_NUM_THREADS": "1"}
-    environment = os.environ | own | kind.environment
+def run(kind: Kind, seed: int, share: float) -> bool:
+    """Whether it passed. Prints the output, each line after the kind's lane. `share`: of the files, if the kind draws them."""
+    environment = os.environ | _settings(kind, seed, share)
     command = kind.command(seed)
     with subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -160,6 +167,11 @@ def run(kind: Kind, seed: int) -> bool:
         for line in process.stdout:
             print(f"{kind.lane.value} │ {line}", end="", flush=True)
     return process.returncode == 0
+
+
+def _settings(kind: Kind, seed: int, share: float) -> Mapping[str, str]:
+    own = {"QWEN35_TESTS": "soak", "QWEN35_TESTS_ORDER": str(seed), "OMP_NUM_THREADS": "1"}
+    return own | ({"QWEN35_TESTS_SHARE": f"{share:.2f}"} if kind.drawn else {}) | kind.environment
 
 
 @dataclass(frozen=True)
@@ -196,13 +208,13 @@ class Turns:
             return next((kinds.pop() for kinds in self._remaining if kinds), None)
 
 
-def runs(lane: Iterator[Kind], seeds: Iterator[int]) -> list[Ended]:
+def runs(lane: Iterator[Kind], seeds: Iterator[int], share: float) -> list[Ended]:
     """Run the kinds of a lane, one after the other."""
     ended = []
     for kind in lane:
         seed, started = next(seeds), time.monotonic()
-        print(f"soak: {kind.name}, seed {seed}", flush=True)
-        ended.append(Ended(kind, seed, run(kind, seed), (time.monotonic() - started) / 60))
+        print(f"soak: {kind.name}, seed {seed}" + (f", share of the files {share:.2f}" if kind.drawn else ""), flush=True)
+        ended.append(Ended(kind, seed, run(kind, seed, share), (time.monotonic() - started) / 60))
     return ended
 
 
@@ -226,14 +238,15 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [kind for kind in kinds() if not arguments.only or kind.name in arguments.only]
     until = time.monotonic() + 60 * arguments.minutes
+    share = min(1.0, arguments.minutes / MINUTES_OF_ALL)
     seeds = count(arguments.seed)  # next() of this counter is one step of the interpreter, so lanes may share it
     lanes = [[kind for kind in chosen if kind.lane is lane] for lane in Lane]
     *beside, alone = lanes
     turns = Turns(beside, until)
     with ThreadPoolExecutor() as threads:
-        parallel = threads.map(lambda lane: runs(turns.of(lane), seeds), range(len(beside)))
+        parallel = threads.map(lambda lane: runs(turns.of(lane), seeds, share), range(len(beside)))
         ended = [run for lane in parallel for run in lane]
-    ended += runs(iter(alone), seeds)
+    ended += runs(iter(alone), seeds, share)
     return report(chosen, ended)
 
 

@@ -1,6 +1,8 @@
 """What `make soak` runs."""
 
 import itertools
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,5 +83,73 @@ def test_a_run_that_fails_is_reported_as_failed(
     for code, passed in ((0, True), (3, False)):
         command = [sys.executable, "-c", f"print('its output'); raise SystemExit({code})"]
         monkeypatch.setattr(soak.Kind, "command", lambda *_, command=command: command)
-        assert soak.run(kind_of(soak.Lane.ALONE, "one"), 1) is passed
+        assert soak.run(kind_of(soak.Lane.ALONE, "one"), 1, 1.0) is passed
         assert "alone │ its output" in capsys.readouterr().out
+
+
+TESTS_OF_A_FILE = """
+import pytest
+from hypothesis import given, strategies
+
+@pytest.mark.soak
+def test_marked(): pass
+
+@given(strategies.none())
+def test_random(_): pass
+
+def test_plain(): pass
+"""
+
+
+def collected(folder: Path, **settings: str) -> set[str]:
+    """`file::test` of all tests that a session with these settings runs."""
+    names = {"share": "QWEN35_TESTS_SHARE", "seed": "QWEN35_TESTS_ORDER", "profile": "QWEN35_TESTS"}
+    environment = {name: value for name, value in os.environ.items() if name not in names.values()}
+    environment |= {names[name]: value for name, value in settings.items()}
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+    arguments = ["-c", str(soak.REPOSITORY / "pyproject.toml"), "--rootdir", str(folder), str(folder)]
+    printed = subprocess.run(
+        command + arguments, env=environment, cwd=soak.REPOSITORY, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    return {line for line in printed.splitlines() if "::" in line}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(60):
+        (folder / f"test_{number}.py").write_text(TESTS_OF_A_FILE)
+    return folder
+
+
+def test_a_share_draws_files_by_the_seed_and_keeps_marked_and_random_tests_of_all(files: Path) -> None:
+    everything = collected(files, profile="soak", seed="1")
+    third = collected(files, profile="soak", seed="1", share="0.33")
+    always = {test for test in everything if not test.endswith("::test_plain")}
+    assert (len(everything), len(always)) == (180, 120)
+    assert always < third < everything
+    assert third != collected(files, profile="soak", seed="2", share="0.33")
+    assert 10 <= len(third - always) <= 30
+    assert third < collected(files, profile="soak", seed="1", share="0.66"), "a longer soak adds files to those of a shorter one"
+
+
+def test_make_test_leaves_out_what_is_marked_soak(files: Path) -> None:
+    tests = collected(files, profile="test", seed="1")
+    assert len(tests) == 120
+    assert not {test for test in tests if test.endswith("::test_marked")}
+
+
+def test_only_kinds_that_repeat_tests_of_make_test_get_a_share(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", "import os; print('share', os.environ.get('QWEN35_TESTS_SHARE'))"]
+    monkeypatch.setattr(soak.Kind, "command", lambda *_: command)
+    for drawn, printed in ((True, "share 0.33"), (False, "share None")):
+        assert soak.run(soak.Kind("one", soak.Lane.ALONE, ("suite",), drawn=drawn), 1, 60 / soak.MINUTES_OF_ALL)
+        assert printed in capsys.readouterr().out
+    assert {kind.name.split(",")[0] for kind in soak.kinds() if kind.drawn} == {
+        "random examples",
+        "runs",
+        "all others",
+        "the oldest vLLM",
+    }
