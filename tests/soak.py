@@ -213,7 +213,9 @@ def runs(lane: Iterator[Kind], seeds: Iterator[int], share: float) -> list[Ended
     ended = []
     for kind in lane:
         seed, started = next(seeds), time.monotonic()
-        print(f"soak: {kind.name}, seed {seed}" + (f", share of the files {share:.2f}" if kind.drawn else ""), flush=True)
+        print(
+            f"soak: {kind.name}, seed {seed}" + (f", share of the files {share:.2f}" if kind.drawn else ""), flush=True
+        )
         ended.append(Ended(kind, seed, run(kind, seed, share), (time.monotonic() - started) / 60))
     return ended
 

@@ -130,7 +130,9 @@ def test_a_share_draws_files_by_the_seed_and_keeps_marked_and_random_tests_of_al
     assert always < third < everything
     assert third != collected(files, profile="soak", seed="2", share="0.33")
     assert 10 <= len(third - always) <= 30
-    assert third < collected(files, profile="soak", seed="1", share="0.66"), "a longer soak adds files to those of a shorter one"
+    assert third < collected(files, profile="soak", seed="1", share="0.66"), (
+        "a longer soak adds files to those of a shorter one"
+    )
 
 
 def test_make_test_leaves_out_what_is_marked_soak(files: Path) -> None:
