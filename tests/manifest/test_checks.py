@@ -276,6 +276,11 @@ CASES = {
         "spec.rollout.vllm.extraArguments.max_num_seqs",
         {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"block_size": 256}}}},
     ),
+    "experts that move between devices": (
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"enable_eplb": True}}}},
+        "spec.rollout.vllm.extraArguments.enable_eplb",
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"enable_expert_parallel": True}}}},
+    ),
     "speculative decoding": (
         {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"speculative_config": "mtp"}}}},
         "spec.rollout.vllm.extraArguments.speculative_config",

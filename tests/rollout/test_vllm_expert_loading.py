@@ -3,19 +3,22 @@
 `test_vllm_divisions.py` compares the loaded parameters with those that vLLM loads itself.
 """
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwen35_trainer.models.qwen3_5 import qwen3_moe
 from qwen35_trainer.rollout.vllm_environment import set_variables
-from qwen35_trainer.rollout.vllm_expert_loading import PackedExperts, consecutive, experts_together
+from qwen35_trainer.rollout.vllm_expert_loading import ExpertMatrices, PackedExperts, consecutive, experts_together
 from qwen35_trainer.rollout.vllm_versions import expert_class
 from qwen35_trainer.rollout.vllm_worker import for_vllm
-from qwen35_trainer.weights.division import ReplicaRank, ReplicaShape
+from qwen35_trainer.weights.division import HeldSection, ReplicaRank, ReplicaShape, TensorSection
+from qwen35_trainer.weights.sliced_tensor import SlicedTensor, TensorSlices
 from tests.rollout.test_vllm import library_model, process_restored
 from tests.rollout.test_vllm_divisions import EXPERTS, vllm_rank
 
@@ -45,7 +48,6 @@ def layer(**changed: Any) -> Any:
     values = {
         "quantisation": None,
         "transposed": False,
-        "balanced": False,
         "all_experts": 4,
         "shared": 0,
         "table": torch.tensor([-1, -1, 0, 1], dtype=torch.int32),
@@ -54,7 +56,6 @@ def layer(**changed: Any) -> Any:
         quant_config=values["quantisation"],
         is_fused_checkpoint_transposed=values["transposed"],
         moe_config=SimpleNamespace(
-            moe_parallel_config=SimpleNamespace(enable_eplb=values["balanced"]),
             num_experts=values["all_experts"],
             num_logical_experts=4,
         ),
@@ -70,7 +71,6 @@ def layer(**changed: Any) -> Any:
         ({"table": torch.tensor([-1, 0, -1, 1])}, None),
         ({"quantisation": "fp8"}, None),
         ({"transposed": True}, None),
-        ({"balanced": True}, None),
         ({"all_experts": 6}, None),
         ({"shared": 1}, None),
     ],
@@ -106,6 +106,45 @@ def test_vllm_loads_all_experts_of_a_layer_by_three_calls(
             calls.clear()
             load(for_vllm(weights, kind, tied=False))
             assert len(calls) == 3 * layers * EXPERTS["experts"], "as vLLM itself does, for each expert of the model"
+
+
+class Copies(TorchDispatchMode):
+    """Records the targets and sources of all copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and type(args[1]) is Tensor:
+            self.seen.append(args[:2])
+        return func(*args, **(kwargs or {}))
+
+
+def sliced(tensor: Tensor) -> SlicedTensor:
+    """The same values, for a rank that has all of them."""
+    rows, columns = tensor.shape[0], tensor[0].numel()
+    held = HeldSection(TensorSection(rows, columns, 1), 0, range(rows), range(columns))
+    slices = TensorSlices("experts", [held], lambda _: tensor.reshape(rows, columns))
+    return SlicedTensor.whole(tuple(tensor.shape), tensor.dtype, slices)
+
+
+@pytest.mark.parametrize("source", [lambda tensor: tensor, sliced], ids=["whole tensor", "slices"])
+def test_gates_are_copied_one_expert_after_another_so_that_no_copy_needs_another_tensor(
+    source: Callable[[Tensor], Tensor],
+) -> None:
+    packed, target = torch.randn(4, 6, 2), torch.zeros(4, 6, 2)
+    gates = ExpertMatrices(source(packed)[:, :3])
+    target.narrow(1, 0, 3).copy_(gates.narrow(1, 0, 3))
+    assert torch.equal(target[:, :3], packed[:, :3])
+    assert not target[:, 3:].any()
+    with Copies() as copies:  # It would not see what a copy by another class does, so this calls the class.
+        ExpertMatrices.__torch_dispatch__(torch.ops.aten.copy_.default, (), (target[:, 3:], gates.narrow(1, 0, 3)))
+    assert torch.equal(target[:, 3:], packed[:, :3])
+    assert len(copies.seen) == 4
+    assert all(tensor.is_contiguous() for pair in copies.seen for tensor in pair)
+    assert torch.equal(gates + 0, packed[:, :3]), "whatever else needs values gets them"
+    torch.empty(4, 3, 2, device="meta").copy_(gates)
 
 
 class Experts(nn.Module):

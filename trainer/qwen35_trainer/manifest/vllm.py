@@ -17,6 +17,7 @@ _LOADING = "the trainer publishes the weights, and nothing is loaded from files"
 _ADAPTERS = "every sequence is generated with the adapters that train (spec.train.lora)"
 _EXACT = "the version and the log-prob of each token would not be exact"
 _DRAFTS = "the trainer publishes no weights of the drafting layers, and log-probs of drafted tokens have not been compared with its own"
+_EXPERTS = "a publication is loaded to the places that the experts have at the start"
 _PROCESSES = "the processes of a replica follow from spec.rollout.tensorParallel and spec.accelerator.devicesPerNode"
 
 RESERVED_ARGUMENTS = {
@@ -57,6 +58,9 @@ RESERVED_ARGUMENTS = {
     "lora_target_modules": _OWN.format("spec.train.lora.targets"),
     "default_mm_loras": _ADAPTERS,
     "enable_tower_connector_lora": _ADAPTERS,
+    "enable_eplb": _EXPERTS,
+    "eplb_config": _EXPERTS,
+    "enable_elastic_ep": _EXPERTS,
     "pipeline_parallel_size": _PROCESSES,
     "prefill_context_parallel_size": _PROCESSES,
     "decode_context_parallel_size": _PROCESSES,

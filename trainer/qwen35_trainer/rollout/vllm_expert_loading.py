@@ -8,7 +8,8 @@
 
 vLLM's models call this loader for each matrix of each expert, and twice: first it counts values, and then it copies them. That is
 61,440 calls for the 40 layers of 256 experts of Qwen3.5-35B-A3B, while the replica generates nothing
-(`benchmarks/expert_loading.py`). The loader also takes the matrices of all own experts as one tensor.
+(`benchmarks/expert_loading.py`). The loader also takes the matrices of all own experts as one tensor. The copy is then divided
+among the experts again (`ExpertMatrices`).
 
 vLLM's own loading stays for experts to which this does not apply (`experts_together`).
 """
@@ -16,13 +17,16 @@ vLLM's own loading stays for experts to which this does not apply (`experts_toge
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, to_per_expert
 from qwen35_trainer.rollout.vllm_versions import expert_class, expert_layout
+from qwen35_trainer.weights.sliced_tensor import VIEWS, SlicedTensor
 
 _TENSOR = re.compile(r"model\.(?:language_model\.)?(layers\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)")
 """Names of packed experts. It does not match those of multi-token prediction (`mtp.layers.…`)."""
@@ -69,7 +73,7 @@ class PackedExperts:
             parameter = getattr(place.layer, parameter_name)  # another one as soon as the layer is complete
             is_loaded = parameter.weight_loader(
                 param=parameter,
-                loaded_weight=matrices,
+                loaded_weight=ExpertMatrices(matrices),
                 weight_name=parameter_name,
                 shard_id=shard,
                 expert_id=place.own.start,
@@ -89,7 +93,6 @@ def experts_together(layer: Any) -> slice | None:  # noqa: ANN401  # vLLM's laye
     if (
         layer.quant_config is not None
         or getattr(layer, "is_fused_checkpoint_transposed", False)
-        or experts.moe_parallel_config.enable_eplb
         or experts.num_experts != experts.num_logical_experts
         or manager.num_fused_shared_experts
     ):
@@ -115,3 +118,47 @@ def _shards(kind: str, experts: Tensor) -> list[tuple[str, str, Tensor]]:
         return [("w2_weight", "w2", experts)]
     gates, others = experts.chunk(2, dim=1)
     return [("w13_weight", "w1", gates), ("w13_weight", "w3", others)]
+
+
+class ExpertMatrices(Tensor):
+    """The matrices of several experts, which are copied one by one.
+
+    matrices: (experts, rows, columns). In memory, the gates and the other rows of the experts alternate. torch copies such a
+    tensor from the host to a device by way of a new tensor on each side (`copy_requires_temporaries` in its aten/native/cuda/Copy.cu).
+    The matrix of one expert is contiguous and needs none.
+    """
+
+    _matrices: Tensor
+
+    def __new__(cls, matrices: Tensor) -> Self:
+        tensor: Self = Tensor._make_wrapper_subclass(
+            cls, matrices.shape, strides=matrices.stride(), dtype=matrices.dtype, device=matrices.device
+        )
+        tensor._matrices = matrices
+        return tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's documentation says
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's annotation lacks the operator
+        cls,
+        function: Any,  # noqa: ANN401  # an operator of torch
+        _: Sequence[type],
+        arguments: tuple[Any, ...] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  # what the operator returns
+        if function is torch.ops.aten.copy_.default and isinstance(arguments[1], cls):
+            return _copy_one_by_one(arguments[0], arguments[1]._matrices)
+        arguments, options = pytree.tree_map_only(cls, lambda each: each._matrices, (arguments, options or {}))
+        result = function(*arguments, **options)
+        return pytree.tree_map_only(Tensor, cls, result) if function in VIEWS else result
+
+
+def _copy_one_by_one(target: Tensor, matrices: Tensor) -> Tensor:
+    """Copy each expert's matrix to its place in the target. vLLM also copies to targets without memory, to count the values."""
+    if target.is_meta:
+        return target
+    values = matrices.held_values() if isinstance(matrices, SlicedTensor) else matrices
+    for place, matrix in zip(target.unbind(), values.unbind(), strict=True):
+        place.copy_(matrix)
+    return target

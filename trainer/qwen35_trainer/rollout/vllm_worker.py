@@ -142,7 +142,7 @@ def _divisions(worker: Worker, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     If the experts of a rank are not consecutive, each rank reads all experts.
     """
     parallel = worker.vllm_config.parallel_config
-    has_consecutive = not parallel.enable_eplb and parallel.expert_placement_strategy == "linear"
+    has_consecutive = parallel.expert_placement_strategy == "linear"
     return {name: each for name, each in divisions(shapes).items() if has_consecutive or not each.experts}
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.weights.division import HeldSection
 
-_VIEWS = {
+VIEWS = {
     torch.ops.aten.slice.Tensor,
     torch.ops.aten.select.int,
     torch.ops.aten.split.Tensor,
@@ -134,6 +134,10 @@ class SlicedTensor(Tensor):
         """Return the whole tensor of this shape and type, whose values are in `slices`."""
         return cls(torch.empty(shape, dtype=dtype, device="meta"), slices)
 
+    def held_values(self) -> Tensor:
+        """Return the values, as an ordinary tensor on the memory of the slices. Raises SliceMissing if any is not in them."""
+        return self._slices.values(self._view)
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's documentation says
 
     @classmethod
@@ -145,11 +149,9 @@ class SlicedTensor(Tensor):
         options: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401  # what the operator returns
         options = options or {}
-        if function in _VIEWS:
+        if function in VIEWS:
             source = arguments[0]
             views = function(source._view, *arguments[1:], **options)
             return pytree.tree_map_only(Tensor, lambda view: cls(view, source._slices), views)
-        arguments, options = pytree.tree_map_only(
-            cls, lambda each: each._slices.values(each._view), (arguments, options)
-        )
+        arguments, options = pytree.tree_map_only(cls, lambda each: each.held_values(), (arguments, options))
         return function(*arguments, **options)
