@@ -171,6 +171,18 @@ class Histories(RuleBasedStateMachine):
         if (number := self.replica(replica)) is not None:
             self.world.load(number, next_only=next_only)
 
+    @rule(which=SMALL, keep=st.integers(0, 3), several=st.integers(1, 3))
+    def refuse(self, which, keep, several):
+        """A replica cannot generate a sequence, or several at one moment."""
+        with self.world.together():
+            for _ in range(min(several, len(self.world.running))):
+                self.world.refuse(self.world.running[which % len(self.world.running)], keep)
+
+    @rule(replica=SMALL)
+    def trust(self, replica):
+        if (number := self.replica(replica)) is not None:
+            self.world.trust(number)
+
     # The train pool.
 
     @precondition(lambda self: self.world.training is not None)

@@ -67,6 +67,20 @@ def test_at_most_a_quarter_of_a_replicas_slots_is_waited_for():
     assert played.replicas[0].running.keys() == {(0, 1), (0, 2), (0, 3), (2, 0)}
 
 
+def test_a_sequence_that_its_replica_refused_does_not_wait_for_that_replica():
+    played = world(4, 4, groups=4)
+    for name in list(played.replicas[1].running):
+        played.finish(name)
+    assert not played.coordinator.waiting
+    played.refuse((0, 0), keep=0)
+    played.finish((2, 0))
+    assert (0, 0) in played.replicas[1].running
+    played.finish((0, 1))
+    assert len(played.replicas[0].running) == 2, "it gets no sequence"
+    played.trust(0)
+    assert len(played.replicas[0].running) == 4
+
+
 def test_a_slot_is_not_kept_free_for_a_replica_that_is_waited_for():
     """The window is full: the free slot of replica 1 takes the sequence that waits for replica 0."""
     played = world(4, 5, groups=1, lag=2, group_size=3)

@@ -33,6 +33,7 @@ class Replica:
     version: int
     lane: bool = False
     leaving: bool = False
+    doubted: bool = False
     is_behind: bool = False
     """It joined with older weights than the published ones, and has not loaded those."""
     token_room: int | None = None
@@ -41,7 +42,11 @@ class Replica:
 
     @property
     def has_free_slot(self) -> bool:
-        return not self.leaving and not self.is_behind and len(self.running) < self.slots
+        return not self.is_closed and not self.is_behind and len(self.running) < self.slots
+
+    @property
+    def is_closed(self) -> bool:
+        return self.leaving or self.doubted
 
 
 @dataclass
@@ -122,6 +127,7 @@ class World:
                 self._leaves(group, position, reason)
             case do.StartSequences(replica, sequences):
                 assert not self.replicas[replica].is_behind
+                assert not self.replicas[replica].is_closed
                 for name, keep in sequences:
                     tokens = self.kept.pop(name, [])
                     assert keep == (len(tokens) if self.settings.partial_rollout else 0), "all that there are, no more"
@@ -244,6 +250,7 @@ class World:
     def lose(self, number: int, keep: int | None) -> None:
         """The first `keep` tokens of each of its sequences are available. None: those with which it was started or moved."""
         running = self.replicas.pop(number).running
+        self._trust_if_all_are_closed()
         if keep is None:
             self.kept |= {name: self.tokens_at_start[name] for name in running}
             self.send(on.ReplicaLost(number))
@@ -261,7 +268,26 @@ class World:
 
     def leave(self, number: int, leaving: bool) -> None:
         self.replicas[number].leaving = leaving
+        self._trust_if_all_are_closed()
         self.send(on.ReplicaLeaving(number, leaving))
+
+    def refuse(self, name: SequenceId, keep: int) -> None:
+        """The replica that has a sequence reports that it cannot generate it. The first `keep` of its tokens are available."""
+        replica = next(replica for replica in self.replicas.values() if name in replica.running)
+        self.kept[name] = replica.running.pop(name)[:keep]
+        replica.doubted = True
+        self._trust_if_all_are_closed()
+        self.send(on.SequenceRefused(name, len(self.kept[name])))
+
+    def trust(self, number: int) -> None:
+        self.replicas[number].doubted = False
+        self.send(on.ReplicaTrusted(number))
+
+    def _trust_if_all_are_closed(self) -> None:
+        """Only replicas of the pool count: the lane alone generates nothing."""
+        if all(each.is_closed for each in self.replicas.values() if not each.lane and not each.is_behind):
+            for each in self.replicas.values():
+                each.doubted &= each.is_behind
 
     def generate(self, number: int, tokens: int) -> None:
         replica = self.replicas[number]

@@ -24,16 +24,18 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.pipeline.replica_times import ReplicaTimes
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
-from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, EndReason, GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.rollout.version_runs import VersionRuns
 from qwen35_trainer.runtime import generation
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.measurements import TrainingClock
+from qwen35_trainer.runtime.refusals import MAX_FAULTS
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     EngineReport,
     ReplicaCommand,
+    ReplicaFailed,
     SubmitSequences,
     TakeSequences,
 )
@@ -190,6 +192,12 @@ class Room:
         """Sequences fail after these tokens."""
         of_each = dict.fromkeys(names, tokens), dict.fromkeys(names, EndReason.ERROR), dict.fromkeys(names, error)
         self.report(number, of_each[0], finished=of_each[1], errors=of_each[2])
+
+    def fail_twice(self, *names: SequenceId, tokens: GeneratedTokens, error: str = "too long") -> None:
+        """Sequences fail after these tokens, and again when another replica has got them."""
+        self.fail(POOL, *names, tokens=tokens, error=error)
+        self.start(OTHER, *names, keep=20)  # all
+        self.fail(OTHER, *names, tokens=NO_TOKENS, error=error)
 
     def give_back(self, number: int, name: SequenceId, tokens: GeneratedTokens) -> None:
         """A replica has taken a sequence, whose last tokens are these."""
@@ -359,12 +367,14 @@ async def test_a_sequence_that_could_not_be_generated_completes_its_group_and_is
     async with room.open():
         room.begin()
         room.report(POOL, {NAME: tokens(5)})
-        room.fail(POOL, NAME, tokens=tokens(6), error="vLLM gave up")
+        room.fail_twice(NAME, tokens=tokens(6), error="vLLM gave up")
         room.finish(POOL, (0, 1), tokens=tokens(7, 8, 9))
         await settled()
         [group] = room.generation.take([0])
     assert room.events[1:] == [
+        on.SequenceRefused(NAME, 2),
         on.SequenceFinished(NAME, 2),
+        on.ReplicaTrusted(POOL),
         on.SequenceFinished((0, 1), 3),
         on.GroupScored(0, signal=False),
     ]
@@ -378,7 +388,7 @@ async def test_a_sequence_that_could_not_be_generated_completes_its_group_and_is
 async def test_a_group_whose_prompt_is_refused_fails_with_the_reason_and_is_not_scored(room, caplog):
     async with room.open():
         room.begin()
-        room.fail(POOL, (0, 0), (0, 1), tokens=tokens(), error="prompt 9 exceeds 8")
+        room.fail_twice((0, 0), (0, 1), tokens=tokens(), error="prompt 9 exceeds 8")
         await settled()
     assert room.of(on.SequenceFinished) == [on.SequenceFinished((0, 0), 0), on.SequenceFinished((0, 1), 0)]
     [failed] = room.of(on.GroupFailed)
@@ -391,7 +401,7 @@ async def test_a_group_whose_prompt_is_refused_fails_with_the_reason_and_is_not_
 async def test_a_group_with_an_empty_response_fails_because_no_batch_can_contain_it(room):
     async with room.open():
         room.begin()
-        room.fail(POOL, NAME, tokens=tokens())
+        room.fail_twice(NAME, tokens=tokens())
         room.finish(POOL, (0, 1), tokens=tokens(7))
         await settled()
     assert [event.group for event in room.of(on.GroupFailed)] == [0]
@@ -402,11 +412,51 @@ async def test_an_evaluation_counts_a_failed_response_as_wrong(room):
     async with room.open():
         first, second = room.generation.evaluation()
         room.start(POOL, (first, 0), (second, 0))
-        room.fail(POOL, (first, 0), tokens=tokens())
+        room.fail_twice((first, 0), tokens=tokens())
         room.finish(POOL, (second, 0), tokens=tokens(7))
         results = await room.generation.results((first, second))
     assert [group.rewards for group in results] == [(None,), (1.0,)]
     assert not room.of(on.GroupFailed)
+
+
+async def test_a_response_that_one_replica_refuses_is_generated_by_another(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5)})
+        room.fail(POOL, NAME, tokens=tokens(6))
+        assert room.events[1:] == [on.SequenceRefused(NAME, 2)]
+        room.start(OTHER, NAME, keep=2)
+        room.report(OTHER, {NAME: tokens(7)}, started={NAME: 0})
+        assert on.ReplicaTrusted(POOL) in room.events
+        room.finish(OTHER, NAME, tokens=tokens(8))
+        room.finish(POOL, (0, 1), tokens=tokens(1))
+        assert await room.trained() == [[5, 6, 7, 8], [1]]
+    assert room.generation.failures.errors == {}
+
+
+async def test_a_replica_that_refuses_what_others_generate_is_lost_at_its_next_report(room):
+    names = [(group, 0) for group in range(MAX_FAULTS)]
+    async with room.open():
+        for group, _ in names:
+            room.begin(group)
+        room.fail(POOL, *names, tokens=tokens(), error="no such file: picture.png")
+        room.start(OTHER, *names)
+        room.report(OTHER, started=dict.fromkeys(names[:-1], 0))
+        room.report(POOL)
+        room.report(OTHER, started={names[-1]: 0})
+        with pytest.raises(ReplicaFailed, match=r"refused 3 sequences in a row .* no such file: picture\.png"):
+            room.report(POOL)
+    assert room.of(on.GroupFailed) == []
+
+
+async def test_a_moving_sequence_that_its_source_refuses_goes_on_to_its_target(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5)})
+        room.move()
+        room.fail(POOL, NAME, tokens=tokens(6))
+        assert room.sent(LANE) == [[5, 6]]
+    assert room.of(on.SequenceRefused) == []
 
 
 # Moves.

@@ -27,11 +27,13 @@ from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import load_manifest
-from qwen35_trainer.pipeline.coordinator import Coordinator
+from qwen35_trainer.pipeline.coordinator import Coordinator, NothingToTrain
 from qwen35_trainer.pipeline.journal import recover
+from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, RunRecord, SpanRecord, UpdateRecord
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardFailed
+from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime import loop as loop_module
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
@@ -438,6 +440,50 @@ async def test_a_replica_whose_call_fails_or_hangs_does_not_end_the_run(start, m
         assert len(run.actors) == 2, "it answered again"
     elif fault == "lose":
         assert list(run.names.values()) == ["rollout-0", "rollout-1", "rollout-0"]
+
+
+class Refusing(Writer):
+    """Refuses all sequences immediately once `refuses` is set, as an engine that has lost a mounted folder does."""
+
+    refuses = False
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        if not self.refuses:
+            super().submit(requests)
+            return
+        for request in requests:
+            tokens, finished, errors = (self._next.get(key, {}) for key in ("tokens", "finished", "errors"))
+            name = request.sequence
+            self.tell(
+                tokens=tokens | {name: [request.kept]},
+                finished=finished | {name: EndReason.ERROR},
+                errors=errors | {name: "no such folder"},
+            )
+
+
+async def test_a_replica_that_refuses_everything_is_replaced_and_no_prompt_is_lost(start, caplog):
+    """It answers in no time, so that it always has the most free slots."""
+
+    def prepare(actor: Actor, name: str, number: int) -> None:
+        actor.worker._engine.refuses = number == 1
+
+    run = start({"train.updates": 10}, engine=Refusing, prepare=prepare)
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert list(run.names.values()) == ["rollout-0", "rollout-1", "rollout-1"]
+    assert run.loop.coordinator.left_by_reason[LeaveReason.FAILED] == 0
+    assert "rollout-1 was lost: it refused" in caplog.text
+    assert "no such folder" in caplog.text
+
+
+async def test_prompts_that_every_replica_refuses_end_no_replica(start):
+    def prepare(actor: Actor, name: str, number: int) -> None:
+        actor.worker._engine.refuses = True
+
+    run = start(engine=Refusing, prepare=prepare)
+    with pytest.raises(NothingToTrain, match="no such folder"):
+        await run.outcome()
+    assert list(run.names.values()) == ["rollout-0", "rollout-1"]
 
 
 @pytest.mark.parametrize("method", ["address", "open", "exchange", "obey"])

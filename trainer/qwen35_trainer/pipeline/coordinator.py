@@ -99,6 +99,8 @@ class Coordinator:
             on.ReplicaLeaving: lambda event, _: placement.set_leaving(event),
             on.ReplicaMeasured: lambda event, _: placement.measured(event),
             on.ReplicaLost: self._lost,
+            on.SequenceRefused: lambda event, _: placement.refused(event, keep=settings.partial_rollout),
+            on.ReplicaTrusted: lambda event, _: placement.set_doubted(event.replica, doubted=False),
             on.SequenceStarted: lambda event, _: placement.started(event),
             on.SequencesProgressed: lambda event, _: placement.progressed(event),
             on.SequenceFinished: self._finished,

@@ -67,6 +67,25 @@ class ReplicaLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceRefused:
+    """A replica could not generate a sequence, which is enqueued again, for any replica.
+
+    Until `ReplicaTrusted`, its replica gets no sequences while the pool has other replicas. tokens: number of response tokens
+    that are available, with which the sequence continues as after the loss of a replica.
+    """
+
+    sequence: SequenceId
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTrusted:
+    """A replica gets sequences again: each sequence that it refused was generated, or was refused again, or has ended."""
+
+    replica: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceStarted:
     """A sequence's first token was computed with the weights of `version`."""
 
@@ -145,6 +164,8 @@ type Event = (
     | ReplicaLeaving
     | ReplicaMeasured
     | ReplicaLost
+    | SequenceRefused
+    | ReplicaTrusted
     | SequenceStarted
     | SequencesProgressed
     | SequenceFinished

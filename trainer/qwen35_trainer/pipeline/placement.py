@@ -5,7 +5,7 @@
                     │ no free slot       │     │      └── past afterTokens, if it gains time ─► replica of the lane ─► done
                     └──────► waiting ────┘     │
                                 ▲              ├── drop: its group left
-                                └─── lost ◄────┘
+                                └─ lost, refused ◄
 
 Group affinity: the samples of one prompt go to the least loaded replica, which computes the prompt once for all of
 them. Samples for which this replica has no free slot wait for one. Meanwhile other replicas take new groups. Waiting
@@ -171,7 +171,28 @@ class Placement:
         if event.replica in pool:
             pool.set_leaving(event.replica, event.leaving)
             self._unbind(event.replica)
+            self._trust_if_none_is_left()
             self._stragglers.reconsider_all()
+
+    def set_doubted(self, number: int, *, doubted: bool) -> None:
+        """Mark a replica as doubted or not doubted. A doubted replica gets no sequences while the pool has others.
+
+        Sequences that wait for the replica may then go to any replica. Does nothing for an unknown replica.
+        """
+        pool = self.pool_of(number)
+        if number in pool:
+            pool.set_doubted(number, doubted)
+            self._unbind(number)
+            self._trust_if_none_is_left()
+            self._stragglers.reconsider_all()
+
+    def _trust_if_none_is_left(self) -> None:
+        """Let all doubted replicas take sequences if no other replica of the pool may: nothing would ever start otherwise."""
+        if not all(replica.is_closed for replica in self.pool):
+            return
+        for pool in (self.pool, self.lane):
+            for replica in pool:
+                pool.set_doubted(replica.number, doubted=False)
 
     @property
     def drained(self) -> frozenset[int]:
@@ -193,16 +214,35 @@ class Placement:
         """
         replica = self.pool_of(event.replica).remove(event.replica)
         self._unbind(event.replica)
+        self._trust_if_none_is_left()
         for name in replica.sequences:
             self._stragglers.discard(name)
             sequence = self.groups[name[0]].sequences[name[1]]
             sequence.replica = None
-            sequence.tokens = event.kept.get(name, sequence.tokens_at_start) if keep else 0
-            if sequence.tokens == 0:
-                sequence.born = None
-            self._enqueue(name)
-            self._report_birth(name[0])
+            self._enqueue_again(name, event.kept.get(name, sequence.tokens_at_start) if keep else 0)
         return replica
+
+    def refused(self, event: on.SequenceRefused, *, keep: bool) -> None:
+        """Enqueue a sequence that its replica could not generate, and doubt the replica. Does nothing for an unknown sequence.
+
+        keep: whether the sequence keeps the tokens that are available.
+        """
+        group = self.groups.get(event.sequence[0])
+        if group is None or (sequence := group.sequences[event.sequence[1]]).replica is None:
+            return
+        replica = sequence.replica
+        self._release(event.sequence, sequence)
+        self.set_doubted(replica, doubted=True)
+        self._enqueue_again(event.sequence, event.tokens if keep else 0)
+
+    def _enqueue_again(self, name: SequenceId, tokens: int) -> None:
+        """Enqueue a sequence that has lost its replica, with its first `tokens` tokens."""
+        sequence = self.groups[name[0]].sequences[name[1]]
+        sequence.tokens = tokens
+        if tokens == 0:
+            sequence.born = None
+        self._enqueue(name)
+        self._report_birth(name[0])
 
     def _unbind(self, number: int) -> None:
         """Let the sequences that wait for the replica `number` go to any replica."""
@@ -383,7 +423,9 @@ class Placement:
         sequence, home = group.sequences[name[1]], self.pool.get(group.home)
         queued = self._waiting.priority(name)
         priority = self._priority(name) if queued is None else queued
-        if sequence.tokens or priority < self._buffer.published or home is None or home.is_open or group.home_room < 1:
+        if home is None or home.is_closed or home.is_open or group.home_room < 1:
+            return False
+        if sequence.tokens or priority < self._buffer.published:
             return False
         group.home_room -= 1
         self._waiting.add(name, priority, home.number)

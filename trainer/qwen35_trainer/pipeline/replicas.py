@@ -29,6 +29,8 @@ class ReplicaState:
     token_room: int | None = None
     """Number of tokens that the replica's memory holds for all its sequences together. None: unknown."""
     leaving: bool = False
+    doubted: bool = False
+    """Whether it has refused sequences, and it is not known yet whether other replicas can generate them."""
     times: ReplicaTimes = UNMEASURED
     """The measured times of the replica."""
     sequences: dict[SequenceId, None] = field(default_factory=dict)
@@ -37,12 +39,17 @@ class ReplicaState:
     """Number of response tokens of all sequences that the replica holds."""
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the replica may take no sequence, whatever room it has, because it is leaving or doubted."""
+        return self.leaving or self.doubted
+
+    @property
     def is_open(self) -> bool:
-        """Whether the replica may take one more sequence: it is not leaving, and has a free slot and memory for tokens.
+        """Whether the replica may take one more sequence: it is not closed, and has a free slot and memory for tokens.
 
         The memory of a replica without sequences is always sufficient.
         """
-        if self.leaving or len(self.sequences) >= self.slots:
+        if self.is_closed or len(self.sequences) >= self.slots:
             return False
         return self.token_room is None or self.tokens < self.token_room or not self.sequences
 
@@ -99,6 +106,13 @@ class ReplicaPool:
         replica = self._replicas[number]
         if replica.leaving != leaving:
             replica.leaving = leaving
+            self._changed[number] = replica
+
+    def set_doubted(self, number: int, doubted: bool) -> None:
+        """Mark a replica as doubted or not doubted. A doubted replica takes no sequences."""
+        replica = self._replicas[number]
+        if replica.doubted != doubted:
+            replica.doubted = doubted
             self._changed[number] = replica
 
     def expect(self, tokens: float) -> None:

@@ -9,8 +9,8 @@ Without async.partialRollout, the coordinator starts the sequences of a lost rep
 if it comes from the replica that holds the sequence. A moving sequence is held by its source until the source reports
 it as taken.
 
-A sequence that a replica could not generate completes its group like any other sequence. It gets no reward, so it does
-not train. A group fails if none of its samples has a reward, or if a sample has no tokens, because a batch cannot
+A sequence that a replica could not generate is tried once more, by another replica if there is one (`refusals.py`). If that fails too, it
+completes its group like any other sequence. It gets no reward, so it does not train. A group fails if none of its samples has a reward, or if a sample has no tokens, because a batch cannot
 contain an empty response.
 """
 
@@ -44,7 +44,14 @@ from qwen35_trainer.rollout.rollout_engine import (
 )
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
-from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
+from qwen35_trainer.runtime.refusals import Refusals
+from qwen35_trainer.runtime.replica_channel import (
+    DropSequences,
+    EngineReport,
+    ReplicaFailed,
+    SubmitSequences,
+    TakeSequences,
+)
 from qwen35_trainer.runtime.reported_tokens import Progress
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.step_times import StepTimes
@@ -145,6 +152,7 @@ class Generation:
         """Number of replicas that were lost, since the last batch was recorded."""
         self._groups: dict[int, _PendingGroup] = {}
         self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
+        self._refusals = Refusals()
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._progress: defaultdict[int, Progress] = defaultdict(Progress)  # by replica
         # Takes that the replica has not answered → time of the command, by `time.monotonic`.
@@ -211,6 +219,7 @@ class Generation:
         dropped = self._groups.pop(group)
         self._losses.forget(group)
         for index in range(dropped.samples):
+            self._refusals.ended((group, index))
             if (sequence := self._sequences.pop((group, index), None)) is not None:
                 self._leave((group, index), sequence)
 
@@ -254,6 +263,7 @@ class Generation:
         self._parts.tell(event)
 
     def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
+        """Carry out a report of a replica. Raises ReplicaFailed if the replica refuses sequences that others generate."""
         self._measure(replica, report)
         self._time_steps(replica.number, report)
         if report.probed is not None:
@@ -263,6 +273,7 @@ class Generation:
         here = progress.sequences
         for name, version in report.started.items():
             if name in here:
+                self._refusals.generated(name, replica.number)
                 self.tell(on.SequenceStarted(name, version))
         progress.add(report.progress)
         lengths = {name: length for name, length in report.lengths.items() if name in here}
@@ -270,7 +281,7 @@ class Generation:
         self._claim_choices(replica, report, ended)
         for name, reason in report.finished.items():
             if name in ended:
-                self._finish(Completed(name, ended[name], reason, report.errors.get(name, "")))
+                self._end(replica, Completed(name, ended[name], reason, report.errors.get(name, "")))
         for name in report.taken:
             if name in ended:
                 sequence = self._sequences[name]
@@ -281,6 +292,27 @@ class Generation:
             self.tell(on.SequencesProgressed(lengths))
         given_back = [name for name in (*report.taken, *report.finished) if self._given_back(name, replica.number)]
         self._hand_over(given_back)
+        for trusted in self._refusals.take_trusted():
+            self.tell(on.ReplicaTrusted(trusted))
+        if (failure := self._refusals.failure(replica.number)) is not None:
+            raise ReplicaFailed(failure)
+
+    def _end(self, replica: RolloutReplica, completed: Completed) -> None:
+        """Finish a sequence, or let it be tried again if the replica could not generate it and no other has tried."""
+        name = completed.sequence
+        if completed.reason is not EndReason.ERROR:
+            self._refusals.generated(name, replica.number)
+            self._finish(completed)
+            return
+        if not self._refusals.refused(name, replica.number, completed.error):
+            self._finish(completed)
+            return
+        sequence = self._sequences[name]
+        logger.info("%s refused a response, which is tried again: %s", replica.name, completed.error)
+        self._leave(name, sequence)
+        sequence.tokens = completed.tokens
+        if sequence.target is None:  # otherwise it moves on to its target
+            self.tell(on.SequenceRefused(name, len(sequence.tokens)))
 
     def _claim_choices(
         self, replica: RolloutReplica, report: EngineReport, ended: Mapping[SequenceId, GeneratedTokens]
@@ -311,6 +343,7 @@ class Generation:
                 held[name] = sequence
         self._taking = {take: at for take, at in self._taking.items() if take[1] != gone}
         self._times.pop(gone, None)
+        self._refusals.lost(gone)
         self._collect([*held, *moving_away])
         for sequence in held.values():
             sequence.target = None
@@ -421,6 +454,7 @@ class Generation:
         assert self._tasks is not None
         name = completed.sequence
         sequence, group = self._sequences.pop(name), self._groups[name[0]]
+        self._refusals.ended(name)
         self._leave(name, sequence)
         group.completed[name[1]] = completed
         group.choices[name[1]] = sequence.choices
