@@ -573,9 +573,14 @@ class Stopped(EngineThread):
 
     def __init__(self, engine: Any, patch: pytest.MonkeyPatch) -> None:
         self.now, self.due = 0.0, 0
-        patch.setattr(rollout_worker, "time", SimpleNamespace(time=lambda: self.now))
+        self.set_back = 0.0
+        """Seconds by which the wall clock was set back."""
+        patch.setattr(rollout_worker, "time", SimpleNamespace(time=self._read_wall_clock, monotonic=lambda: self.now))
         patch.setattr(rollout_worker.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
         super().__init__(engine, self._count_due)
+
+    def _read_wall_clock(self) -> float:
+        return self.now - self.set_back
 
     def _count_due(self) -> None:
         self.due += 1
@@ -644,7 +649,7 @@ def test_the_longer_sequences_take_the_longer_reports_wait_within_limits(monkeyp
     waits = []
     for _ in range(200):
         with monkeypatch.context() as patch:
-            patch.setattr(rollout_worker, "time", SimpleNamespace(time=lambda: thread.now))
+            patch.setattr(rollout_worker, "time", SimpleNamespace(time=lambda: 0.0, monotonic=lambda: thread.now))
             thread._submit(requests(0, samples=1, tokens=1))
             thread.now += 50.0
             thread._step()
@@ -653,6 +658,40 @@ def test_the_longer_sequences_take_the_longer_reports_wait_within_limits(monkeyp
     assert waits[-1] == pytest.approx((50.0 * GATHER_SHARE, 50.0 * PROGRESS_SHARE), rel=0.01)
     thread._duration = 1e6
     assert (thread.gather_seconds, thread.report_seconds) == (MAX_GATHER_SECONDS, MAX_REPORT_SECONDS)
+
+
+def test_a_wall_clock_that_is_set_back_delays_no_progress_and_leaves_durations_right(monkeypatch):
+    class Slow(Played):
+        def step(self) -> Any:
+            thread.now += 1.5
+            return super().step()
+
+    thread = Stopped(Slow(), monkeypatch)
+    play(thread, monkeypatch, {NAME: 20, (1, 0): 4})
+    progress, intervals = list[int](), list[tuple[float, float]]()
+    for _ in range(6):
+        thread._step()
+        thread.set_back += 600.0
+        report = thread.report(1)
+        progress.append(NAME in report.progress)
+        intervals += report.intervals
+    assert progress == [False] + [True] * 5, "from the second that has passed since the start"
+    assert [end - start for start, end in intervals] == pytest.approx([1.5] * 6)
+    assert thread._duration == pytest.approx(0.1 * 4 * 1.5)
+
+
+def test_steps_without_a_pause_are_one_interval_also_when_the_wall_clock_is_set(monkeypatch):
+    class Slow(Played):
+        def step(self) -> Any:
+            thread.now += 1.5
+            return super().step()
+
+    thread = Stopped(Slow(), monkeypatch)
+    play(thread, monkeypatch, {NAME: 20})
+    for seconds in (3600.0, -3600.0, 0.0):
+        thread._step()
+        thread.set_back += seconds
+    assert thread.report(1).intervals == ((0.0, 4.5),)
 
 
 ACTS = st.lists(

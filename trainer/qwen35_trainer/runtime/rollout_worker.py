@@ -189,14 +189,15 @@ class EngineThread:
         self._outbox = _Outbox()
         self._reported: dict[SequenceId, int] = {}  # number of tokens that each sequence came with or has reported
         self._closing = threading.Event()
-        self._progressed = time.time()
+        # Intervals are measured on the monotonic clock, because the wall clock may be set while the engine works.
+        self._progressed = self._stepped = time.monotonic()  # when progress was last read; when the last step ended
         self._steps, self._step_log = 0, StepLog()
         self._probing: Future[ProbedLogProbs | None] | None = None
         self._holding = threading.Event()
         self._asleep = False  # until a version is committed after `wake`
         self._commanded = False  # whether a command is being carried out
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
-        self._submitted: dict[SequenceId, float] = {}  # wall-clock second
+        self._submitted: dict[SequenceId, float] = {}  # monotonic second
         self._duration = 0.0  # mean of the last finished sequences, in seconds
         self._kept: dict[SequenceId, int] = {}  # number of tokens with which a sequence that may train was submitted
         self._unclaimed: dict[int, list[RecordedChoices]] = {}  # the choices of each report, by its number
@@ -406,7 +407,7 @@ class EngineThread:
             self._commanded = False
 
     def _submit(self, requests: Sequence[SequenceRequest]) -> None:
-        now = time.time()
+        now = time.monotonic()
         for request in requests:
             self._reported[request.sequence], self._submitted[request.sequence] = len(request.kept), now
             if request.trains:
@@ -497,12 +498,12 @@ class EngineThread:
             changed.set_result([name for name, checksum in before.items() if after.get(name) != checksum])
 
     def _step(self) -> None:
-        started = time.time()
+        started, began = time.time(), time.monotonic()
         output = self._engine.step()
-        seconds = max(0.0, time.time() - started)  # the clock may have been set back
+        seconds = time.monotonic() - began
         progress: dict[SequenceId, GeneratedTokens] = {}
-        if started - self._progressed >= self.progress_seconds:
-            self._progressed, progress = started, self._engine.progress()
+        if began - self._progressed >= self.progress_seconds:
+            self._progressed, progress = began, self._engine.progress()
         with self._lock:
             if output.probed is None and not output.probing:
                 self._step_log.add(output, seconds)  # a probe takes longer than other prompts of its length
@@ -515,16 +516,25 @@ class EngineThread:
                 self._add_progress(name, tokens)
             for completed in output.finished:
                 self._add_finished(completed)
-            # One interval grows until the engine has no sequences.
-            if box.intervals and started - box.intervals[-1][1] < MAX_GAP_SECONDS:
-                box.intervals[-1] = (box.intervals[-1][0], time.time())
-            else:
-                box.intervals.append((started, time.time()))
+            self._add_interval(started, began)
             awaited = self._is_awaited(output.finished)
         if output.probed is not None:
             self._end_probe(output.probed)
         if awaited:
             self._on_report()
+
+    def _add_interval(self, started: float, began: float) -> None:
+        """Add the time of a step that ends now to the outbox. One interval grows until the engine has no sequences.
+
+        started, began: the start of the step in Unix seconds, and on the monotonic clock, which gives the duration.
+        """
+        intervals, ended = self._outbox.intervals, time.monotonic()
+        if intervals and began - self._stepped < MAX_GAP_SECONDS:
+            first, last = intervals[-1]
+            intervals[-1] = (first, last + ended - self._stepped)
+        else:
+            intervals.append((started, started + ended - began))
+        self._stepped = ended
 
     def _is_awaited(self, finished: Sequence[Completed]) -> bool:
         """Return whether a report is due because of sequences that have just finished (`AWAITED_SHARE`)."""
@@ -555,7 +565,7 @@ class EngineThread:
         if completed.reason is EndReason.ERROR:
             self._outbox.errors[name] = completed.error
         else:
-            self._duration += 0.1 * (time.time() - self._submitted[name] - self._duration)
+            self._duration += 0.1 * (time.monotonic() - self._submitted[name] - self._duration)
         self._add_whole(name, completed.tokens)
         self._outbox.finished[name] = completed.reason
 
