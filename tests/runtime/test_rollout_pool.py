@@ -1048,6 +1048,19 @@ async def test_a_smaller_target_ends_pending_replicas_that_are_too_many():
     assert cluster.listener.losses == []
 
 
+async def test_a_smaller_target_ends_the_wait_for_a_pending_replica_before_the_pool_sleeps():
+    cluster = Cluster(target=2)
+    cluster.prepare = lambda actor, name: name == "rollout-1" and actor.worker.scheduled.clear()
+    async with cluster.running():
+        await cluster.joined(1)
+        sleeping = asyncio.create_task(cluster.pool.sleep())
+        await asyncio.sleep(10.0)
+        assert not sleeping.done(), "a pending replica would take the devices"
+        cluster.pool.resize(1)
+        await asyncio.wait_for(sleeping, LIMITS.publish)
+    assert [actor.killed for actor in cluster.actors.values()] == [False, True]
+
+
 async def test_a_replacement_that_waits_is_not_started_when_the_target_was_lowered():
     cluster = Cluster(target=2)
     async with cluster.running():

@@ -252,7 +252,7 @@ class RolloutPool:
         self._may_start = asyncio.Event()  # cleared while the pool sleeps
         if not takes_turns:
             self._may_start.set()
-        self._turned = asyncio.Event()  # set when a replica has joined, was lost, fell asleep or woke up
+        self._turned = asyncio.Event()  # set when a replica has joined or ended, fell asleep or woke up
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -445,8 +445,14 @@ class RolloutPool:
         pending = [r for r in self._starting.values() if not r.lane and r.state == "is pending"]
         present = [r for r in (*self._replicas.values(), *self._starting.values()) if not r.lane]
         for replica in sorted(pending, key=lambda r: r.number, reverse=True)[: max(0, len(present) - self._target)]:
-            del self._starting[replica.name]
-            replica.end()
+            self._end_starting(replica)
+
+    def _end_starting(self, replica: RolloutReplica) -> None:
+        """End a replica that has not joined yet. It does not count as lost."""
+        del self._starting[replica.name]
+        self._distribution.lost(replica)
+        replica.end()
+        self._turned.set()
 
     async def _start(self, name: str, lane: bool) -> None:
         """Start the replica called `name`, after a delay that grows with the recent losses of that name.
@@ -471,13 +477,14 @@ class RolloutPool:
     async def _live(self, replica: RolloutReplica) -> None:
         """Let a replica join, and pass on its reports until it is lost. A lost replica is replaced.
 
-        A replica that `_end_excess` has ended is not replaced.
+        A replica that `_end_starting` has ended does not join, and is not replaced.
         """
         try:
             await self._open(replica)
             await self._load_newest(replica)
-            self._join(replica)
-            await self._work(replica)
+            if self._starting.get(replica.name) is replica:
+                self._join(replica)
+                await self._work(replica)
         except ReplicaFailed as error:
             if replica.number in self._replicas or self._starting.get(replica.name) is replica:
                 self._lose(replica, error)
