@@ -898,3 +898,32 @@ async def test_a_run_that_stops_while_replicas_have_the_devices_saves_what_has_t
     finally:
         Writer.tell = tell
     run.check_saved(2)
+
+
+async def test_a_stop_of_pools_on_the_same_devices_does_not_wait_for_a_replica_that_is_starting(start):
+    """Loading a model takes longer than the grace period of a pod, in which the last updates must be saved."""
+    run = start(COLOCATED | {"checkpoint": {"everyUpdates": 100}})
+    stopped: list[float] = []
+
+    def stop() -> None:
+        stopped.append(now())
+        run.stop.set()
+
+    def prepare(actor: Actor, name: str, number: int) -> None:
+        if number == 2:
+            actor.worker.opening.clear()
+            asyncio.get_running_loop().call_later(1.0, stop)
+
+    run.prepare = prepare
+    run.trainer.worker.during["train"] = lambda: len(run.actors) == 2 and run.actors[0].die()
+    assert await run.outcome() == "Stopped"
+    assert run.ended_at - stopped[0] < 0.2 * OPEN_SECONDS
+    run.check_saved(1)
+
+
+async def test_a_stop_before_the_first_turn_of_generation_starts_no_replica(start):
+    run = start(COLOCATED, probes=probes())
+    run.trainer.worker.during["log_probs"] = run.stop.set
+    assert await run.outcome() == "Stopped"
+    assert run.actors == {}
+    run.check_saved(0)

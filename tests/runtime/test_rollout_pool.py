@@ -1002,6 +1002,62 @@ async def test_losses_after_a_replica_has_worked_end_the_run_only_by_the_time_li
     assert reason_of(error) is FailureReason.WORKER_LOST
 
 
+# A pool that shares its devices with the train pool.
+
+
+async def test_a_pool_that_stops_starting_ends_replicas_at_every_step_of_their_start_and_replaces_none():
+    cluster = Cluster(target=4)
+    steps = {"rollout-0": "scheduled", "rollout-1": "opening", "rollout-2": "loading"}
+    cluster.prepare = lambda actor, name: name in steps and getattr(actor.worker, steps[name]).clear()
+    async with cluster.running():
+        await cluster.joined(1)
+        await asyncio.sleep(5.0)
+        sleeping = asyncio.create_task(cluster.pool.sleep())
+        await settled()
+        cluster.pool.stop_starting()
+        before = now()
+        await sleeping
+        assert now() - before < 2 * MAX_REPORT_SECONDS
+        assert [actor.killed for actor in cluster.actors.values()] == [True, True, True, False]
+        await cluster.pool.wake(reload=True)
+        await asyncio.sleep(10 * LIMITS.open)
+        assert len(cluster.actors) == 4
+    assert (cluster.listener.joined, cluster.listener.losses) == ([3], [])
+
+
+async def test_a_replica_whose_start_is_ended_when_its_weights_have_just_arrived_does_not_join():
+    cluster = Cluster()
+    cluster.prepare = lambda actor, name: actor.worker.loading.clear()
+    async with cluster.running():
+        await asyncio.sleep(5.0)
+        loaded = cluster.pool._loaded
+
+        async def stop(replica: RolloutReplica, version: int) -> None:
+            await loaded(replica, version)
+            cluster.pool.stop_starting()
+
+        cluster.pool._loaded = stop
+        cluster.pool.publish(weights(1))
+        cluster.actors[0].worker.loading.set()
+        await asyncio.sleep(LIMITS.publish)
+    assert (cluster.listener.joined, cluster.listener.losses) == ([], [])
+
+
+async def test_a_pool_that_sleeps_as_soon_as_it_was_woken_starts_nothing():
+    cluster = Cluster()
+    async with cluster.running():
+        await cluster.joined(1)
+        await cluster.pool.sleep()
+        cluster.actors[0].die()
+        await until(lambda: cluster.listener.losses)
+        await cluster.pool.wake(reload=True)
+        await cluster.pool.sleep()
+        await asyncio.sleep(10.0)
+        assert len(cluster.actors) == 1
+        await cluster.pool.wake(reload=True)
+        await cluster.joined(2)
+
+
 # The size of the pool.
 
 

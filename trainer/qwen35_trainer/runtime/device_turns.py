@@ -6,7 +6,7 @@
 
 waits on                 unblocked by                                         deadline
 replicas sleep or wake   the report of each replica, or its replacement       publication.timeoutSeconds, then it is replaced
-a replica that starts    it joins, or it is lost                              PoolLimits.open
+a replica that starts    it joins, or it is lost, or the run stops            PoolLimits.open
 ranks sleep or wake      the answer of each rank                              async.stallSeconds
 
 A pool computes only during its turn, and its turn begins only after the other pool has given its memory back. The
@@ -42,6 +42,8 @@ class SharingReplicas(Protocol):
     async def sleep(self) -> MemoryChange: ...
 
     async def wake(self, *, reload: bool) -> None: ...
+
+    def stop_starting(self) -> None: ...
 
 
 class DeviceTurns:
@@ -81,6 +83,13 @@ class DeviceTurns:
         self._end_turn(await self._ranks.sleep())
         self._begin_turn("generation")  # replicas that are missing start now
         await self._replicas.wake(reload=reload)
+
+    def stop(self) -> None:
+        """End the replicas that are starting, and let no others start, because the run stops.
+
+        The train pool then gets the devices for the last checkpoint without waiting for replicas that load their model.
+        """
+        self._replicas.stop_starting()
 
     def _end_turn(self, change: MemoryChange) -> None:
         logger.info("the turn of %s ends: it gives back %s of device memory", self._side, change)

@@ -390,6 +390,8 @@ class TrainingLoop:
         If the present weights are not saved yet, the request TakeCheckpoint is sent first.
         """
         await self.stop.wait()
+        if self.turns is not None:
+            self.turns.stop()
         if not self.training.saved:
             self.inbox.put_nowait(requests.TakeCheckpoint())
         self.inbox.put_nowait(requests.StopTraining())

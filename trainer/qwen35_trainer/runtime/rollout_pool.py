@@ -249,7 +249,8 @@ class RolloutPool:
         self._failed_probes = 0
         self._changed, self._enough, self._lacking = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
-        self._may_start = asyncio.Event()  # cleared while the pool sleeps
+        self._may_start = asyncio.Event()  # cleared while the pool sleeps, and by `stop_starting`
+        self._stops_starting = False
         if not takes_turns:
             self._may_start.set()
         self._turned = asyncio.Event()  # set when a replica has joined or ended, fell asleep or woke up
@@ -371,14 +372,25 @@ class RolloutPool:
         return MemoryChange.total(replica.slept for replica in self._replicas.values() if replica.slept is not None)
 
     async def wake(self, *, reload: bool) -> None:
-        """Let all replicas take their device memory again, and start missing replicas.
+        """Let all replicas take their device memory again, and start missing replicas, unless `stop_starting` was called.
 
         reload: whether the replicas load the version of the weights that they had before; otherwise the caller must
         publish the next version. Returns when all joined replicas are awake.
         """
-        self._may_start.set()
+        if not self._stops_starting:
+            self._may_start.set()
         self._turn(WakeEngine(reload))
         await self._until(lambda: all(replica.awake for replica in self._replicas.values()))
+
+    def stop_starting(self) -> None:
+        """End all replicas that have not joined yet, and start no others from now on, because the run stops.
+
+        `sleep` then does not wait for replicas that are starting, and neither does the last checkpoint.
+        """
+        self._stops_starting = True
+        self._may_start.clear()
+        for replica in list(self._starting.values()):
+            self._end_starting(replica)
 
     def _turn(self, command: SleepEngine | WakeEngine) -> None:
         for replica in self._replicas.values():
@@ -465,7 +477,8 @@ class RolloutPool:
             losses.popleft()
         if len(losses) > 1:
             await asyncio.sleep(backoff_seconds(len(losses) - 1, first=1.0, maximum=MAX_REPLACEMENT_DELAY_SECONDS))
-        await self._may_start.wait()
+        while not self._may_start.is_set():  # it may be cleared before this task continues
+            await self._may_start.wait()
         self._awaited.discard(name)
         if name not in self._missing(lane=lane):
             self._changed.set()  # the target was lowered: another name may be missing from it
