@@ -246,7 +246,7 @@ class Run:
             generation,
             PoolLimits(replica_slots(spec), OPEN_SECONDS, PUBLISH_SECONDS, STALL_SECONDS),
             target=spec.rollout_replicas,
-            minimum=1,
+            minimum=self.spec.replicas_on(self.spec.min_rollout_nodes),
             takes_turns=self.shares,
         )
         turns = DeviceTurns(training.pool, generation.pool, lambda *turn: self.turns.append(turn))
@@ -867,6 +867,21 @@ async def test_a_replica_that_is_lost_starts_again_only_while_replicas_have_the_
     assert started == ["rollout-0", "rollout-1", "rollout-0"]
     last = len(calls) - calls[::-1].index("replica: starts")
     assert "ranks: sleep" in calls[calls.index("ranks: train") : last], "not during the batch in which it was lost"
+
+
+async def test_a_replica_that_is_lost_as_a_long_turn_of_training_begins_does_not_end_the_run(start):
+    """The run needs both replicas, and none can start before the turn ends. The turn takes longer than the limit."""
+
+    def prepare(actor: Actor, name: str, number: int) -> None:
+        actor.worker.opening.clear()
+        asyncio.get_running_loop().call_later(0.8 * OPEN_SECONDS, actor.worker.opening.set)
+
+    run = start(COLOCATED | {"rollout.minNodes": 2}, prepare=prepare)
+    run.trainer.worker.seconds |= {"train": 0.9 * STALL_SECONDS, "publication": 0.2 * STALL_SECONDS}
+    run.trainer.worker.during["wake"] = lambda: len(run.actors) == 2 and run.actors[0].die()
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert list(run.names.values()) == ["rollout-0", "rollout-1", "rollout-0"]
 
 
 async def test_a_replica_that_does_not_give_its_memory_back_is_lost(start):

@@ -101,7 +101,15 @@ class Cluster:
     prepare: called with each new process and its name.
     """
 
-    def __init__(self, *, target: int = 1, minimum: int = 1, lanes: int = 0, limits: PoolLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        *,
+        target: int = 1,
+        minimum: int = 1,
+        lanes: int = 0,
+        limits: PoolLimits = LIMITS,
+        takes_turns: bool = False,
+    ) -> None:
         self.listener = Listener()
         self.actors: dict[int, Actor] = {}
         self.hosts: dict[int, str] = {}
@@ -111,7 +119,15 @@ class Cluster:
         self.names: dict[int, str] = {}
         self.started: list[float] = []
         self.prepare: Callable[[Actor, str], object] = lambda actor, name: None
-        self.pool = RolloutPool(self.spawn, self.listener, limits, target=target, minimum=minimum, lanes=lanes)
+        self.pool = RolloutPool(
+            self.spawn,
+            self.listener,
+            limits,
+            target=target,
+            minimum=minimum,
+            lanes=lanes,
+            takes_turns=takes_turns,
+        )
 
     def spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
         self.actors[number] = Actor(self.hosts.get(number, f"pod-{number}"))
@@ -1041,6 +1057,46 @@ async def test_a_replica_whose_start_is_ended_when_its_weights_have_just_arrived
         cluster.actors[0].worker.loading.set()
         await asyncio.sleep(LIMITS.publish)
     assert (cluster.listener.joined, cluster.listener.losses) == ([], [])
+
+
+async def test_time_in_which_the_pool_sleeps_does_not_count_as_time_with_too_few_replicas():
+    """Neither before its first turn, nor after a replica was lost that cannot be replaced before the next turn."""
+    cluster = Cluster(target=2, minimum=2, takes_turns=True)
+    start_seconds = 0.9 * LIMITS.open
+    async with cluster.running():
+        await asyncio.sleep(2 * (LIMITS.open + LIMITS.too_few))
+        await cluster.pool.wake(reload=False)
+        await cluster.joined(2)
+        await cluster.pool.sleep()
+        cluster.actors[1].die()
+        await until(lambda: cluster.listener.losses)
+
+        def start_slowly(actor: Actor, name: str) -> None:
+            actor.worker.opening.clear()
+            asyncio.get_running_loop().call_later(start_seconds, actor.worker.opening.set)
+
+        cluster.prepare = start_slowly
+        await asyncio.sleep(LIMITS.too_few - 1.0)
+        await cluster.pool.wake(reload=True)
+        await cluster.joined(3)
+        assert not cluster.pool.has_too_few
+
+
+async def test_a_turn_of_generation_with_too_few_replicas_ends_the_run_also_when_it_waits_for_one_that_is_pending():
+    cluster = Cluster(target=2, minimum=2, takes_turns=True)
+    cluster.prepare = lambda actor, name: name == "rollout-1" and actor.worker.scheduled.clear()
+    began: list[float] = []
+
+    async def take_turns() -> None:
+        await asyncio.sleep(1000.0)
+        began.append(now())
+        await cluster.pool.wake(reload=False)
+        await cluster.joined(1)
+        await cluster.pool.sleep()
+
+    error = await cluster.failure(take_turns)
+    assert "1 of 2 replicas worked for 320 s, and the run needs 2" in str(error)
+    assert now() - began[0] == pytest.approx(LIMITS.open + LIMITS.too_few)
 
 
 async def test_a_pool_that_sleeps_as_soon_as_it_was_woken_starts_nothing():

@@ -13,7 +13,7 @@ an unreachable replica   the network works again: the call repeats   PoolLimits.
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
 sleep, wake              the report of each replica                  PoolLimits.publish, then it is lost
-too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start PoolLimits.open longer
+too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start PoolLimits.open longer; not while it sleeps
 the first of the lane    one replica of the lane has joined          PoolLimits.open + PoolLimits.too_few, from the start
 
 A replica is lost when any call to it fails: its process ended or ran out of memory, its node is gone, its engine failed
@@ -35,7 +35,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import ray
 
@@ -211,6 +211,38 @@ class StepWatch:
         self._since, self._steps = now, report.steps
 
 
+type PoolState = Literal["has too few", "has enough", "sleeps"]
+"""Whether fewer replicas work than the run needs. It sleeps: no replica starts or may start, because others have the devices."""
+
+
+class ShortageWatch:
+    """Measures for how long a pool has had too few replicas.
+
+    The time in which the pool sleeps does not count, because no replica can take the place of a lost one. The turn of
+    training may take as long as the limit.
+    """
+
+    def __init__(self, first: float, limit: float) -> None:
+        """Begin to watch a pool that sleeps. limit: maximum seconds with too few replicas. first: those at the start."""
+        self.limit, self._later = first, limit
+        self._counted = 0.0
+        self._state: PoolState = "sleeps"
+        self._since = 0.0
+
+    def observe(self, state: PoolState, now: float) -> None:
+        """Record the state that the pool has from time `now`, in seconds, until the next call."""
+        if self._state == "has too few":
+            self._counted += now - self._since
+        elif self._state == "has enough":
+            self.limit, self._counted = self._later, 0.0
+        self._state, self._since = state, now
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the run has to end if the state stays. None: it does not have to end."""
+        return self.limit - self._counted if self._state == "has too few" else None
+
+
 class RolloutPool:
     """Keeps `target` replicas running, and `lanes` replicas in the straggler lane, to which long sequences may move.
 
@@ -247,7 +279,8 @@ class RolloutPool:
         # Since the last probe that a replica passed:
         self._differing: dict[str, str] = {}  # name of each replica that was lost by a probe → cause
         self._failed_probes = 0
-        self._changed, self._enough, self._lacking = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._shortage = ShortageWatch(limits.open + limits.too_few, limits.too_few)
+        self._changed, self._recounted = asyncio.Event(), asyncio.Event()  # both set by `_recount`, each for one task
         self._tasks: asyncio.TaskGroup | None = None
         self._may_start = asyncio.Event()  # cleared while the pool sleeps, and by `stop_starting`
         self._stops_starting = False
@@ -281,8 +314,14 @@ class RolloutPool:
 
     @property
     def has_too_few(self) -> bool:
-        """Whether fewer replicas work than the run needs. The run ends if that lasts for PoolLimits.too_few seconds."""
+        """Whether fewer replicas work than the run needs. `ShortageWatch` decides how long that may last."""
         return self._working < min(self._minimum, self._target)
+
+    @property
+    def _state(self) -> PoolState:
+        if not (self._may_start.is_set() or self._starting):
+            return "sleeps"
+        return "has too few" if self.has_too_few else "has enough"
 
     @property
     def _working(self) -> int:
@@ -362,10 +401,11 @@ class RolloutPool:
         """Let all replicas release the memory of their devices, and wait until they have released it.
 
         Returns the device memory that all replicas together used before and after they fell asleep. Replicas that are
-        still starting use the devices too. This method therefore waits first until each of them has joined or is lost.
+        still starting use the devices too. This method therefore waits first until each of them has joined or has ended.
         Lost replicas are replaced after the next `wake`.
         """
         self._may_start.clear()
+        self._recount()
         await self._until(lambda: not self._starting)
         self._turn(SleepEngine())
         await self._until(lambda: not any(replica.awake for replica in self._replicas.values()))
@@ -379,6 +419,7 @@ class RolloutPool:
         """
         if not self._stops_starting:
             self._may_start.set()
+        self._recount()
         self._turn(WakeEngine(reload))
         await self._until(lambda: all(replica.awake for replica in self._replicas.values()))
 
@@ -389,6 +430,7 @@ class RolloutPool:
         """
         self._stops_starting = True
         self._may_start.clear()
+        self._recount()
         for replica in list(self._starting.values()):
             self._end_starting(replica)
 
@@ -465,6 +507,7 @@ class RolloutPool:
         self._distribution.lost(replica)
         replica.end()
         self._turned.set()
+        self._recount()
 
     async def _start(self, name: str, lane: bool) -> None:
         """Start the replica called `name`, after a delay that grows with the recent losses of that name.
@@ -674,33 +717,27 @@ class RolloutPool:
             ) from error
 
     async def _end_with_too_few(self) -> None:
-        """Wait until there have been too few replicas for PoolLimits.too_few seconds, and then raise TooFewReplicas.
-
-        At the start, the time is PoolLimits.open seconds longer.
-        """
-        seconds = self._limits.open + self._limits.too_few
+        """Wait until there have been too few replicas for too long, and then raise TooFewReplicas."""
+        now = asyncio.get_running_loop().time
         while True:
+            self._shortage.observe(self._state, now())
+            self._recounted.clear()
             try:
-                async with asyncio.timeout(seconds):
-                    await self._enough.wait()
+                async with asyncio.timeout(self._shortage.seconds_left):
+                    await self._recounted.wait()
             except TimeoutError as error:
-                needed = min(self._minimum, self._target)
                 raise self._too_few(
-                    f"{self._working} of {self._target} replicas worked for {seconds:g} s, and the run needs "
-                    f"{needed} (spec.rollout.minNodes)"
+                    f"{self._working} of {self._target} replicas worked for {self._shortage.limit:g} s, and the run needs "
+                    f"{min(self._minimum, self._target)} (spec.rollout.minNodes)"
                 ) from error
-            await self._lacking.wait()
-            seconds = self._limits.too_few
 
     def _recount(self) -> None:
-        """Update the asyncio events for which the pool's tasks wait.
+        """Wake the pool's tasks that depend on the number of replicas.
 
-        Must be called after the target or the number of working replicas has changed.
+        Must be called after a change of the target, of the replicas that work or start, or of whether they may start.
         """
         self._changed.set()
-        is_enough = not self.has_too_few
-        for event, is_so in ((self._enough, is_enough), (self._lacking, not is_enough)):
-            event.set() if is_so else event.clear()
+        self._recounted.set()
 
     def _too_few(self, summary: str, *, lane: bool = False) -> TooFewReplicas:
         """Return a TooFewReplicas error with the causes of the missing replicas.
