@@ -751,6 +751,32 @@ async def test_too_few_replicas_do_not_stall_the_run_and_have_a_time_limit_of_th
     run.check_complete()
 
 
+def crash_soon(actor: Actor, name: str, number: int) -> None:
+    """Let a replica start in 40 s and end after ten more."""
+    loop = asyncio.get_running_loop()
+    actor.worker.opening.clear()
+    loop.call_later(40.0, actor.worker.opening.set)
+    loop.call_later(50.0, actor.die)
+
+
+async def test_replicas_that_crash_before_they_finish_a_sequence_end_the_run_in_about_the_time_of_a_stall(start):
+    class Endless(Writer):
+        seconds = 1e6
+
+    run = start({"rollout.nodes": 1}, engine=Endless, prepare=crash_soon)
+    with pytest.raises(TooFewReplicas, match=r"0 of 1 replicas worked for 300 s.* its process ended"):
+        await run.outcome()
+    assert run.ended_at < 2 * STALL_SECONDS
+
+
+async def test_replicas_that_crash_after_they_have_finished_sequences_do_not_end_the_run(start):
+    run = start({"rollout.nodes": 1, "train.updates": 25}, prepare=crash_soon)
+    run.trainer.worker.seconds["train"] = 30.0
+    assert await run.outcome() == "Succeeded"
+    run.check_complete()
+    assert run.ended_at > 2 * STALL_SECONDS
+
+
 async def test_a_reward_that_may_not_fail_ends_the_run(start):
     run = start()
     run.scores.error = RewardFailed("reward judge, onError Fail, prompt train/0: no")

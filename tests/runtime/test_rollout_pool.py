@@ -789,19 +789,73 @@ async def test_the_run_ends_when_too_few_replicas_work_for_too_long_with_the_cau
     assert now() == pytest.approx(LIMITS.too_few, abs=5.0)
 
 
-async def test_the_time_with_too_few_replicas_begins_again_when_there_were_enough():
+def start_after(seconds: float) -> Callable[[Actor, str], None]:
+    """A preparation of replicas whose engines take this time to build."""
+
+    def prepare(actor: Actor, name: str) -> None:
+        actor.worker.scheduled.clear()
+        asyncio.get_running_loop().call_later(seconds, actor.worker.scheduled.set)
+
+    return prepare
+
+
+async def test_the_time_with_too_few_replicas_begins_again_when_enough_work_and_one_finishes_a_sequence():
+    """A short time of work suffices, and it does not matter which replica finishes it."""
     cluster = Cluster(target=2, minimum=2)
     async with cluster.running():
         await cluster.joined(2)
-        for round_ in range(3):
-            cluster.prepare = lambda actor, name: actor.worker.scheduled.clear()
+        cluster.prepare = start_after(0.8 * LIMITS.too_few)
+        for round_ in range(4):
             cluster.actors[max(cluster.actors)].die()
-            await until(lambda round_=round_: len(cluster.listener.losses) == round_ + 1)
-            assert cluster.pool.has_too_few
-            await asyncio.sleep(0.8 * LIMITS.too_few)
-            cluster.actors[max(cluster.actors)].worker.scheduled.set()
+            await until(lambda: cluster.pool.has_too_few)
             await cluster.joined(3 + round_)
-            assert not cluster.pool.has_too_few
+            cluster.actors[0].engine.tell(**FINISHED)
+            await asyncio.sleep(2 * MAX_REPORT_SECONDS)
+    assert cluster.listener.losses == [1, 2, 3, 4]
+
+
+async def test_the_time_with_enough_replicas_is_subtracted_from_the_time_with_too_few():
+    """Sequences may be long, or there are none while a batch trains."""
+    cluster = Cluster(target=2, minimum=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.prepare = start_after(0.8 * LIMITS.too_few)
+        for round_ in range(4):
+            cluster.actors[max(cluster.actors)].die()
+            await cluster.joined(3 + round_)
+            await asyncio.sleep(0.8 * LIMITS.too_few)
+    assert cluster.listener.losses == [1, 2, 3, 4]
+
+
+async def test_replicas_that_are_lost_soon_after_each_start_end_the_run_if_they_finish_nothing():
+    """Neither their steps nor a sequence that finishes while there are too few of them let the run continue."""
+    cluster = Cluster(target=2, minimum=2)
+    start_seconds, work_seconds = 40.0, 10.0
+
+    async def lose() -> None:
+        await cluster.joined(2)
+        cluster.prepare = start_after(start_seconds)
+        for number in range(1, 100):
+            await cluster.worked(number)
+            await asyncio.sleep(work_seconds)
+            cluster.actors[number].die()
+            await until(lambda number=number: number in cluster.listener.losses)
+            cluster.actors[0].engine.tell(**FINISHED)
+            await cluster.joined(number + 2)
+
+    error = await cluster.failure(lose)
+    assert "1 of 2 replicas worked for 300 s, and the run needs 2 (spec.rollout.minNodes). rollout-1 " in str(error)
+    assert 1.0 < now() / LIMITS.too_few < 2.0
+
+
+async def test_a_slow_start_does_not_count_when_a_replica_is_lost_after_it():
+    cluster = Cluster(target=1)
+    cluster.prepare = start_after(0.9 * (LIMITS.open + LIMITS.too_few))
+    async with cluster.running():
+        await cluster.worked(0)
+        cluster.prepare = start_after(0.9 * LIMITS.too_few)
+        cluster.actors[0].die()
+        await cluster.joined(2)
 
 
 async def test_the_lane_does_not_count_among_the_replicas_that_a_run_needs():

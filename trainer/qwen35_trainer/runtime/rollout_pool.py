@@ -13,7 +13,7 @@ an unreachable replica   the network works again: the call repeats   PoolLimits.
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
 sleep, wake              the report of each replica                  PoolLimits.publish, then it is lost
-too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start PoolLimits.open longer; not while it sleeps
+too few replicas         `minimum` replicas work                     PoolLimits.too_few, see `ShortageWatch`; at the start PoolLimits.open longer
 the first of the lane    one replica of the lane has joined          PoolLimits.open + PoolLimits.too_few, from the start
 
 A replica is lost when any call to it fails: its process ended or ran out of memory, its node is gone, its engine failed
@@ -172,7 +172,7 @@ class PoolLimits:
 
     slots: number of sequences per replica. All other limits are maximum times in seconds. open: time to build an
     engine. publish: time to load a version of the weights. too_few: time for which the run continues with too few
-    replicas.
+    replicas, as `ShortageWatch` measures it.
     """
 
     slots: int
@@ -218,6 +218,11 @@ type PoolState = Literal["has too few", "has enough", "sleeps"]
 class ShortageWatch:
     """Measures for how long a pool has had too few replicas.
 
+    The time with enough replicas is subtracted. It does not set the measured time to 0: otherwise replicas that work for
+    ten seconds after each start, and finish nothing, would keep a run alive for hours. A sequence that finishes while
+    there are enough replicas does set it to 0, so that a run whose replicas do work does not end, however often they are
+    lost. The start has a limit of its own, and is not part of the time that is measured later.
+
     The time in which the pool sleeps does not count, because no replica can take the place of a lost one. The turn of
     training may take as long as the limit.
     """
@@ -234,8 +239,15 @@ class ShortageWatch:
         if self._state == "has too few":
             self._counted += now - self._since
         elif self._state == "has enough":
-            self.limit, self._counted = self._later, 0.0
+            self._counted = max(0.0, self._counted - (now - self._since))
+        if state == "has enough" and self.limit != self._later:
+            self.limit, self._counted = self._later, 0.0  # the start is over
         self._state, self._since = state, now
+
+    def finished(self) -> None:
+        """Record that a replica has finished a sequence."""
+        if self._state == "has enough":
+            self._counted = 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -625,6 +637,8 @@ class RolloutPool:
         while True:
             for report in await replica.channel.receive():
                 self._worked |= report.steps > 0
+                if report.finished:
+                    self._shortage.finished()
                 self._distribution.reported(replica, report)
                 self._note_probe(report)
                 self._note_turn(replica, report, now())
