@@ -3,12 +3,15 @@
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.atomic_files import FolderWriter
+from qwen35_trainer.epoch import Epoch, Owner, read_owner, take
 from qwen35_trainer.runtime import checkpoint_store
 from qwen35_trainer.runtime.checkpoint_store import (
     CheckpointError,
@@ -17,6 +20,7 @@ from qwen35_trainer.runtime.checkpoint_store import (
     StorageFailed,
     load,
 )
+from qwen35_trainer.runtime.resuming import newest_of_lineage
 
 FILES = {"state/part-0": b"weights" * 9, "state/part-1": b"moments" * 5, "random-0.pt": b"seed"}
 
@@ -79,6 +83,79 @@ async def test_the_same_update_saved_again_replaces_the_old_one(tmp_path):
     assert names(tmp_path) == ["update-000020"]
 
 
+def attempt(folder: Path, name: str, start: str = "") -> Epoch:
+    return take(folder, Owner("run", name, "host", "/run", start=start), read_owner(folder))
+
+
+async def saved_by(epoch: Epoch, update: int) -> Path:
+    meta = replace(progress(update), journal=epoch.owner.attempt)
+    return await CheckpointStore(epoch.folder, 3, epoch=epoch).save(meta, write_all)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_a_checkpoint_of_the_same_update_stays_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch, fenced):
+    epoch = attempt(tmp_path, "first") if fenced else None
+    store = CheckpointStore(tmp_path, 1, epoch=epoch)
+    await store.save(progress(20), write_all)
+    writer, renames = type(store.writer), []
+    publish = writer.publish
+
+    def fail(self: FolderWriter, made: Path, path: Path) -> None:
+        renames.append(path)
+        if len(renames) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        publish(self, made, path)
+
+    monkeypatch.setattr(writer, "publish", fail)
+    with pytest.raises(StorageFailed, match=r"Input/output error; earlier checkpoints are untouched"):
+        await store.save(replace(progress(20), position=0), write_all)
+    assert store.latest().progress == progress(20)
+
+
+async def test_a_kill_while_an_old_checkpoint_of_the_same_update_is_deleted_leaves_the_new_one(tmp_path, monkeypatch):
+    """Deleting a large folder takes long, so this is where a kill is most likely."""
+
+    class Killed(BaseException):
+        """Nothing cleans up."""
+
+    def kill(path: Path, **_: object) -> None:
+        if path.name.endswith(".deleted"):
+            raise Killed
+
+    first = attempt(tmp_path, "first")
+    await saved_by(first, 40)
+    second = attempt(tmp_path, "second", start="update-000040")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", kill)
+        with pytest.raises(Killed):
+            await saved_by(second, 40)
+    attempt(tmp_path, "third", start="update-000040")
+    assert load(tmp_path / "update-000040").progress.journal == "second"
+
+
+async def test_a_kill_before_an_abandoned_checkpoint_is_replaced_leaves_the_one_from_which_the_attempt_began(
+    tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        """Nothing cleans up."""
+
+    def kill(self: Epoch, made: Path, path: Path) -> None:
+        raise Killed
+
+    first = attempt(tmp_path, "first")
+    for update in (20, 40):
+        await saved_by(first, update)
+    second = attempt(tmp_path, "second", start="update-000020")
+    with monkeypatch.context() as patch:
+        patch.setattr(Epoch, "publish", kill)
+        with pytest.raises(Killed):
+            await saved_by(second, 40)
+    assert newest_of_lineage(tmp_path, read_owner(tmp_path)) == tmp_path / "update-000020"
+    third = attempt(tmp_path, "third", start="update-000020")
+    assert newest_of_lineage(tmp_path, third.owner) == tmp_path / "update-000020"
+    assert load(tmp_path / "update-000020").progress.update == 20
+
+
 async def test_a_full_disk_leaves_the_earlier_one_whole_and_no_half_one(tmp_path):
     store = CheckpointStore(tmp_path, 2)
     await store.save(progress(20), write_all)
@@ -131,7 +208,7 @@ async def test_the_storage_has_failed_if_old_checkpoints_cannot_be_deleted_and_t
     assert store.latest().progress == progress(40)
 
 
-@pytest.mark.parametrize("crash_at", ["_seal", "FolderWriter.delete", "FolderWriter.publish", "sync"])
+@pytest.mark.parametrize("crash_at", ["_seal", "FolderWriter.replace", "FolderWriter.publish", "sync"])
 async def test_a_crash_between_two_steps_of_a_save_leaves_a_whole_checkpoint(tmp_path, monkeypatch, crash_at):
     class Crash(BaseException):
         """The process is gone: nothing cleans up."""

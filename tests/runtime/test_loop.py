@@ -27,6 +27,7 @@ from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.pipeline.coordinator import Coordinator, NothingToTrain
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.pipeline.notices import LeaveReason
@@ -36,7 +37,7 @@ from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardF
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime import loop as loop_module
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
-from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
+from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore
 from qwen35_trainer.runtime.device_turns import DeviceTurns
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
@@ -184,6 +185,8 @@ class Run:
     prepare: Callable[[Actor, str, int], object] = lambda actor, name, number: None
     """Called with each replica's actor, its name and number before it starts."""
     probes: ProbeSchedule | None = None
+    resumes_at: int = 0
+    """The update of the checkpoint in its own folder from which the run continues. 0: it is new."""
 
     def __post_init__(self) -> None:
         changes = copy.deepcopy(CHANGES) | self.changes  # in this order: later ones may be of parts of earlier ones
@@ -204,7 +207,7 @@ class Run:
             first = [self.spawn(number, name, False) for number, name in enumerate(names)]
             try:
                 async with asyncio.timeout(20 * STALL_SECONDS):
-                    return await self.loop.run(weights(0), first)
+                    return await self.loop.run(weights(self.loop.coordinator.version), first)
             except BaseExceptionGroup as group:
                 raise one_of(group) from group
             finally:
@@ -230,6 +233,8 @@ class Run:
             exports=Exports(self.stop, STALL_SECONDS),
             attempt="attempt",
             updates_total=spec.train.updates,
+            update=self.resumes_at,
+            begins_saved=self.resumes_at > 0,
         )
         prompts = [
             EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), np.full(2, row, np.int32))
@@ -254,7 +259,7 @@ class Run:
             trained=lambda groups, **_: None, evaluated=lambda groups, **_: None, close=lambda: None
         )
         return TrainingLoop(
-            coordinator=Coordinator(coordinator_settings(spec, spec.train.updates)),
+            coordinator=Coordinator(coordinator_settings(spec, spec.train.updates), self._scheduling_start),
             generation=generation,
             training=training,
             journal=JournalFile(self.folder / "journal"),
@@ -265,6 +270,21 @@ class Run:
             probes=self.probes,
             turns=turns if self.shares else None,
         )
+
+    async def leave_checkpoint(self) -> Path:
+        """Save the checkpoint from which the run resumes, as an earlier attempt, and return its path."""
+        start = self._scheduling_start
+        meta = CheckpointMeta(self.resumes_at, start.batch, start.position, (), 1.0, start.group, "earlier")
+
+        async def write(folder: Path) -> None:
+            (folder / "state").write_text("weights")
+
+        return await CheckpointStore(self.folder / "checkpoints", 9).save(meta, write)
+
+    @property
+    def _scheduling_start(self) -> SchedulingSnapshot:
+        trained = self.resumes_at * PER_UPDATE
+        return SchedulingSnapshot(self.resumes_at, trained, (), trained)
 
     @property
     def shares(self) -> bool:
@@ -702,6 +722,24 @@ async def test_a_stop_before_the_first_replica_has_joined_ends_the_run_immediate
     assert run.ended_at - await stopping < 10.0
     assert run.of(UpdateRecord) == []
     run.check_saved(0)
+
+
+async def test_a_stop_soon_after_a_resume_saves_nothing_and_leaves_the_checkpoint_as_it_was(start):
+    run = start(prepare=lambda actor, name, number: actor.worker.scheduled.clear(), resumes_at=4)
+    checkpoint = await run.leave_checkpoint()
+    before = checkpoint.stat().st_ino
+    stop_after(run, lambda: now() > 10.0)
+    assert await run.outcome() == "Stopped"
+    assert (run.trainer.worker.saves, run.of(CheckpointRecord)) == ([], [])
+    assert checkpoint.stat().st_ino == before, "it is the same folder"
+
+
+async def test_a_stop_after_a_resume_saves_what_has_trained_since(start):
+    run = start({"checkpoint": {"everyUpdates": 100}}, resumes_at=2)
+    await run.leave_checkpoint()
+    stop_after(run, lambda: len(run.of(UpdateRecord)) == 1)
+    assert await run.outcome() == "Stopped"
+    run.check_saved(2 + len(run.of(UpdateRecord)))
 
 
 # What ends a run.

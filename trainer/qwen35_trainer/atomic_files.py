@@ -52,20 +52,42 @@ class FolderWriter:
         """
         made.replace(path)
 
+    def replace(self, made: Path, path: Path) -> None:
+        """Publish `made`, a finished folder at a path from `place`, at `path`, in the place of the folder that is there.
+
+        The old folder, if there is one, is renamed first and deleted last, so that `path` is absent only between two
+        renames. If publishing fails with an OSError, the old folder is renamed back.
+        """
+        old = self._set_aside(path)
+        try:
+            self.publish(made, path)
+        except OSError:
+            if old is not None:
+                self.publish(old, path)
+            raise
+        if old is not None:
+            _remove(old)
+
     def delete(self, path: Path) -> None:
         """Delete a file or a folder if it exists.
 
-        It is first renamed to `.<name>.deleted`, so that a folder that is half deleted does not look complete.
+        It is first renamed, so that a folder that is half deleted does not look complete.
+        """
+        if (old := self._set_aside(path)) is not None:
+            _remove(old)
+
+    def _set_aside(self, path: Path) -> Path | None:
+        """Rename a file or a folder to a name that nobody reads, and return its new path.
+
+        Returns None if nothing is at `path`. Here the name is `.<name>.deleted`. `Epoch` overrides this method with one
+        that renames into the workspace.
         """
         if not path.exists():
-            return
-        to_delete = path.with_name(f".{path.name}.deleted")
-        shutil.rmtree(to_delete, ignore_errors=True)
-        path.rename(to_delete)
-        if to_delete.is_dir():
-            shutil.rmtree(to_delete, ignore_errors=True)
-        else:
-            to_delete.unlink()
+            return None
+        aside = path.with_name(f".{path.name}.deleted")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        return aside
 
     def open_appending(self, path: Path) -> FileIO:
         """Open a file for reading and appending, without a buffer. Creates the file if it does not exist."""
@@ -133,6 +155,14 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, or as much of a folder as possible."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: str | bytes, *, durable: bool) -> None:

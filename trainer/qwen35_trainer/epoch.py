@@ -216,19 +216,16 @@ class Epoch(FolderWriter):
         with self.guarded():
             made.replace(path)
 
-    def delete(self, path: Path) -> None:
-        to_delete = self.place(f"{path.name}.{secrets.token_hex(4)}.deleted")
+    def _set_aside(self, path: Path) -> Path | None:
+        aside = self.place(f"{path.name}.{secrets.token_hex(4)}.deleted")
         with self.guarded():
             try:
-                path.rename(to_delete)
+                path.rename(aside)
             except FileNotFoundError:
                 if path.exists():  # then the workspace is missing
                     raise
-                return
-        if to_delete.is_dir():
-            shutil.rmtree(to_delete, ignore_errors=True)
-        else:
-            to_delete.unlink(missing_ok=True)
+                return None
+        return aside
 
     def open_appending(self, path: Path) -> FileIO:
         """Replace a file by a copy, and open the copy for reading and appending, without a buffer.

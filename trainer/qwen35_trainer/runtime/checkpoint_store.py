@@ -5,7 +5,9 @@
     update-000020/                        the same folder, renamed once everything is on disk
 
 A crash or a full disk leaves at most a folder in the attempt's workspace. That folder is never read, and the next save
-deletes it. Two attempts may run at the same time if a node was cut off from the network. Then only the owner of the
+deletes it. A save replaces a checkpoint of the same update only if another attempt has left it there: an attempt saves
+nothing at the update at which it began in this folder (`train_session.py`). The checkpoint from which the attempt began
+therefore stays complete until a later one is. Two attempts may run at the same time if a node was cut off from the network. Then only the owner of the
 folder renames anything there: the other attempt ends with Superseded, and deletes nothing.
 """
 
@@ -156,10 +158,8 @@ class CheckpointStore:
         if self._manifest:
             (partial / MANIFEST_FILE).write_text(self._manifest)
         _seal(partial)
-        self.writer.delete(
-            final
-        )  # written by an attempt that reached this update before the run resumed from an earlier one
-        self.writer.publish(partial, final)
+        # An attempt may have reached this update before the run resumed from an earlier one.
+        self.writer.replace(partial, final)
         sync(self.folder)
 
     def _delete_old(self, newest: Path) -> None:

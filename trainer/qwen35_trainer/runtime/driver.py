@@ -262,6 +262,7 @@ class Driver(Process):
             updates_total=self._job.updates_total,
             update=self._job.resume.progress.update if self._job.resume else 0,
             kl_coefficient=_kl_coefficient(self._job),
+            begins_saved=self._job.resume is not None and not self._must_save,
         )
         began, ended = loading.result()
         training.span("train-0", "load", began, ended)
@@ -314,7 +315,9 @@ class Driver(Process):
         has none yet.
         """
         resume, checkpoints = self._job.resume, self._job.checkpoints
-        return resume is not None and checkpoints is not None and resume.path.parent != checkpoints.folder
+        if resume is None or checkpoints is None:
+            return False
+        return resume.path.parent.resolve() != checkpoints.folder.resolve()
 
     def _start_workers(self) -> tuple[list[RolloutReplica], list[Any]]:
         spec = self._job.spec

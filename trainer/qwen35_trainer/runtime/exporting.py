@@ -117,8 +117,8 @@ def _finish(writer: FolderWriter, made: Path, output: Path, keep: int) -> None:
     make those updates again.
     """
     output.parent.mkdir(exist_ok=True)
-    writer.delete(output)  # exported by an attempt that reached this update before the run resumed from an earlier one
-    writer.publish(made, output)
+    # An attempt may have exported this update before the run resumed from an earlier one.
+    writer.replace(made, output)
     exports = sorted(output.parent.glob("update-*"), key=_number)
     kept = [path for path in exports if _number(path) <= _number(output)][-keep:]
     for path in exports:

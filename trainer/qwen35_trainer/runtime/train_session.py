@@ -92,17 +92,24 @@ class TrainSession:
     """Number of updates (optimizer steps) so far."""
     kl_coefficient: float | None = None
     """The coefficient of `algorithm.kl.adaptive` for the next batch; None: the coefficients are fixed."""
+    begins_saved: bool = False
+    """Whether the attempt continues from a checkpoint in the folder in which it saves.
+
+    It then has nothing to save until a batch has trained. Saving the same update again would only put that checkpoint
+    at risk.
+    """
     times: UpdateTimes = field(default_factory=UpdateTimes)
     _saved_at: int = field(init=False)
     """Number of updates in the newest checkpoint, which is complete or being written.
 
     Before the first save, the number of updates at the start of the attempt.
     """
-    _saved: bool = False
+    _saved: bool = field(init=False)
+    """Whether the folder of the checkpoints has, or is getting, the checkpoint of update `_saved_at`."""
     _updated: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self._saved_at = self.update
+        self._saved_at, self._saved = self.update, self.begins_saved
 
     async def train(self, upcoming: NextBatch, pipeline: Callable[[], PipelineMeasures | None] = lambda: None) -> None:
         """Train a batch, and write a record for each update of the batch.
