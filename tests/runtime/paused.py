@@ -4,7 +4,7 @@
                 .finish()              performs the others
 
 An operation is a call that changes a folder or opens a file for writing, and the moment after each check of an owner. The
-operations of threads that the work starts with `asyncio.to_thread` count too.
+operations of threads that the work starts with `asyncio.to_thread` or `background.py` count too.
 """
 
 import io

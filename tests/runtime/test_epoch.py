@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, SpanRecord
 from qwen35_trainer.progress.sample_file import Moment, SampleFile, read_samples
+from qwen35_trainer.runtime import owner as owner_module
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, load
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.folder import RunFolder
@@ -28,6 +30,7 @@ from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.owner import Claim
 from qwen35_trainer.runtime.resuming import RunStart, newest_of_lineage
 from qwen35_trainer.runtime.run_command import _claimed
+from tests.patience import PATIENCE
 from tests.profiles import SOAK, examples
 
 from .paused import Attempt, intercept
@@ -257,6 +260,23 @@ async def test_what_an_attempt_saves_while_the_next_one_starts_is_what_the_one_a
     with pytest.raises(Superseded):
         await save(60)
     assert newest_of_lineage(tmp_path, read_owner(tmp_path)) == tmp_path / "update-000040"
+
+
+def test_a_claim_ends_in_time_although_its_folder_does_not_answer_any_more(tmp_path, monkeypatch, caplog):
+    """A daemon thread waits for the folder, and does not hold up the process."""
+    answers, began = threading.Event(), threading.Event()
+
+    def end(epoch: Epoch, **_: object) -> None:
+        began.set()
+        answers.wait(PATIENCE)
+
+    monkeypatch.setattr(owner_module, "END_SECONDS", 0.05)
+    monkeypatch.setattr(Epoch, "end", end)
+    with Claim.on(tmp_path).held(OWNER):
+        pass
+    assert began.is_set()
+    assert f"{tmp_path} did not answer within 0.05 s" in caplog.text
+    answers.set()
 
 
 async def _write_nothing(folder: Path) -> None:

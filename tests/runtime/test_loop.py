@@ -37,7 +37,7 @@ from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardF
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime import loop as loop_module
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
-from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore
+from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, StorageFailed
 from qwen35_trainer.runtime.device_turns import DeviceTurns
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
@@ -73,10 +73,17 @@ CHANGES: dict[str, object] = {
 
 
 class InlineLoop(virtual.Loop):
-    """Work for threads is done immediately."""
+    """Work for threads is done immediately, except by threads that are stuck."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck: str = ""
+        """Name of the function whose threads never end, as on a hard NFS mount without its server."""
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         future = self.create_future()
+        if self.stuck and getattr(function, "func", function).__name__ == self.stuck:
+            return future
         try:
             future.set_result(function(*arguments))
         except Exception as error:  # noqa: BLE001, raised to who awaits it
@@ -227,7 +234,7 @@ class Run:
             spec=spec,
             pool=TrainPool([self.trainer], STALL_SECONDS),
             recorder=recorder,
-            checkpoints=CheckpointStore(self.folder / "checkpoints", 9),
+            checkpoints=CheckpointStore(self.folder / "checkpoints", 9, stall_seconds=STALL_SECONDS),
             clock=clock,
             live=LiveFields.of(spec),
             exports=Exports(self.stop, STALL_SECONDS),
@@ -262,7 +269,7 @@ class Run:
             coordinator=Coordinator(coordinator_settings(spec, spec.train.updates), self._scheduling_start),
             generation=generation,
             training=training,
-            journal=JournalFile(self.folder / "journal"),
+            journal=JournalFile(self.folder / "journal", stall_seconds=STALL_SECONDS),
             inbox=inbox,
             stop=self.stop,
             sampler=sampler,
@@ -837,6 +844,34 @@ async def test_a_journal_that_cannot_be_written_ends_the_run_before_its_batch_tr
     with pytest.raises(JournalNotWritten, match="No space left on device"):
         await run.outcome()
     assert run.trainer.counts["train"] == at - 1
+
+
+STORAGE_STEPS = {
+    "_has_complete": "checkpoint {}/checkpoints/update-000002 was not saved: the storage of {}/checkpoints",
+    "_begin": "checkpoint {}/checkpoints/update-000002 was not saved: the storage of {}/checkpoints",
+    "_finish": "checkpoint {}/checkpoints/update-000002 was not saved: the storage of {}/checkpoints",
+    "_delete_old": "checkpoint {}/checkpoints/update-000002 was saved, but old checkpoints were not deleted: the storage",
+    "_append": "journal {}/journal was not written: the disk",
+    "_compact": "journal {}/journal was not written: the disk",
+}
+"""What a thread does with files while a run trains → beginning of the error if it never ends."""
+
+
+@pytest.mark.parametrize("step", STORAGE_STEPS)
+@pytest.mark.parametrize("stops", [False, True])
+async def test_storage_that_never_answers_ends_the_run_by_name_within_the_time_for_a_stall(
+    start, monkeypatch, step, stops
+):
+    run = start({"train.updates": 40})
+    monkeypatch.setattr(asyncio.get_running_loop(), "stuck", step)
+    if stops:
+        stop_after(run, lambda: run.trainer.counts["saved"] or now() > 20.0)
+    with pytest.raises((StorageFailed, JournalNotWritten)) as raised:
+        await run.outcome()
+    assert str(raised.value).startswith(STORAGE_STEPS[step].format(run.folder, run.folder))
+    assert f"did not answer within spec.async.stallSeconds {STALL_SECONDS:g} s" in str(raised.value)
+    assert "then continue with --resume auto" in str(raised.value)
+    assert run.ended_at < STALL_SECONDS + 60.0
 
 
 async def test_replicas_that_can_never_work_end_the_run_before_its_time_limit(start):

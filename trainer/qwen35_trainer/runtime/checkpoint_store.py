@@ -7,13 +7,17 @@
 A crash or a full disk leaves at most a folder in the attempt's workspace. That folder is never read, and the next save
 deletes it. A save replaces a checkpoint of the same update only if another attempt has left it there: an attempt saves
 nothing at the update at which it began in this folder (`train_session.py`). The checkpoint from which the attempt began
-therefore stays complete until a later one is. Two attempts may run at the same time if a node was cut off from the network. Then only the owner of the
-folder renames anything there: the other attempt ends with Superseded, and deletes nothing.
+therefore stays complete until a later one is.
+
+Two attempts may run at the same time if a node was cut off from the network. Then only the owner of the folder renames
+anything there: the other attempt ends with Superseded, and deletes nothing.
+
+Each step of a save runs in a daemon thread and has a deadline, because storage that does not answer holds a thread for
+ever. After a deadline, nothing more is asked of the storage, not even the reason.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import json
@@ -21,11 +25,13 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from qwen35_trainer.atomic_files import FolderWriter, sync
 from qwen35_trainer.epoch import Epoch, FolderRefused, Superseded
 from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.runtime.background import Unfinished, done_within
 
 META_FILE, CONTENTS_FILE, MANIFEST_FILE = "progress.json", "contents.json", "manifest.yaml"
 MIN_FREE_BYTES = 4096
@@ -83,14 +89,22 @@ class CheckpointStore:
     Each save deletes all other checkpoints.
     """
 
-    def __init__(self, folder: Path, keep: int, manifest: str = "", epoch: Epoch | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        manifest: str = "",
+        epoch: Epoch | None = None,
+        stall_seconds: float | None = None,
+    ) -> None:
         """Open the checkpoints in `folder`.
 
         keep: number of checkpoints to keep. manifest: manifest of the run as YAML, which each checkpoint contains; "":
         no manifest is saved. epoch: the period in which the attempt that saves owns the folder; None: no other attempt can
-        save here.
+        save here. stall_seconds: maximum duration of each step of a save, which is `spec.async.stallSeconds`; None: no
+        limit.
         """
-        self.folder, self.keep, self._manifest = folder, keep, manifest
+        self.folder, self.keep, self._manifest, self._stall_seconds = folder, keep, manifest, stall_seconds
         self.writer: FolderWriter = epoch or FolderWriter(folder)
 
     async def save(self, progress: CheckpointMeta, write: Callable[[Path], Awaitable[None]]) -> Path:
@@ -99,34 +113,32 @@ class CheckpointStore:
         If saving fails, earlier checkpoints stay complete.
 
         progress: the state of the run, for progress.json. write: called with an empty folder, into which it writes all
-        files of the train ranks. Raises StorageFailed if the files cannot be written or old checkpoints cannot be
-        deleted, Superseded if another attempt owns the folder, and FolderRefused if owner.json is damaged.
+        files of the train ranks. Raises StorageFailed if the files cannot be written, old checkpoints cannot be deleted,
+        or the storage does not answer in time; Superseded if another attempt owns the folder; and FolderRefused if
+        owner.json is damaged.
         """
         final = self.folder / f"update-{progress.update:06d}"
-        earlier, partial = True, None
+        earlier, made = True, None
         try:
-            earlier = bool(self.complete)
-            partial = await asyncio.to_thread(self._begin, final.name)
-            await write(partial)
-            await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread, because flushing takes long
-        except (Superseded, FolderRefused) as error:
-            _discard(partial)
-            raise _ended(f"checkpoint {final} was not saved", error) from error
+            earlier = await done_within(self._stall_seconds, self._has_complete)
+            made = await done_within(self._stall_seconds, partial(self._begin, final.name))
+            await write(made)
+            await done_within(self._stall_seconds, partial(self._finish, made, final, progress))
+        except Unfinished as error:
+            raise self._unanswered(f"checkpoint {final} was not saved") from error
         except Exception as error:
-            reason = _reason(error) + _full(self.folder, error)  # before room is made
-            _discard(partial)
-            self._check_after(error, final)
-            raise StorageFailed(f"checkpoint {final} was not saved: {reason}; {_advice(earlier=earlier)}") from error
+            explain = partial(self._not_saved, final, made, error, earlier=earlier)
+            try:
+                reason = await done_within(self._stall_seconds, explain)
+            except Unfinished:
+                reason = StorageFailed(
+                    f"checkpoint {final} was not saved: {_reason(error)}; {_advice(earlier=earlier)}"
+                )
+            raise reason from error
         try:
-            await asyncio.to_thread(self._delete_old, final)
-        except (Superseded, FolderRefused) as error:
-            raise _ended(f"checkpoint {final} was saved, but this run ends", error) from error
-        except OSError as error:
-            reason = _reason(error) + _full(self.folder, error)
-            raise StorageFailed(
-                f"checkpoint {final} was saved, but old checkpoints were not deleted: {reason}. Free space, or make the "
-                "folder writable, then continue with --resume auto"
-            ) from error
+            await done_within(self._stall_seconds, partial(self._delete_old, final))
+        except Unfinished as error:
+            raise self._unanswered(f"checkpoint {final} was saved, but old checkpoints were not deleted") from error
         return final
 
     def latest(self) -> SavedCheckpoint | None:
@@ -143,23 +155,26 @@ class CheckpointStore:
         complete = self.complete
         return complete[-1] if complete else None
 
+    def _has_complete(self) -> bool:
+        return bool(self.complete)
+
     def _begin(self, name: str) -> Path:
         """Create the empty folder for the files of a checkpoint, and return its path.
 
         Raises Superseded if another attempt owns the folder of the checkpoints, and OSError if the disk fails.
         """
-        partial = self.writer.place(name)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        return partial
+        made = self.writer.place(name)
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        return made
 
-    def _finish(self, partial: Path, final: Path, progress: CheckpointMeta) -> None:
-        (partial / META_FILE).write_text(json.dumps(asdict(progress)))
+    def _finish(self, made: Path, final: Path, progress: CheckpointMeta) -> None:
+        (made / META_FILE).write_text(json.dumps(asdict(progress)))
         if self._manifest:
-            (partial / MANIFEST_FILE).write_text(self._manifest)
-        _seal(partial)
+            (made / MANIFEST_FILE).write_text(self._manifest)
+        _seal(made)
         # An attempt may have reached this update before the run resumed from an earlier one.
-        self.writer.replace(partial, final)
+        self.writer.replace(made, final)
         sync(self.folder)
 
     def _delete_old(self, newest: Path) -> None:
@@ -167,26 +182,50 @@ class CheckpointStore:
 
         Checkpoints of later updates than `newest` are deleted too, because this run will make those updates again. If
         another attempt owns the folder, nothing is deleted and Superseded is raised, because the later checkpoints may
-        belong to that attempt.
+        belong to that attempt. Raises StorageFailed if the disk fails.
         """
-        self.writer.check()
-        complete = self.complete
-        kept = [path for path in complete if update_of(path) <= update_of(newest)][-self.keep :]
-        for path in complete:
-            if path not in kept:
-                self.writer.delete(path)
-        self.writer.clean()
+        try:
+            self.writer.check()
+            complete = self.complete
+            kept = [path for path in complete if update_of(path) <= update_of(newest)][-self.keep :]
+            for path in complete:
+                if path not in kept:
+                    self.writer.delete(path)
+            self.writer.clean()
+        except (Superseded, FolderRefused) as error:
+            raise _ended(f"checkpoint {newest} was saved, but this run ends", error) from error
+        except OSError as error:
+            reason = _reason(error) + _full(self.folder, error)
+            raise StorageFailed(
+                f"checkpoint {newest} was saved, but old checkpoints were not deleted: {reason}. Free space, or make the "
+                "folder writable, then continue with --resume auto"
+            ) from error
 
-    def _check_after(self, error: Exception, final: Path) -> None:
-        """Raise Superseded if another attempt owns the folder, which explains why writing failed with `error`.
+    def _not_saved(self, final: Path, made: Path | None, error: Exception, *, earlier: bool) -> Exception:
+        """Delete the incomplete checkpoint `made`, and return the exception for a save that failed with `error`.
 
-        Raises FolderRefused if owner.json is damaged. final: the path of the checkpoint, for the message.
+        final: the path at which the checkpoint would be. earlier: whether earlier checkpoints may exist. The result is
+        Superseded if another attempt owns the folder, which explains why writing failed, FolderRefused if owner.json is
+        damaged, and otherwise StorageFailed.
         """
+        what = f"checkpoint {final} was not saved"
+        reason = _reason(error) + _full(self.folder, error)  # before room is made
+        _discard(made)
+        if isinstance(error, (Superseded, FolderRefused)):
+            return _ended(what, error)
         with contextlib.suppress(OSError):  # the disk may fail again; `error` is reported then
             try:
                 self.writer.check()
             except (Superseded, FolderRefused) as ended:
-                raise _ended(f"checkpoint {final} was not saved", ended) from error
+                return _ended(what, ended)
+        return StorageFailed(f"{what}: {reason}; {_advice(earlier=earlier)}")
+
+    def _unanswered(self, what: str) -> StorageFailed:
+        """Return the error for storage that does not answer. what: what happened to a checkpoint, for the message."""
+        return StorageFailed(
+            f"{what}: the storage of {self.folder} did not answer within spec.async.stallSeconds {self._stall_seconds:g} s. "
+            "Check the mount and its file server, or raise that time, then continue with --resume auto"
+        )
 
     @property
     def complete(self) -> list[Path]:
@@ -266,10 +305,10 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _discard(partial: Path | None) -> None:
+def _discard(made: Path | None) -> None:
     """Delete the folder of an incomplete checkpoint. None: no folder was created."""
-    if partial is not None:
-        shutil.rmtree(partial, ignore_errors=True)
+    if made is not None:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _ended(what: str, error: Superseded | FolderRefused) -> Superseded | FolderRefused:

@@ -463,7 +463,7 @@ class Driver(Process):
             coordinator=self._coordinator,
             generation=generation,
             training=training,
-            journal=JournalFile(self._job.folder.journal, self._job.writer),
+            journal=JournalFile(self._job.folder.journal, self._job.writer, spec.async_.stallSeconds),
             inbox=inbox,
             stop=self._stop,
             sampler=Sampler(self._job.folder.samples, data.decoder, self._job.writer),

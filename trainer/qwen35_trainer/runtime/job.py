@@ -97,7 +97,8 @@ class Job:
             return None
         folder = checkpoint_folder(self.folder, self.spec, self.base)
         manifest = dump_manifest(_with_absolute_model_path(self.manifest, self.base))
-        return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.checkpoint_epoch)
+        limit = self.spec.async_.stallSeconds
+        return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.checkpoint_epoch, limit)
 
     @property
     def publications(self) -> Path | None:

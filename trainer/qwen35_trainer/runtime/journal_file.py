@@ -7,16 +7,20 @@ A line counts only after it was flushed to disk (fsync).
 
 Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous
 flush. After a failed write, the end of the file is unknown, so every later write fails too. Before each write, the
-attempt checks that it still owns the folder (qwen35_trainer/epoch.py). Every attempt begins a separate file, so an
-earlier attempt never appends to the journal of a later one.
+attempt checks that it still owns the folder (qwen35_trainer/epoch.py). A write that takes too long counts as failed,
+although its thread may still complete it. Every attempt begins a separate file, so an earlier attempt never appends to
+the journal of a later one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from qwen35_trainer.epoch import Superseded
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, compact, encode
+from qwen35_trainer.runtime.background import Unfinished, done_within
 
 
 class JournalNotWritten(RuntimeError):
@@ -62,12 +67,14 @@ class JournalFile:
     read first, with `read_journal`. If a task that waits for a write is cancelled, the write still completes.
     """
 
-    def __init__(self, path: Path, writer: FolderWriter | None = None) -> None:
+    def __init__(self, path: Path, writer: FolderWriter | None = None, stall_seconds: float | None = None) -> None:
         """Create a journal that is not open yet.
 
-        writer: writes into the folder of the journal; None: no other attempt of the run writes there.
+        writer: writes into the folder of the journal; None: no other attempt of the run writes there. stall_seconds:
+        maximum duration of a write, which is `spec.async.stallSeconds`; None: no limit.
         """
         self.path = path
+        self._stall_seconds = stall_seconds
         self._writer = writer or FolderWriter(path.parent)
         self._file: FileIO | None = None
         self._added: deque[bytes] = deque()  # threads may take from one end what is added at the other
@@ -80,7 +87,7 @@ class JournalFile:
         Raises JournalNotWritten if the disk fails, and Superseded if another attempt owns the folder. After an error,
         the file is still complete: it is the old or the new journal.
         """
-        await self._do(lambda: self._replace(encode(JournalBase(start, attempt=attempt))))
+        await self._do(partial(self._replace, encode(JournalBase(start, attempt=attempt))))
 
     def add(self, record: JournalRecord) -> None:
         """Add a record in memory. The next flush writes it to disk."""
@@ -101,22 +108,18 @@ class JournalFile:
         attempt owns the folder. If the flush succeeds and only writing the shortened file fails, the journal can still
         be used.
         """
-
-        def act() -> None:
-            self._append()
-            # Not from `path`, where a later attempt may have its own journal.
-            file = self._opened
-            file.seek(0)
-            self._replace(compact(file.readall(), batch))
-
-        await self._do(act)
+        await self._do(partial(self._compact, batch))
 
     async def close(self) -> None:
-        """Close the file. Records that were not flushed are dropped."""
+        """Close the file. Records that were not flushed are dropped.
+
+        If the disk does not answer, the file stays open until the process ends.
+        """
         async with self._turn:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            if self._file is not None and not isinstance(self._broken, TimeoutError):
+                file, self._file = self._file, None
+                with contextlib.suppress(Unfinished):
+                    await done_within(self._stall_seconds, file.close)
 
     async def _do(self, act: Callable[[], None]) -> None:
         # Shielded: a thread cannot be stopped, and its bytes must not mix with those of the next.
@@ -127,12 +130,23 @@ class JournalFile:
             try:
                 if self._broken is not None:
                     raise self._broken
-                await asyncio.to_thread(act)
+                await done_within(self._stall_seconds, act)
+            except Unfinished as error:
+                # The thread may still write, so nothing may be written after it.
+                reason = f"the disk did not answer within spec.async.stallSeconds {self._stall_seconds:g} s"
+                self._broken = TimeoutError(errno.ETIMEDOUT, reason)
+                raise self._not_written(self._broken) from error
             except OSError as error:
-                raise JournalNotWritten(
-                    f"journal {self.path} was not written: {error.strerror or error}. Free space, or make the folder "
-                    "writable, then continue with --resume auto"
-                ) from error
+                raise self._not_written(error) from error
+
+    def _not_written(self, error: OSError) -> JournalNotWritten:
+        advice = "Free space, or make the folder writable"
+        if isinstance(error, TimeoutError):
+            advice = "Check the mount and its file server"
+        reason = error.strerror or error
+        return JournalNotWritten(
+            f"journal {self.path} was not written: {reason}. {advice}, then continue with --resume auto"
+        )
 
     def _append(self) -> None:
         if not self._added:
@@ -145,6 +159,13 @@ class JournalFile:
         except OSError as error:
             self._broken = error
             raise
+
+    def _compact(self, batch: int) -> None:
+        self._append()
+        # Not from `path`, where a later attempt may have its own journal.
+        file = self._opened
+        file.seek(0)
+        self._replace(compact(file.readall(), batch))
 
     @property
     def _opened(self) -> FileIO:

@@ -10,7 +10,9 @@ waits on              unblocked by                                   deadline
 an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
 an order, a probe     the answer of every train rank                 async.stallSeconds
 a turn (Colocated)    the other pool sleeps                          see `device_turns.py`
-a checkpoint: disks   every rank's part, written                     async.stallSeconds
+a checkpoint: disks   every rank's part, written; then each step     async.stallSeconds
+                      of `CheckpointStore.save`
+the journal: disk     a write, flushed                               async.stallSeconds
 a publication         every replica's report, or its replacement     publication.timeoutSeconds
 too few replicas      other replicas join                            PoolLimits.too_few, see `rollout_pool.py`
 

@@ -8,8 +8,10 @@ write nothing, and ends.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +20,15 @@ from socket import gethostname
 from qwen35_trainer.contract.shared_names import ATTEMPT_VARIABLE, CLUSTER_VARIABLE, UID_VARIABLE
 from qwen35_trainer.epoch import Epoch, FolderRefused, Owner, Superseded, read_owner, take
 from qwen35_trainer.manifest import Manifest
+from qwen35_trainer.runtime.background import run_in_thread
 from qwen35_trainer.runtime.checkpoint_store import update_of
 from qwen35_trainer.runtime.folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+END_SECONDS = 60.0
+"""Maximum time, in seconds, for the end of a claim. A workspace that is not deleted by then does no harm: the next attempt
+deletes it."""
 
 
 def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | None:
@@ -89,14 +98,22 @@ class Claim:
         Yields the epoch, which is the period of ownership.
 
         At the end, owner.json is deleted if the folder contains no checkpoint, so that another run may use the folder.
-        Raises FolderRefused and Superseded as `take` does.
+        This takes at most END_SECONDS, so that the process can also end if the storage does not answer. Raises
+        FolderRefused and Superseded as `take` does.
         """
         epoch = self.take(owner)
         try:
             yield epoch
         finally:
-            # Without this, the next run with this folder is refused.
-            epoch.end(keep_record=bool(_checkpoints(self.folder)))
+            ending = run_in_thread("end of the claim", lambda: self._end(epoch))
+            if ending in wait([ending], END_SECONDS).done:
+                ending.result()
+            else:
+                logger.warning("%s did not answer within %g s; its workspace stays", self.folder, END_SECONDS)
+
+    def _end(self, epoch: Epoch) -> None:
+        # With owner.json and no checkpoint, the next run with this folder would be refused.
+        epoch.end(keep_record=bool(_checkpoints(self.folder)))
 
     def take(self, owner: Owner) -> Epoch:
         """Begin the epoch of `owner`, the period in which `owner` owns the folder, and return the epoch.
