@@ -1,7 +1,9 @@
 """Models that leave a run while it trains or at its end: which, where, how many are kept, and what one that fails costs."""
 
 import asyncio
+import errno
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
+from qwen35_trainer.epoch import Owner, Superseded, read_owner, take
 from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord
 from qwen35_trainer.runtime import exporting
 from qwen35_trainer.runtime.export_command import ExportRefused, export
 from qwen35_trainer.runtime.exporting import Exports
 from tests.models import published
+from tests.patience import PATIENCE
 
 EVERY = {"train.updates": 12, "checkpoint": {"everyUpdates": 1, "keep": 2, "export": "EveryCheckpoint"}}
 
@@ -129,6 +133,45 @@ async def test_an_export_that_takes_too_long_is_ended(tmp_path, exporter):
     folder, problem = await exports(0.1).export(tmp_path / "update-000001", 1, FolderWriter(tmp_path))
     assert problem == "it took more than spec.async.stallSeconds 0.1 s"
     assert not folder.exists()
+
+
+DISK_FULL = OSError(errno.ENOSPC, "No space left on device", "/storage")
+
+
+@pytest.mark.parametrize("step", ["place", "replace"])
+async def test_an_export_that_the_disk_refuses_is_a_problem_and_no_error(tmp_path, monkeypatch, exporter, step):
+    def refuse(*_: object) -> None:
+        raise DISK_FULL
+
+    exporter('mkdir "$OUTPUT"')
+    monkeypatch.setattr(FolderWriter, step, refuse)
+    folder, problem = await exports().export(tmp_path / "update-000001", 1, FolderWriter(tmp_path))
+    assert problem == "No space left on device (/storage)"
+    assert not folder.exists()
+
+
+async def test_an_export_whose_process_cannot_start_is_a_problem_and_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "EXPORT_COMMAND", (str(tmp_path / "missing"),))
+    _, problem = await exports().export(tmp_path / "update-000001", 1, FolderWriter(tmp_path))
+    assert problem == f"No such file or directory ({tmp_path / 'missing'})"
+
+
+async def test_an_export_whose_disk_does_not_answer_is_a_problem_and_no_error(tmp_path, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr(FolderWriter, "place", lambda *_: answers.wait(PATIENCE))
+    _, problem = await exports(0.1).export(tmp_path / "update-000001", 1, FolderWriter(tmp_path))
+    assert problem == f"{tmp_path / 'exports'} did not answer within spec.async.stallSeconds 0.1 s"
+    answers.set()
+
+
+async def test_an_export_into_a_folder_that_another_attempt_owns_ends_the_run(tmp_path):
+    def owner(name: str) -> Owner:
+        return Owner("run", name, "host", "/run")
+
+    old = take(tmp_path, owner("old"), None)
+    take(tmp_path, owner("new"), read_owner(tmp_path))
+    with pytest.raises(Superseded):
+        await exports().export(tmp_path / "update-000001", 1, old)
 
 
 async def test_exports_of_an_attempt_that_was_resumed_from_earlier_go(tmp_path, exporter):

@@ -8,6 +8,7 @@ checkpoints, which may include the one that is being exported.
 
 Each export is a process, because the driver does not import torch, and because the memory of an export is freed with its process.
 An export that fails does not end the run: the checkpoint contains the trained weights, and the record contains the problem.
+That is also so if the disk is full or does not answer. Only another owner of the folder ends the run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from qwen35_trainer.atomic_files import FolderWriter
-from qwen35_trainer.runtime.background import done_before
+from qwen35_trainer.runtime.background import Unfinished, done_before, done_within
 
 EXPORT_COMMAND = (sys.executable, "-m", "qwen35_trainer.cli", "export")
 STOPPED_PROBLEM = "the run received a request to stop"
@@ -42,26 +44,39 @@ class Exports:
     stop: asyncio.Event
     """Set when the run has to stop. A running export then ends without a result."""
     seconds: float
-    """Maximum duration of an export, in seconds. After it the export is killed."""
+    """Maximum duration, in seconds, of an export and of each of its steps with files. After it the export is killed."""
 
     async def export(self, checkpoint: Path, keep: int, writer: FolderWriter) -> tuple[Path, str]:
         """Export the model of `checkpoint`. After success, delete all exports except the newest `keep`.
 
         Returns (folder of the export, problem), where problem is the reason why the export failed, or "" after success.
         writer: writes into the folder of the checkpoints. Raises Superseded if another attempt owns that folder, and
-        FolderRefused or OSError if the folder cannot be written.
+        FolderRefused if its owner.json is damaged.
         """
         output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
         if self.stop.is_set():
             return output, STOPPED_PROBLEM
-        making = await asyncio.to_thread(_begin, writer, output)
+        try:
+            return output, await self._make(checkpoint, output, keep, writer)
+        except Unfinished:
+            return output, f"{output.parent} did not answer within spec.async.stallSeconds {self.seconds:g} s"
+        except OSError as error:
+            return output, f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+
+    async def _make(self, checkpoint: Path, output: Path, keep: int, writer: FolderWriter) -> str:
+        """Export `checkpoint` to `output`. Returns the problem, or "" after success.
+
+        Raises OSError if the disk fails or no process can start, Unfinished if the disk does not answer in time, and
+        Superseded and FolderRefused as `export` does.
+        """
+        making = await done_within(self.seconds, partial(_begin, writer, output))
         try:
             problem = await self._run(checkpoint, making / output.name)
             if not problem:
-                await asyncio.to_thread(_finish, writer, making / output.name, output, keep)
+                await done_within(self.seconds, partial(_finish, writer, making / output.name, output, keep))
         finally:
-            await asyncio.to_thread(shutil.rmtree, making, ignore_errors=True)
-        return output, problem
+            await done_within(self.seconds, partial(shutil.rmtree, making, ignore_errors=True))
+        return problem
 
     async def _run(self, checkpoint: Path, output: Path) -> str:
         """Export `checkpoint` to `output` in another process. Returns the problem, or "" after success."""
