@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_trainer.progress.metrics_file import MetricsFile, has_update, number_of, read_records
+from qwen35_trainer.progress.metrics_file import MetricsFile, has_evaluation, has_update, number_of, read_records
 from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, RunRecord, UpdateRecord, to_line
 
 from .conftest import make_update
@@ -48,6 +48,28 @@ def test_the_number_of_a_line_is_found_in_any_order_of_keys() -> None:
 def test_a_file_has_an_update_or_not(tmp_path: Path, run: list[RunRecord]) -> None:
     assert not has_update(file_of(tmp_path / "none", [run[0]]))
     assert has_update(file_of(tmp_path / "some", run))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ("", False),
+        ("u3 u4", False),
+        ("u3 e3 u4", False),
+        ("u4 e4", True),
+        ("u4 e4 u3 u4", False),
+        ("u4 e4 u3 u4 e4", True),
+    ],
+)
+def test_an_evaluation_counts_until_its_update_is_made_again(tmp_path: Path, numbers: str, expected: bool) -> None:
+    records: list[RunRecord] = [
+        make_update(int(name[1:]))
+        if name[0] == "u"
+        else EvaluationRecord(update=int(name[1:]), version=3, time=1.0, samples=1)
+        for name in numbers.split()
+    ]
+    assert has_evaluation(file_of(tmp_path / "metrics.jsonl", records), 4) == expected
+    assert not has_evaluation(tmp_path / "missing", 4)
 
 
 def test_reading_takes_the_memory_of_a_line(tmp_path: Path) -> None:

@@ -192,11 +192,12 @@ class Run:
     prepare: Callable[[Actor, str, int], object] = lambda actor, name, number: None
     """Called with each replica's actor, its name and number before it starts."""
     probes: ProbeSchedule | None = None
+    has_last_evaluation: bool = False
     resumes_at: int = 0
     """The update of the checkpoint in its own folder from which the run continues. 0: it is new."""
 
     def __post_init__(self) -> None:
-        changes = copy.deepcopy(CHANGES) | self.changes  # in this order: later ones may be of parts of earlier ones
+        changes = copy.deepcopy(CHANGES | self.changes)  # in this order: later ones may be of parts of earlier ones
         self.spec = load_manifest(self.write(self.folder, changes)).spec
         self.trainer, self.scores, self.records = Handle(Trainer()), Scores(), Records()
         self.actors: dict[int, Actor] = {}
@@ -274,6 +275,7 @@ class Run:
             stop=self.stop,
             sampler=sampler,
             evaluates=True,
+            has_last_evaluation=self.has_last_evaluation,
             probes=self.probes,
             turns=turns if self.shares else None,
         )
@@ -747,6 +749,46 @@ async def test_a_stop_after_a_resume_saves_what_has_trained_since(start):
     stop_after(run, lambda: len(run.of(UpdateRecord)) == 1)
     assert await run.outcome() == "Stopped"
     run.check_saved(2 + len(run.of(UpdateRecord)))
+
+
+@pytest.mark.parametrize("changes", [{}, {"mode": "Colocated"}])
+async def test_a_run_that_ended_before_its_last_evaluation_makes_it_after_a_resume_and_trains_nothing(start, changes):
+    run = start((COLOCATED | {"evaluation.atStart": False} if changes else {}) | {"train.updates": 4}, resumes_at=4)
+    await run.leave_checkpoint()
+    assert await run.outcome() == "Succeeded"
+    assert run.evaluated == [4]
+    assert (run.of(UpdateRecord), run.of(CheckpointRecord)) == ([], [])
+
+
+async def test_a_run_whose_last_evaluation_is_recorded_makes_no_second_one_after_a_resume(start):
+    run = start({"train.updates": 4}, resumes_at=4, has_last_evaluation=True)
+    await run.leave_checkpoint()
+    assert await run.outcome() == "Succeeded"
+    assert run.evaluated == []
+
+
+async def test_a_stop_during_the_last_evaluation_leaves_it_to_the_next_attempt(start):
+    class Endless(Writer):
+        def duration(self, request: Any) -> float:
+            return 3000.0 if request.sequence[0] >= FIRST_EVALUATION_GROUP else 1.0
+
+    run = start(engine=Endless)
+    stop_after(run, lambda: run.of(CheckpointRecord) and run.of(CheckpointRecord)[-1].update == 5)
+    assert await run.outcome() == "Stopped"
+    run.check_saved(5)
+    assert run.evaluated == []
+
+
+async def test_a_stop_while_the_last_evaluation_is_scored_leaves_it_to_the_next_attempt(start):
+    run = start()
+
+    def score_slowly() -> None:
+        run.scores.seconds = 200.0
+
+    run.trainer.worker.during["train"] = lambda: run.loop.training.update == 4 and score_slowly()
+    stop_after(run, lambda: run.loop._scoring)
+    assert await run.outcome() == "Stopped"
+    assert run.evaluated == []
 
 
 # What ends a run.

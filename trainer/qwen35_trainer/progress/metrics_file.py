@@ -90,6 +90,20 @@ def number_of(line: bytes) -> Number | None:
     return (UpdateRecord if match[1] == b"update" else EvaluationRecord), int(digits)
 
 
+def has_evaluation(path: Path, update: int) -> bool:
+    """Return whether a metrics file contains an evaluation of the weights after `update` updates.
+
+    An evaluation before the last record of that update does not count: the update was made again after it. The result is
+    False if the file does not exist. Raises OSError if the file cannot be read.
+    """
+    is_evaluated = False
+    for number in MetricsFile(path).numbers() if path.exists() else ():
+        if number == (UpdateRecord, update):
+            is_evaluated = False
+        is_evaluated |= number == (EvaluationRecord, update)
+    return is_evaluated
+
+
 def has_update(path: Path) -> bool:
     """Return whether a metrics file contains an update. Reads the file only up to the first update."""
     return any(line.startswith(line_start(UpdateRecord)) for line in MetricsFile(path).lines())

@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -28,6 +29,7 @@ from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.requests import Request
+from qwen35_trainer.progress.metrics_file import has_evaluation
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import MAX_TRACEBACK_CHARACTERS, FinishRecord, RunOutcome, RunRecord, writable
 from qwen35_trainer.progress.sinks import open_sinks
@@ -276,6 +278,9 @@ class Driver(Process):
         if spec.mode == "SFT":
             return await self._supervised(training, data).run()
         loop = self._loop(training, data, scoring)
+        if training.update >= training.updates_total:  # in a thread, because the file may be long
+            evaluated = partial(has_evaluation, self._job.folder.metrics, training.update)
+            loop.has_last_evaluation = await asyncio.to_thread(evaluated)
         return await loop.run(await train.publication(loop.coordinator.version), replicas)
 
     def _scoring(self) -> Scoring:

@@ -84,6 +84,8 @@ class TrainingLoop:
     sampler: Sampler
     evaluates: bool
     """Whether the run has held-out prompts, and therefore evaluates."""
+    has_last_evaluation: bool = False
+    """Whether the weights after the last update have been evaluated, by this attempt or an earlier one."""
     probes: ProbeSchedule | None = None
     """Decides which versions get a probe. None: the log-probs of replicas are not compared with those of the
     trainer."""
@@ -108,7 +110,9 @@ class TrainingLoop:
     _ended: bool = False
 
     async def run(self, weights: PublishedWeights, replicas: Iterable[RolloutReplica]) -> RunOutcome:
-        """Run the loop until the run ends. Returns Succeeded after the last update, and otherwise Stopped.
+        """Run the loop until the run ends. Returns Succeeded after the last update and its evaluation, otherwise Stopped.
+
+        If an earlier attempt made the last update and ended before its evaluation, only the evaluation is made.
 
         weights: the first version. replicas: replicas whose actors have started. Raises JournalNotWritten if the
         journal cannot be created, and Superseded if another attempt owns the output folder. Errors after that are
@@ -122,7 +126,7 @@ class TrainingLoop:
                 self.generation.run(tasks)
                 tasks.create_task(self._train_pool(tasks))
                 tasks.create_task(self._stop_when_ordered())
-                if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
+                if self._begins_with_evaluation and not self.stop.is_set():
                     self._ask_for_evaluation(self.coordinator.version)
                 self.generation.pool.run(tasks, weights, replicas)
                 del weights  # a reference would keep the version in memory
@@ -134,7 +138,21 @@ class TrainingLoop:
         finally:
             await self.journal.close()
             await asyncio.to_thread(self.sampler.close)
-        return "Stopped" if training.update < training.updates_total else "Succeeded"
+        return "Succeeded" if self._is_complete else "Stopped"
+
+    @property
+    def _begins_with_evaluation(self) -> bool:
+        """Whether the weights with which the attempt begins have to be evaluated."""
+        training = self.training
+        if training.update < training.updates_total:
+            return training.update == 0 and training.spec.evaluation.atStart
+        return not self.has_last_evaluation
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether a further attempt would have nothing to do: all updates are made, and the last one is evaluated."""
+        training = self.training
+        return training.update >= training.updates_total and (self.has_last_evaluation or not self.evaluates)
 
     async def _drive(self, tasks: asyncio.TaskGroup) -> None:
         while not self._ended:
@@ -379,6 +397,7 @@ class TrainingLoop:
         training.recorder.append(evaluation_record(results, update=update, version=version, time=training.clock.now()))
         self.sampler.evaluated(results, update=update, version=version)
         training.span("evaluate", "evaluate", started, time.time(), f"update {update}")
+        self.has_last_evaluation |= update >= training.updates_total
 
     async def _last_scores(self, tasks: asyncio.TaskGroup) -> None:
         """Wait until the responses of all evaluations are scored, or until the run has to stop."""
