@@ -32,7 +32,14 @@ from qwen35_trainer.pipeline.coordinator import Coordinator, NothingToTrain
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, RunRecord, SpanRecord, UpdateRecord
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    ExportRecord,
+    RunRecord,
+    SpanRecord,
+    UpdateRecord,
+)
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardFailed
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime import loop as loop_module
@@ -765,6 +772,22 @@ async def test_a_run_whose_last_evaluation_is_recorded_makes_no_second_one_after
     await run.leave_checkpoint()
     assert await run.outcome() == "Succeeded"
     assert run.evaluated == []
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("wanted", ["None", "AtEnd", "EveryCheckpoint"])
+async def test_a_run_that_ended_before_its_last_export_makes_it_after_a_resume(start, monkeypatch, wanted, made):
+    async def export(exports: Exports, checkpoint: Path, *_: object) -> tuple[Path, str]:
+        return checkpoint.parent / "exports" / checkpoint.name, ""
+
+    monkeypatch.setattr(Exports, "export", export)
+    run = start({"train.updates": 4, "checkpoint": {"export": wanted}}, resumes_at=4, has_last_evaluation=True)
+    folder = (await run.leave_checkpoint()).parent / "exports" / "update-000004"
+    if made:
+        folder.mkdir(parents=True)
+    assert await run.outcome() == "Succeeded"
+    expected = [] if made or wanted == "None" else [(4, str(folder), "")]
+    assert [(record.update, record.path, record.problem) for record in run.of(ExportRecord)] == expected
 
 
 async def test_a_stop_during_the_last_evaluation_leaves_it_to_the_next_attempt(start):

@@ -117,7 +117,7 @@ class CheckpointStore:
         or the storage does not answer in time; Superseded if another attempt owns the folder; and FolderRefused if
         owner.json is damaged.
         """
-        final = self.folder / f"update-{progress.update:06d}"
+        final = self.path_of(progress.update)
         earlier, made = True, None
         try:
             earlier = await done_within(self._stall_seconds, self._has_complete)
@@ -154,6 +154,10 @@ class CheckpointStore:
         """The folder of the newest complete checkpoint. None if there is no checkpoint. Its files are not verified."""
         complete = self.complete
         return complete[-1] if complete else None
+
+    def path_of(self, update: int) -> Path:
+        """Return the folder of the checkpoint of update number `update`, which may not exist."""
+        return self.folder / f"update-{update:06d}"
 
     def _has_complete(self) -> bool:
         return bool(self.complete)

@@ -53,7 +53,7 @@ class Exports:
         writer: writes into the folder of the checkpoints. Raises Superseded if another attempt owns that folder, and
         FolderRefused if its owner.json is damaged.
         """
-        output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
+        output = _output_of(checkpoint)
         if self.stop.is_set():
             return output, STOPPED_PROBLEM
         try:
@@ -62,6 +62,13 @@ class Exports:
             return output, f"{output.parent} did not answer within spec.async.stallSeconds {self.seconds:g} s"
         except OSError as error:
             return output, f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+
+    async def is_missing(self, checkpoint: Path) -> bool:
+        """Return whether no export of `checkpoint` is complete. True if the disk does not answer in time."""
+        try:
+            return not await done_within(self.seconds, _output_of(checkpoint).is_dir)
+        except Unfinished:
+            return True
 
     async def _make(self, checkpoint: Path, output: Path, keep: int, writer: FolderWriter) -> str:
         """Export `checkpoint` to `output`. Returns the problem, or "" after success.
@@ -108,6 +115,11 @@ class Exports:
             return ""
         text = stderr.decode(errors="replace").strip()[-_MAX_PROBLEM_CHARACTERS:]
         return text or f"it ended with code {process.returncode}"
+
+
+def _output_of(checkpoint: Path) -> Path:
+    """Return the folder of the export of a checkpoint, which may not exist."""
+    return checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
 
 
 def _begin(writer: FolderWriter, output: Path) -> Path:

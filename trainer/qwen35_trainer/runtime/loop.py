@@ -112,7 +112,7 @@ class TrainingLoop:
     async def run(self, weights: PublishedWeights, replicas: Iterable[RolloutReplica]) -> RunOutcome:
         """Run the loop until the run ends. Returns Succeeded after the last update and its evaluation, otherwise Stopped.
 
-        If an earlier attempt made the last update and ended before its evaluation, only the evaluation is made.
+        If an earlier attempt made the last update and ended before its evaluation or export, only these are made.
 
         weights: the first version. replicas: replicas whose actors have started. Raises JournalNotWritten if the
         journal cannot be created, and Superseded if another attempt owns the output folder. Errors after that are
@@ -124,6 +124,7 @@ class TrainingLoop:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.generation.run(tasks)
+                exporting = tasks.create_task(training.export_last(self.coordinator.version))
                 tasks.create_task(self._train_pool(tasks))
                 tasks.create_task(self._stop_when_ordered())
                 if self._begins_with_evaluation and not self.stop.is_set():
@@ -132,6 +133,7 @@ class TrainingLoop:
                 del weights  # a reference would keep the version in memory
                 await self._drive(tasks)
                 await self._last_scores(tasks)
+                await exporting
                 _end()
         except* _Over:
             pass

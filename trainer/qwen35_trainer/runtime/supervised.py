@@ -72,6 +72,7 @@ class SupervisedLoop:
 
     async def _train(self, tasks: asyncio.TaskGroup) -> RunOutcome:
         training = self.training
+        await training.export_last(version=0)
         if training.update == 0 and training.spec.evaluation.atStart:
             evaluated = await done_before(self.stop, asyncio.ensure_future(self._evaluate()))
             if not evaluated and not self.must_save:  # nothing has trained, so nothing is lost

@@ -243,6 +243,18 @@ class TrainSession:
         copied.set()
         await self.pool.saved()
 
+    async def export_last(self, version: int) -> None:
+        """Make the export of the last checkpoint if an earlier attempt saved this checkpoint and ended before its export.
+
+        version: version of the weights, for the record. Does nothing if the attempt begins before the last update, and
+        raises the same errors as `save` about the folder.
+        """
+        if self.checkpoints is None or not self.begins_saved or self.update < self.updates_total:
+            return
+        checkpoint = self.checkpoints.path_of(self.update)
+        if self.live.now.checkpointExport != "None" and await self.exports.is_missing(checkpoint):
+            await self._export(checkpoint, self.update, version)
+
     async def _export(self, checkpoint: Path, update: int, version: int) -> None:
         """Export a checkpoint if spec.checkpoint.export requests it. The next batches train meanwhile.
 
