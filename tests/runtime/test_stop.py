@@ -16,7 +16,13 @@ import pytest
 
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
-from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    FinishRecord,
+    UpdateRecord,
+    surviving_updates,
+)
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from qwen35_trainer.runtime.results import NOTHING_SAVED
 from qwen35_trainer.weights.publication_folder import latest
@@ -354,3 +360,18 @@ def test_a_signal_does_not_wait_for_the_evaluation_of_examples_at_the_start(loca
     assert (ended.code, ended.err) == (130, f"{NOTHING_SAVED}\n")
     assert ended.of(FinishRecord)[-1].outcome == "Stopped"
     assert ended.of(UpdateRecord) == []
+
+
+def test_a_run_whose_last_evaluation_was_lost_makes_it_when_it_is_resumed_and_only_then(local, write, tmp_path):
+    changes = {"data.validation": [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]}
+    file = write(tmp_path, changes | {"train.updates": 1, "evaluation": {"maxPrompts": 4, "atStart": False}})
+    first = local.run(file)
+    assert [record.update for record in first.of(EvaluationRecord)] == [1], first.err
+    metrics = first.folder / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if not line.startswith('{"record":"evaluation"')))
+    for _ in range(2):
+        again = local.run(file, "--resume", "auto", output=first.folder)
+        assert again.code == 0, again.err
+        assert [record.update for record in again.of(EvaluationRecord)] == [1]
+        assert len(again.of(UpdateRecord)) == 1
