@@ -30,7 +30,8 @@ from qwen35_trainer.manifest import Problem
 logger = logging.getLogger(__name__)
 
 RESTART_SECONDS = 5.0
-"""Time after which an ended kopf is started again, and between two checks whether trainings can be watched."""
+"""Time after which an ended kopf is started again, and between two checks whether trainings can be watched. kopf reads
+credentials again after the same time, when it could not read them."""
 FORGET_SECONDS = 600.0
 """Interval at which trainings are forgotten whose deletion nobody has reported. The list has only their metadata."""
 STOP_SECONDS = 5.0
@@ -217,6 +218,8 @@ def settings() -> kopf.OperatorSettings:
     # Parsed objects are large. By default kopf lists all of them in one page; it keeps each for the idle timeout.
     kopf_settings.watching.chunk_size = PAGE_SIZE
     kopf_settings.queueing.idle_timeout = 0.1
+    # kopf would wait a minute when the credentials cannot be read, for example while their file is replaced.
+    kopf_settings.execution.default_backoff = RESTART_SECONDS
     return kopf_settings
 
 

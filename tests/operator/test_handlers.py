@@ -254,6 +254,23 @@ async def test_credentials_that_are_refused_end_kopf_as_usual(server, monkeypatc
         await until(lambda: seen.version == "5", "the listed one")
 
 
+async def test_credentials_that_cannot_be_read_once_are_read_again_soon(server, monkeypatch, tmp_path) -> None:
+    """As while the file of a token is replaced."""
+    failures, read = [OSError(5, "stale file handle")], kopf.login_with_kubeconfig
+
+    def login(**arguments: object) -> kopf.ConnectionInfo | None:
+        if failures:
+            raise failures.pop()
+        return read(**arguments)
+
+    monkeypatch.setattr(kopf, "login_with_kubeconfig", login)
+    assert module.settings().execution.default_backoff == module.RESTART_SECONDS
+    server.listed = [body(5)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+    assert failures == []
+
+
 async def test_nothing_of_kopfs_own_is_written(server, monkeypatch, tmp_path) -> None:
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
