@@ -1,23 +1,22 @@
 """Passes the events of trainings, which the library kopf receives, to the store of trainings and to the work queue.
 
-This module decides nothing. kopf runs in a thread with an event loop of its own. In the operator's event loop, kopf
-would install signal handlers, and cancel the tasks of other modules. kopf ends if it has no permission to list
-trainings. This module then waits for the permission and starts kopf again. Each watched namespace has a kopf of its own, so that a
-missing permission in one namespace does not interrupt the others. kopf's discovery of definitions and
-namespaces is switched off, because it would need cluster-wide permissions.
+This module decides nothing. kopf ends if it has no permission to list trainings. This module then waits for the permission
+and starts kopf again (`kopf_run`). It stops a kopf that hangs, and starts it again too. Each watched namespace has a kopf of its own,
+so that a missing permission in one namespace does not interrupt the others.
+
+waits on                     unblocked by                        deadline
+the right to watch           a person, or the API server         none: `/readyz` and the log name the reason
+the end of kopf              an error of kopf                    LIST_SECONDS or SILENT_SECONDS without an answer
+the next start               time                                RESTART_SECONDS
 """
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import kopf
-
 from qwen35_operator.api import v1alpha1
-from qwen35_operator.kopf_session import ShallowSession
+from qwen35_operator.kopf_run import KopfRun
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
@@ -30,12 +29,9 @@ from qwen35_trainer.manifest import Problem
 logger = logging.getLogger(__name__)
 
 RESTART_SECONDS = 5.0
-"""Time after which an ended kopf is started again, and between two checks whether trainings can be watched. kopf reads
-credentials again after the same time, when it could not read them."""
+"""Time after which an ended kopf is started again, and between two checks whether trainings can be watched."""
 FORGET_SECONDS = 600.0
 """Interval at which trainings are forgotten whose deletion nobody has reported. The list has only their metadata."""
-STOP_SECONDS = 5.0
-"""Maximum time that kopf may take to end when the operator stops."""
 
 
 async def follow(
@@ -58,29 +54,18 @@ async def _follow_in(
     changed: Callable[[TrainingKey], None],
 ) -> None:
     """Do so for the namespace of `watch`."""
-    loop = asyncio.get_running_loop()
-
-    def hand_over(event: Any) -> None:  # noqa: ANN401  # kopf's raw event
-        loop.call_soon_threadsafe(apply_event, event, trainings, changed)
-
     while True:
         await wait_until_watchable(client, watch)
-        stop = threading.Event()
-        ended: asyncio.Future[None] = loop.create_future()
-        handlers = registry(hand_over, watch.answered, pod_first=uses_pod(kubeconfig))
-        arguments = (handlers, watch.namespace, stop, loop, ended)
-        threading.Thread(target=_run_kopf, args=arguments, name="kopf", daemon=True).start()
+        run = KopfRun(watch, lambda event: apply_event(event, trainings, changed), pod_first=uses_pod(kubeconfig))
+        run.start()
         try:
-            await asyncio.shield(ended)
-        except Exception as error:  # noqa: BLE001  # the trainings still exist, whatever ends kopf
-            logger.warning(
-                "watching %s in %s: %r; starting again in %g s",
-                *(v1alpha1.PLURAL, where(watch.namespace), error, RESTART_SECONDS),
-            )
+            outcome = await run.outcome()
         finally:
-            stop.set()
-            await asyncio.wait({ended}, timeout=STOP_SECONDS)
-            ended.cancel()
+            await run.stop()
+        logger.warning(
+            "watching %s in %s: %s; starting again in %g s",
+            *(v1alpha1.PLURAL, where(watch.namespace), outcome, RESTART_SECONDS),
+        )
         await asyncio.sleep(RESTART_SECONDS)
 
 
@@ -175,110 +160,3 @@ async def _obstacle(client: RestClient, namespace: str | None) -> Problem | None
     except Forbidden as error:
         return not_allowed(TRAINING, namespace, error)
     return None
-
-
-def registry(
-    apply: Callable[[Any], object], answered: Callable[[], object], *, pod_first: bool
-) -> kopf.OperatorRegistry:
-    """Return the handlers for one run of kopf.
-
-    apply: called with each event of a training. answered: called, without arguments, after each answer of the API
-    server to kopf that is not an error. pod_first: whether the pod's credentials are tried before those of a
-    kubeconfig.
-    """
-    handlers = kopf.OperatorRegistry()
-    # Neither way needs the synchronous client library.
-    ways = (kopf.login_with_kubeconfig, kopf.login_with_service_account)
-    kopf.on.login(registry=handlers)(_login(answered, *(reversed(ways) if pod_first else ways)))
-
-    @kopf.on.event(v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL, registry=handlers)
-    async def _event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401  # kopf's calling convention
-        apply(event)
-
-    return handlers
-
-
-class NoDiffs(kopf.AnnotationsDiffBaseStorage):
-    """Disables kopf's diffs, which event handlers do not use. To compute a diff, kopf copies an object several times."""
-
-    def build(self, **_: Any) -> kopf.BodyEssence:  # noqa: ANN401  # kopf's calling convention
-        return kopf.BodyEssence()
-
-
-def settings() -> kopf.OperatorSettings:
-    """Return settings with which kopf writes no annotations or events, scans no cluster, and uses little memory."""
-    kopf_settings = kopf.OperatorSettings()
-    kopf_settings.persistence.diffbase_storage = NoDiffs()
-    kopf_settings.posting.enabled = False
-    kopf_settings.scanning.disabled = True
-    kopf_settings.networking.request_timeout = 30
-    kopf_settings.networking.connect_timeout = 5
-    kopf_settings.networking.error_backoffs = (0.1, 0.5, 1, 2, 5)
-    kopf_settings.watching.server_timeout = 290
-    # Parsed objects are large. By default kopf lists all of them in one page; it keeps each for the idle timeout.
-    kopf_settings.watching.chunk_size = PAGE_SIZE
-    kopf_settings.queueing.idle_timeout = 0.1
-    # kopf would wait a minute when the credentials cannot be read, for example while their file is replaced.
-    kopf_settings.execution.default_backoff = RESTART_SECONDS
-    return kopf_settings
-
-
-def _run_kopf(
-    handlers: kopf.OperatorRegistry,
-    namespace: str | None,
-    stop: threading.Event,
-    loop: asyncio.AbstractEventLoop,
-    ended: asyncio.Future[None],
-) -> None:
-    """Run kopf in this thread until `stop` is set or kopf fails. namespace: that of the trainings; None for all.
-
-    The outcome becomes the result of `ended`, a future of the event loop `loop`, which runs in another thread.
-    """
-    problem: BaseException | None = None
-    try:
-        asyncio.run(_operate(handlers, namespace, stop))
-    except Exception as error:  # noqa: BLE001  # raised in the other thread
-        problem = error
-    with suppress(RuntimeError):  # the other loop has closed
-        loop.call_soon_threadsafe(_set_outcome, ended, problem)
-
-
-async def _operate(handlers: kopf.OperatorRegistry, namespace: str | None, stop: threading.Event) -> None:
-    try:
-        await kopf.operator(
-            registry=handlers,
-            settings=settings(),
-            standalone=True,
-            clusterwide=namespace is None,
-            namespaces=() if namespace is None else (namespace,),
-            stop_flag=stop,
-        )
-    finally:
-        stop.set()  # a thread of kopf waits for the flag, and the loop waits for that thread
-
-
-def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> None:
-    if ended.done():
-        return
-    if problem is None:
-        ended.set_result(None)
-    else:
-        ended.set_exception(problem)
-
-
-def _login(
-    answered: Callable[[], object],
-    *ways: Callable[..., kopf.ConnectionInfo | None],
-) -> Callable[..., Coroutine[Any, Any, ShallowSession | None]]:
-    """Return a login handler for kopf, which tries `ways` in order and opens a session with the first credentials.
-
-    The handler returns None if no way gives credentials.
-    """
-
-    async def login(**arguments: Any) -> ShallowSession | None:  # noqa: ANN401  # kopf's calling convention
-        for way in ways:
-            if (credentials := await asyncio.to_thread(way, **arguments)) is not None:
-                return ShallowSession.open(credentials, answered)
-        return None
-
-    return login

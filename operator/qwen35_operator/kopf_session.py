@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import kopf
 from aiohttp.connector import Connection
+from yarl import URL
 
 from qwen35_operator.kube import shallow_json
 
@@ -29,17 +30,17 @@ class ShallowSession(kopf.AiohttpSession):
     credentials: kopf.ConnectionInfo
 
     @classmethod
-    def open(cls, credentials: kopf.ConnectionInfo, answered: Callable[[], object]) -> "ShallowSession":
+    def open(cls, credentials: kopf.ConnectionInfo, answered: Callable[[URL], object]) -> "ShallowSession":
         """Open a session on the running event loop, with the options that kopf uses for these credentials.
 
-        answered: called, without arguments, after each answer that is not an error.
+        answered: called with the URL of each request whose answer is not an error.
         """
 
         class Response(ShallowResponse):
             async def start(self, connection: Connection) -> aiohttp.ClientResponse:
                 response = await super().start(connection)
                 if self.ok:
-                    answered()
+                    answered(self.url)
                 return response
 
         session = aiohttp.ClientSession(

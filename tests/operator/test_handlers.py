@@ -14,6 +14,7 @@ from aiohttp import web
 from kopf._core.reactor import running
 
 from qwen35_operator import handlers as module
+from qwen35_operator import kopf_run
 from qwen35_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
@@ -42,6 +43,8 @@ class Trained(Server):
         self.listed: list[dict] = []
         self.streams: defaultdict[str | None, asyncio.Queue[dict | None]] = defaultdict(asyncio.Queue)
         """What the watches of each namespace, or of all namespaces, get; None ends one of them."""
+        self.hidden_scans = 0
+        """Number of answers to `/apis` that still lack the group of trainings, as those of an API server that is behind."""
         self.lists = self.looks = self.refusals = 0
         """Lists that were given; questions whether the kind is there; answers that something is forbidden."""
         self.methods: set[str] = set()
@@ -55,7 +58,9 @@ class Trained(Server):
         self.methods.add(request.method)
         if self.away:
             return web.json_response({"kind": "Status", "code": 500, "message": "not now"}, status=500)
-        discovery = self._discovery()
+        hidden = request.path == "/apis" and self.hidden_scans > 0
+        self.hidden_scans -= hidden
+        discovery = self._discovery(installed=self.installed and not hidden)
         self.looks += request.path == ROOT
         if request.path in discovery:
             return web.json_response(discovery[request.path])
@@ -76,9 +81,9 @@ class Trained(Server):
             return web.Response(text=text_of(listed), content_type="application/json")
         return web.Response() if probe else await self._watch(request, self.streams[namespace])
 
-    def _discovery(self) -> dict[str, dict]:
+    def _discovery(self, *, installed: bool) -> dict[str, dict]:
         """kopf waits for namespaces and definitions to be known kinds, whether it looks for any or not."""
-        groups = {"apiextensions.k8s.io": "v1", **({GROUP: VERSION} if self.installed else {})}
+        groups = {"apiextensions.k8s.io": "v1", **({GROUP: VERSION} if installed else {})}
         versions = {
             group: {"groupVersion": f"{group}/{version}", "version": version} for group, version in groups.items()
         }
@@ -89,7 +94,7 @@ class Trained(Server):
                 "groups": [{"name": group, "versions": [v], "preferredVersion": v} for group, v in versions.items()]
             },
             "/apis/apiextensions.k8s.io/v1": _kinds(customresourcedefinitions="CustomResourceDefinition"),
-            ROOT: _kinds(**({PLURAL: KIND} if self.installed else {})),
+            ROOT: _kinds(**({PLURAL: KIND} if installed else {})),
         }
 
     async def _watch(self, request: web.Request, events: asyncio.Queue[dict | None]) -> web.StreamResponse:
@@ -120,7 +125,7 @@ def body(version: int, *, uid: str = "u1", namespace: str = "team", **more) -> d
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch) -> None:
-    settings = module.settings
+    settings = kopf_run.settings
 
     def impatient() -> kopf.OperatorSettings:
         chosen = settings()
@@ -135,7 +140,9 @@ def _impatient(monkeypatch) -> None:
 
     monkeypatch.setattr(running.aiotasks, "wait", impatiently)
     monkeypatch.setattr(module, "RESTART_SECONDS", 0.1)
-    monkeypatch.setattr(module, "settings", impatient)
+    monkeypatch.setattr(kopf_run, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(kopf_run, "LOGIN_SECONDS", 0.1)
+    monkeypatch.setattr(kopf_run, "settings", impatient)
 
 
 @pytest.fixture
@@ -264,7 +271,7 @@ async def test_credentials_that_cannot_be_read_once_are_read_again_soon(server, 
         return read(**arguments)
 
     monkeypatch.setattr(kopf, "login_with_kubeconfig", login)
-    assert module.settings().execution.default_backoff == module.RESTART_SECONDS
+    assert kopf_run.settings().execution.default_backoff == kopf_run.LOGIN_SECONDS
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
         await until(lambda: seen.version == "5", "the listed one")
@@ -353,6 +360,63 @@ async def test_a_permission_that_is_taken_away_in_one_namespace_interrupts_no_ot
         assert seen.trainings.obstacles() == [seen.watch.problem]
         server.closed = set()
         await until(lambda: seen.trainings.obstacles() == [], "no problem")
+
+
+async def test_a_kopf_that_does_not_find_the_kind_is_stopped_and_started_again(
+    server, monkeypatch, tmp_path, caplog
+) -> None:
+    """kopf looks once. Another API server, behind the same address, may not know the kind yet."""
+    monkeypatch.setattr(kopf_run, "LIST_SECONDS", 0.5)
+    server.hidden_scans, server.listed = 1, [body(5)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+    assert "kopf has not listed any for" in caplog.text
+    assert server.hidden_scans == 0
+
+
+async def test_a_kopf_whose_watch_is_silent_for_too_long_is_stopped_and_started_again(
+    server, monkeypatch, tmp_path, caplog
+) -> None:
+    monkeypatch.setattr(kopf_run, "SILENT_SECONDS", 0.5)
+    server.listed = [body(5)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+        server.listed = [body(6)]
+        await until(lambda: seen.version == "6", "one without an event")
+    assert "kopf has had no answer to its list or watch for" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answered_at", "now", "seconds"),
+    [(None, 130.0, 30.0), (None, 160.0, 0.0), (110.0, 160.0, 370.0), (110.0, 530.0, 0.0)],
+)
+def test_kopf_hangs_without_a_list_after_a_minute_and_without_an_answer_to_its_watch_after_seven(
+    answered_at, now, seconds
+) -> None:
+    assert kopf_run.seconds_until_hung(100.0, answered_at, now) == seconds
+
+
+async def test_answers_to_other_requests_than_those_for_trainings_do_not_count(server, monkeypatch, tmp_path) -> None:
+    server.forbidden = {"kopf"}
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: server.refusals > 3, "refused lists, after answers to /apis")
+        assert seen.watch.seen_at == seen.began
+
+
+async def test_whatever_ends_kopf_it_is_started_again(server, monkeypatch, tmp_path, caplog) -> None:
+    """Also an exception that `except Exception` does not catch."""
+    operate, failures = kopf_run._operate, [SystemExit("no more"), asyncio.CancelledError()]
+
+    async def failing(*arguments: object) -> None:
+        if failures:
+            raise failures.pop()
+        await operate(*arguments)
+
+    monkeypatch.setattr(kopf_run, "_operate", failing)
+    server.listed = [body(5)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+    assert "SystemExit('no more')" in caplog.text
 
 
 async def test_when_kopf_ends_it_is_started_again(server, monkeypatch, tmp_path, caplog) -> None:
