@@ -17,6 +17,7 @@ from typing import Any
 
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.kopf_run import KopfRun
+from qwen35_operator.kube.answers import list_page, plurals
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
@@ -54,19 +55,26 @@ async def _follow_in(
     changed: Callable[[TrainingKey], None],
 ) -> None:
     """Do so for the namespace of `watch`."""
+    place = v1alpha1.PLURAL, where(watch.namespace)
     while True:
-        await wait_until_watchable(client, watch)
-        run = KopfRun(watch, lambda event: apply_event(event, trainings, changed), pod_first=uses_pod(kubeconfig))
-        run.start()
         try:
-            outcome = await run.outcome()
-        finally:
-            await run.stop()
-        logger.warning(
-            "watching %s in %s: %s; starting again in %g s",
-            *(v1alpha1.PLURAL, where(watch.namespace), outcome, RESTART_SECONDS),
-        )
+            await wait_until_watchable(client, watch)
+            run = KopfRun(watch, lambda event: apply_event(event, trainings, changed), pod_first=uses_pod(kubeconfig))
+            outcome = await _outcome(run)
+        except Exception:  # must not end those of other namespaces
+            logger.exception("watching %s in %s failed; starting again in %g s", *place, RESTART_SECONDS)
+        else:
+            logger.warning("watching %s in %s: %s; starting again in %g s", *place, outcome, RESTART_SECONDS)
         await asyncio.sleep(RESTART_SECONDS)
+
+
+async def _outcome(run: KopfRun) -> str:
+    """Run kopf until it ends or hangs. Returns which of them, in words."""
+    run.start()
+    try:
+        return await run.outcome()
+    finally:
+        await run.stop()
 
 
 def apply_event(event: Any, trainings: Trainings, changed: Callable[[TrainingKey], None]) -> None:  # noqa: ANN401
@@ -105,12 +113,13 @@ async def _listed(client: RestClient, namespace: str | None) -> tuple[set[tuple[
     listed: set[tuple[TrainingKey, str]] = set()
     query: dict[str, str | int] = {"limit": PAGE_SIZE}
     while True:
-        page = await client.get(TRAINING.path(namespace), query, accept=METADATA_LIST)
-        metadata = [item["metadata"] for item in page["items"] or ()]
+        path = TRAINING.path(namespace)
+        page = list_page(path, await client.get(path, query, accept=METADATA_LIST))
+        metadata = [item["metadata"] for item in page.items]
         listed |= {((each["namespace"], each["name"]), each["uid"]) for each in metadata}
-        if not (token := page["metadata"].get("continue", "")):
-            return listed, int(page["metadata"]["resourceVersion"])
-        query["continue"] = token
+        if not page.token:
+            return listed, int(page.version)
+        query["continue"] = page.token
 
 
 async def wait_until_watchable(client: RestClient, watch: TrainingWatch) -> None:
@@ -139,20 +148,21 @@ async def _obstacle(client: RestClient, namespace: str | None) -> Problem | None
 
     namespace: None for all. Only a person can solve the returned problem. Raises ApiError for a temporary error.
     """
+    group = f"/apis/{TRAINING.group}/{TRAINING.version}"
     try:
-        group = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")
+        kinds = plurals(group, await client.get(group))
     except NotFound:
-        group = {}
-    if all(resource["name"] != TRAINING.plural for resource in group.get("resources", ())):
+        kinds = set()
+    if TRAINING.plural not in kinds:
         return Problem(
             TRAINING.resource, "the cluster has no such kind.", "Apply its definition, which `qwen35 crd` prints."
         )
     path = TRAINING.path(namespace)
     try:
-        page = await client.get(path, {"limit": 1}, accept=METADATA_LIST)
+        page = list_page(path, await client.get(path, {"limit": 1}, accept=METADATA_LIST))
         query: Query = {
             "watch": "true",
-            "resourceVersion": page["metadata"]["resourceVersion"],
+            "resourceVersion": page.version,
             "timeoutSeconds": 1,
         }
         async with client.lines(path, query, accept=METADATA):

@@ -16,6 +16,7 @@ from kopf._core.reactor import running
 from qwen35_operator import handlers as module
 from qwen35_operator import kopf_run
 from qwen35_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
+from qwen35_operator.kube import client as client_module
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
 from qwen35_operator.kube.watch import not_listed
@@ -40,6 +41,8 @@ class Trained(Server):
         """Of "list", "watch", and "kopf", which is everything that kopf requests."""
         self.closed: set[str] = set()
         """Namespaces in which everything is forbidden."""
+        self.odd: object = None
+        """JSON that is the answer, with status 200, to each question about the namespace `odd`."""
         self.listed: list[dict] = []
         self.streams: defaultdict[str | None, asyncio.Queue[dict | None]] = defaultdict(asyncio.Queue)
         """What the watches of each namespace, or of all namespaces, get; None ends one of them."""
@@ -74,6 +77,8 @@ class Trained(Server):
         if self.forbidden & {verb, *([] if probe else ["kopf"])} or namespace in self.closed:
             self.refusals += 1
             return web.json_response({"kind": "Status", "code": 403, "message": f"no {verb}"}, status=403)
+        if namespace == "odd" and self.odd is not None:
+            return web.json_response(self.odd)
         if verb == "list":
             self.lists += not probe
             items = [each for each in self.listed if namespace in (None, each["metadata"]["namespace"])]
@@ -343,6 +348,37 @@ async def test_a_namespace_that_may_not_be_watched_keeps_no_other_from_being_ser
         server.closed = set()
         await until(lambda: seen.version_of(("refused", "demo")) == "6", "the one of the refused namespace")
         assert seen.trainings.obstacles() == []
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, [], {"metadata": {}}, {"metadata": {"resourceVersion": "1"}, "items": [{}]}], ids=str
+)
+async def test_an_answer_for_one_namespace_that_is_not_a_list_interrupts_no_other(
+    server, monkeypatch, tmp_path, caplog, odd
+) -> None:
+    """As from a proxy in front of the API server."""
+    monkeypatch.setattr(client_module, "GET_RETRY_WAITS_SECONDS", ())
+    server.odd, server.listed = odd, [body(5), body(6, namespace="odd")]
+    async with following(server, monkeypatch, tmp_path, "odd", "team") as seen:
+        await until(lambda: seen.version == "5", "the one of the other namespace")
+        await until(lambda: "in namespace odd" in caplog.text, "a warning")
+        server.odd = None
+        await until(lambda: seen.version_of(("odd", "demo")) == "6", "the one of the namespace itself")
+
+
+async def test_a_system_without_a_free_thread_ends_no_watch_of_trainings(server, monkeypatch, tmp_path, caplog) -> None:
+    start, failures = kopf_run.KopfRun.start, [RuntimeError("can't start new thread")]
+
+    def failing(run: kopf_run.KopfRun) -> None:
+        if failures:
+            raise failures.pop()
+        start(run)
+
+    monkeypatch.setattr(kopf_run.KopfRun, "start", failing)
+    server.listed = [body(5)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+    assert "can't start new thread" in caplog.text
 
 
 async def test_a_permission_that_is_taken_away_in_one_namespace_interrupts_no_other(

@@ -42,6 +42,10 @@ class Invalid(ApiError):
     """400 or 422: the object is invalid, or a test operation of a JSON patch has failed."""
 
 
+class Unexpected(ApiError):
+    """The status is 200, but the answer is not what the Kubernetes API defines."""
+
+
 class Unavailable(ApiError):
     """The API server gave no answer in time, or answered 429 or 5xx.
 

@@ -185,10 +185,12 @@ class RestClient:
         if response.status >= 300:
             raise _refused(response, raw)
         try:
-            answer: JsonObject = shallow_json.loads(raw)
+            answer = shallow_json.loads(raw)
         except ValueError as problem:
             message = f"{request.verb} {request.path}: the answer is not JSON"
             raise Unavailable(response.status, message) from problem
+        if not isinstance(answer, dict):
+            raise Unavailable(response.status, f"{request.verb} {request.path}: the answer is not a JSON object")
         return answer
 
     async def _send(self, request: _Request, limit: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qwen35_operator.desired import object_names
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound
+from qwen35_operator.kube.answers import list_page
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, Unexpected
 from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, Query, RestClient
 from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
 from qwen35_operator.kube.object_parsing import record, training_of
@@ -87,10 +88,15 @@ class Watch:
                 self._log(error)
                 refused = isinstance(error, (Forbidden, NotFound))
                 self._refusals = self._refusals + 1 if refused else 0
-                if refused:
+                if refused or isinstance(error, Unexpected):
                     self._version = ""
+                if refused:
                     self._mark_unavailable(error)
                 self._failures, wanted = self._failures + 1, error.retry_after
+                self.restarted(self.kind.name)
+            except Exception:  # must not end the watches of other kinds and namespaces
+                logger.exception("watching %s in %s: this is a bug", self.kind.resource, where(self.namespace))
+                self._version, self._failures = "", self._failures + 1
                 self.restarted(self.kind.name)
             # Wait after a stream without errors too: a server that always ends it immediately must not be flooded.
             wait = backoff_seconds(self._failures + 1, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
@@ -111,19 +117,18 @@ class Watch:
                 "limit": PAGE_SIZE,
                 **({"continue": token} if token else {}),
             }
-            page = await client.get(self.kind.path(self.namespace), query, accept=accept)
+            path = self.kind.path(self.namespace)
+            page = list_page(path, await client.get(path, query, accept=accept))
             self.seen_at = time.monotonic()
-            listed = ((training_of(raw), self._record(raw)) for raw in page["items"] or ())
+            listed = ((training_of(raw), self._record(raw)) for raw in page.items)
             records += [(training, parsed) for training, parsed in listed if parsed is not None]
-            token = page["metadata"].get("continue", "")
-            if not token:
+            if not (token := page.token):
                 break
-        version = str(page["metadata"]["resourceVersion"])
-        for key in self.store.replace(self.namespace, records, version):
+        for key in self.store.replace(self.namespace, records, page.version):
             self.changed(key)
         if self.problem is None:  # otherwise only the watch shows whether the problem is solved
             self._mark_synced()
-        return version
+        return page.version
 
     async def _follow(self, client: RestClient) -> None:
         """Watch from the last known resourceVersion on, and apply the events to the store until the stream ends.

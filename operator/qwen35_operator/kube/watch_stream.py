@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from qwen35_operator.kube import shallow_json
-from qwen35_operator.kube.api_errors import ApiError, Gone
+from qwen35_operator.kube.answers import watch_event
+from qwen35_operator.kube.api_errors import ApiError, Gone, Unexpected
 from qwen35_operator.kube.client import JsonObject, Query, RestClient
 
 SERVER_TIMEOUT_SECONDS = 290
@@ -29,15 +30,15 @@ async def watch_events(
         "timeoutSeconds": SERVER_TIMEOUT_SECONDS,
     }
     async with client.lines(path, query, accept=accept) as lines:
-        yield _events(lines)
+        yield _events(path, lines)
 
 
-async def _events(lines: AsyncIterator[bytes]) -> AsyncIterator[JsonObject]:
+async def _events(path: str, lines: AsyncIterator[bytes]) -> AsyncIterator[JsonObject]:
     async for line in lines:
         try:
-            event: JsonObject = shallow_json.loads(line)
-        except ValueError:
-            return  # the connection was cut within an event, which the next watch repeats
+            event = watch_event(path, shallow_json.loads(line))
+        except ValueError as problem:  # not an event that was cut: `lines` leaves out a line without an end
+            raise Unexpected(200, f"{path}: an event is not JSON: {line[:200]!r}") from problem
         if event["type"] == "ERROR":
             code, message = event["object"].get("code", 0), event["object"].get("message", "")
             raise Gone(code, message) if code == 410 else ApiError(code, message)

@@ -313,6 +313,44 @@ async def test_an_error_is_logged_once_until_the_watch_has_worked(server, caplog
     assert all("watching configmaps in namespace team: 403" in warning for warning in warnings)
 
 
+ODD = {
+    "a list without metadata": [says({})],
+    "a list of something else": [says({"metadata": {"resourceVersion": "5"}, "items": [{}]})],
+    "a version that is not a number": [says({"metadata": {"resourceVersion": "new"}, "items": []})],
+    "an event without an object": [page(version=5), stream({"type": "ADDED"})],
+    "an event of another type": [page(version=5), stream({"type": "MOVED", "object": one("a", 7)})],
+    "a bookmark without a version": [page(version=5), stream(event("BOOKMARK", {}))],
+    "a list as an event": [page(version=5), stream([])],
+    "a line of a page": [page(version=5), stream(last=b"<html>\n")],
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_an_answer_that_is_not_of_the_api_is_logged_and_followed_by_a_new_list(server, caplog, odd) -> None:
+    server.script = [*odd, page(one("a", 8), version=9), stream(stays=True)]
+    async with watching(server, namespace="team") as watch:
+        await until(lambda: watch.names == {"a": "8"}, "the new list")
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "watching configmaps in namespace team: 200: /api/v1/namespaces/team/configmaps:" in warning
+
+
+async def test_a_bug_in_one_watch_is_logged_with_its_place_and_ends_no_other(server, monkeypatch, caplog) -> None:
+    failures = [KeyError("a bug")]
+    server.script = [page(one("a", 3), version=3), page(one("a", 4), version=4), stream(stays=True)]
+    replace = Store.replace
+
+    def failing(store: Store, *arguments: object) -> set[TrainingKey]:
+        if failures:
+            raise failures.pop()
+        return replace(store, *arguments)
+
+    monkeypatch.setattr(Store, "replace", failing)
+    async with watching(server) as watch:
+        await until(lambda: watch.names == {"a": "4"}, "the next list")
+    assert "this is a bug" in caplog.text
+    assert "Traceback" in caplog.text
+
+
 async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) -> None:
     strange = raw_objects.pod("strange", pool="theirs", version=12)
     server.script = [
