@@ -61,7 +61,7 @@ async def _follow_in(
             await wait_until_watchable(client, watch)
             run = KopfRun(watch, lambda event: apply_event(event, trainings, changed), pod_first=uses_pod(kubeconfig))
             outcome = await _outcome(run)
-        except Exception:  # must not end those of other namespaces
+        except Exception:  # an error of one namespace must not end the others
             logger.exception("watching %s in %s failed; starting again in %g s", *place, RESTART_SECONDS)
         else:
             logger.warning("watching %s in %s: %s; starting again in %g s", *place, outcome, RESTART_SECONDS)

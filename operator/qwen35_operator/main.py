@@ -17,7 +17,6 @@ from collections.abc import Coroutine
 
 from qwen35_operator import handlers, logs
 from qwen35_operator.kube.client import connect
-from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.lease import Election
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.trainings import Trainings
@@ -25,10 +24,9 @@ from qwen35_operator.logs import LogFormat
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.metrics_access import MetricsAccess
 from qwen35_operator.operator_settings import OperatorSettings
-from qwen35_operator.probes import serving
+from qwen35_operator.probes import Obstacles, serving
 from qwen35_operator.reconcile.reconciler import Reconciler
 from qwen35_operator.reconcile_workers import ReconcileWorkers
-from qwen35_trainer.manifest import Problem
 
 
 def run(
@@ -70,13 +68,12 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     metrics.queued.set_function(lambda: len(workers))
     metrics.count(trainings.states)
 
-    def obstacles() -> list[Problem]:
-        return [*cache.incomplete(), *trainings.obstacles()]
+    def obstacles() -> Obstacles:
+        watched = settings.namespaces or (None,)
+        return {namespace: [*cache.incomplete(namespace), *trainings.obstacles(namespace)] for namespace in watched}
 
-    def silent_seconds() -> dict[str, float]:
-        return cache.silent_seconds() | {TRAINING.resource: trainings.silent_seconds()}
-
-    metrics.time_watches(silent_seconds)
+    metrics.time_watches(lambda: cache.silent_seconds() | trainings.silent_seconds())
+    metrics.watch_namespaces(lambda: {namespace: not problems for namespace, problems in obstacles().items()})
 
     async def lead() -> None:
         reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)

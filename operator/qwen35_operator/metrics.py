@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from qwen35_operator.api.v1alpha1 import State
+from qwen35_operator.kube.watch import WatchName
 
 STATES: Final[tuple[str, ...]] = get_args(State)
 LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -69,12 +70,19 @@ class Metrics:
         """Report the number of trainings in each state. states: returns these numbers; called at each scrape."""
         self.registry.register(_Trainings(states))
 
-    def time_watches(self, seconds: Callable[[], Mapping[str, float]]) -> None:
-        """Report the seconds since the API server last answered the watch of each kind.
+    def time_watches(self, seconds: Callable[[], Mapping[WatchName, float]]) -> None:
+        """Report the seconds since the API server last answered the watch of each kind in each watched namespace.
 
-        seconds: returns these numbers, by kind; called at each scrape.
+        seconds: returns these numbers; called at each scrape. The label `namespace` is empty for a watch of all namespaces.
         """
         self.registry.register(_Watches(seconds))
+
+    def watch_namespaces(self, served: Callable[[], Mapping[str | None, bool]]) -> None:
+        """Report whether the trainings of each watched namespace are served.
+
+        served: returns this for each namespace, or for None if all are watched; called at each scrape.
+        """
+        self.registry.register(_Namespaces(served))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
         """Count one answer of the API server in qwen35_api_requests_total."""
@@ -99,14 +107,28 @@ class _Trainings(Collector):
 
 
 @dataclass(frozen=True)
-class _Watches(Collector):
-    """Reports the age of the last answer to the watch of every kind at each scrape."""
+class _Namespaces(Collector):
+    """Reports whether every watched namespace is served at each scrape."""
 
-    seconds: Callable[[], Mapping[str, float]]
+    served: Callable[[], Mapping[str | None, bool]]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        text = "1 while everything that the operator needs in a watched namespace can be watched, otherwise 0."
+        family = GaugeMetricFamily("qwen35_namespace_served", text, labels=["namespace"])
+        for namespace, served in self.served().items():
+            family.add_metric([namespace or ""], float(served))
+        yield family
+
+
+@dataclass(frozen=True)
+class _Watches(Collector):
+    """Reports the age of the last answer to every watch at each scrape."""
+
+    seconds: Callable[[], Mapping[WatchName, float]]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         text = "Seconds since the API server last answered the watch of a kind. Watches are opened every few minutes."
-        family = GaugeMetricFamily("qwen35_watch_silent_seconds", text, labels=["kind"])
-        for kind, seconds in self.seconds().items():
-            family.add_metric([kind], seconds)
+        family = GaugeMetricFamily("qwen35_watch_silent_seconds", text, labels=["kind", "namespace"])
+        for name, seconds in self.seconds().items():
+            family.add_metric([name.resource, name.namespace or ""], seconds)
         yield family

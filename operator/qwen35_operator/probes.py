@@ -5,7 +5,7 @@ The metrics may require a token and use TLS. The probes never do, because a kube
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from qwen35_operator.metrics_access import METRICS_PATH, MetricsAccess
 from qwen35_operator.metrics_certificate import keep_current, tls_context
 from qwen35_trainer.manifest import Problem
 
+type Obstacles = Mapping[str | None, Sequence[Problem]]
+"""For each watched namespace, or for None if all are watched: the reasons why the operator cannot serve its trainings."""
+
 SHUTDOWN_SECONDS = 1.0
 """Time for answers in progress when the operator ends. The review of a token may take longer, and is then given up."""
 
@@ -24,7 +27,7 @@ SHUTDOWN_SECONDS = 1.0
 @asynccontextmanager
 async def serving(
     metrics: Metrics,
-    obstacles: Callable[[], Sequence[Problem]],
+    obstacles: Callable[[], Obstacles],
     *,
     metrics_port: int,
     health_port: int,
@@ -33,8 +36,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Context manager: serve metrics and probes while the context is open.
 
-    Port 0 disables a server. obstacles: returns the reasons why objects cannot be watched; the operator is ready while
-    there are none. access: decides who may read the metrics; None if everyone may. certificate: folder of the
+    Port 0 disables a server. obstacles: returns the problems from which `readiness` follows. access: decides who may read the metrics; None if everyone may. certificate: folder of the
     certificate of the metrics; None for HTTP without TLS. Raises OSError if a port is taken, and SettingsRefused if the
     certificate cannot be used.
     """
@@ -51,8 +53,8 @@ async def serving(
         return web.Response(text="ok")
 
     async def ready(_: web.Request) -> web.Response:
-        reasons = [f"{problem.path}: {problem.message} {problem.fix}" for problem in obstacles()]
-        return web.Response(status=503, text="\n".join(reasons)) if reasons else web.Response(text="ok")
+        status, text = readiness(obstacles())
+        return web.Response(status=status, text=text)
 
     health = web.Application()
     health.add_routes([web.get("/healthz", alive), web.get("/readyz", ready)])
@@ -71,6 +73,17 @@ async def serving(
         finally:
             for runner in runners:
                 await runner.cleanup()
+
+
+def readiness(obstacles: Obstacles) -> tuple[int, str]:
+    """Return the status code and the text of the answer of `/readyz`. The text has a line for each problem.
+
+    The operator is ready while it can serve at least one of the watched namespaces. Otherwise the administrator of one
+    namespace, who may delete its RoleBinding, could stop drains of nodes and releases of the operator.
+    """
+    reasons = [f"{each.path}: {each.message} {each.fix}" for problems in obstacles.values() for each in problems]
+    ready = any(not problems for problems in obstacles.values())
+    return (200, "\n".join(["ok", *reasons])) if ready else (503, "\n".join(reasons))
 
 
 @asynccontextmanager

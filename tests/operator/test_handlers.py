@@ -300,7 +300,7 @@ async def test_without_the_definition_it_says_so_once_and_begins_when_it_is_ther
     server.installed = False
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
-        assert seen.watch.problem == not_listed(TRAINING)
+        assert seen.watch.problem == not_listed((TRAINING,), None)
         await until(lambda: "qwen35 crd" in caplog.text, "advice")
         await until(lambda: server.looks > 3, "further looks")
         assert caplog.text.count("the cluster has no such kind") == 1
@@ -344,10 +344,11 @@ async def test_a_namespace_that_may_not_be_watched_keeps_no_other_from_being_ser
     async with following(server, monkeypatch, tmp_path, "refused", "team") as seen:
         await until(lambda: seen.version == "5", "the one of the other namespace")
         await until(lambda: "in namespace refused" in seen.watch.problem.fix, "a problem")
-        assert seen.trainings.obstacles() == [seen.watch.problem]
+        assert seen.trainings.obstacles("refused") == [seen.watch.problem]
+        assert seen.trainings.obstacles("team") == []
         server.closed = set()
         await until(lambda: seen.version_of(("refused", "demo")) == "6", "the one of the refused namespace")
-        assert seen.trainings.obstacles() == []
+        assert seen.trainings.obstacles("refused") == []
 
 
 @pytest.mark.parametrize(
@@ -393,9 +394,10 @@ async def test_a_permission_that_is_taken_away_in_one_namespace_interrupts_no_ot
         await until(lambda: seen.watch.problem is not None, "a problem")
         server.streams["team"].put_nowait({"type": "MODIFIED", "object": body(11)})
         await until(lambda: seen.version == "11", "a change in the other namespace")
-        assert seen.trainings.obstacles() == [seen.watch.problem]
+        assert seen.trainings.obstacles("refused") == [seen.watch.problem]
+        assert seen.trainings.obstacles("team") == []
         server.closed = set()
-        await until(lambda: seen.trainings.obstacles() == [], "no problem")
+        await until(lambda: seen.trainings.obstacles("refused") == [], "no problem")
 
 
 async def test_a_kopf_that_does_not_find_the_kind_is_stopped_and_started_again(

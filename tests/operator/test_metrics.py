@@ -5,6 +5,7 @@ from typing import get_args
 from prometheus_client import generate_latest
 
 from qwen35_operator.api.v1alpha1 import State
+from qwen35_operator.kube.watch import WatchName
 from qwen35_operator.metrics import Metrics
 
 NAMES = {
@@ -17,6 +18,7 @@ NAMES = {
     "qwen35_trainings",
     "qwen35_leading",
     "qwen35_watch_silent_seconds",
+    "qwen35_namespace_served",
 }
 
 
@@ -27,6 +29,7 @@ def test_every_metric_is_there_under_its_name() -> None:
     metrics.restarted("Pod")
     metrics.count(dict)
     metrics.time_watches(dict)
+    metrics.watch_namespaces(dict)
     shown = {line.split(" ")[2] for line in generate_latest(metrics.registry).decode().splitlines() if "# HELP" in line}
     ours = {name for name in shown if name.startswith("qwen35_")}
     assert {
@@ -48,6 +51,20 @@ def test_watches_that_began_again_are_counted_by_kind() -> None:
     metrics = Metrics()
     metrics.restarted("Pod")
     assert metrics.registry.get_sample_value("qwen35_watch_restarts_total", {"kind": "Pod"}) == 1
+
+
+def test_a_watch_has_the_label_of_its_namespace_if_it_does_not_watch_all() -> None:
+    metrics = Metrics()
+    metrics.time_watches(lambda: {WatchName("pods", "team"): 3.0, WatchName("pods", None): 5.0})
+    metrics.watch_namespaces(lambda: {"team": False, "other": True})
+
+    def shown(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert shown("qwen35_watch_silent_seconds", kind="pods", namespace="team") == 3
+    assert shown("qwen35_watch_silent_seconds", kind="pods", namespace="") == 5
+    assert shown("qwen35_namespace_served", namespace="team") == 0
+    assert shown("qwen35_namespace_served", namespace="other") == 1
 
 
 def test_every_operator_counts_for_itself() -> None:

@@ -13,7 +13,7 @@ from qwen35_operator import metrics_certificate
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.metrics_access import AccessAnswer, MetricsAccess
 from qwen35_operator.operator_settings import SettingsRefused
-from qwen35_operator.probes import serving
+from qwen35_operator.probes import Obstacles, readiness, serving
 from qwen35_trainer.manifest import Problem
 from tests.patience import PATIENCE
 from tests.testbed.certificates import Authority
@@ -25,6 +25,11 @@ def ports() -> dict[str, int]:
     return dict(zip(("metrics_port", "health_port"), free_ports(2), strict=True))
 
 
+def served() -> Obstacles:
+    """There is nothing that keeps the trainings of all namespaces from being served."""
+    return {None: []}
+
+
 async def get(port: int, path: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
         return answer.status, await answer.text()
@@ -32,7 +37,7 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 async def test_it_is_ready_when_everything_has_been_seen_and_says_what_has_not(ports) -> None:
     unseen = [Problem("pods", "not listed yet.", "Wait."), Problem("rayjobs.ray.io", "there is none.", "Install it.")]
-    async with serving(Metrics(), lambda: unseen, **ports):
+    async with serving(Metrics(), lambda: {None: unseen}, **ports):
         assert await get(ports["health_port"], "/healthz") == (200, "ok")
         message = "pods: not listed yet. Wait.\nrayjobs.ray.io: there is none. Install it."
         assert await get(ports["health_port"], "/readyz") == (503, message)
@@ -42,10 +47,27 @@ async def test_it_is_ready_when_everything_has_been_seen_and_says_what_has_not(p
         assert (await get(ports["health_port"], "/readyz"))[0] == 503
 
 
+UNSEEN = Problem("pods", "not allowed in namespace b.", "Grant it.")
+
+
+@pytest.mark.parametrize(
+    ("obstacles", "answer"),
+    [
+        ({"a": []}, (200, "ok")),
+        ({"a": [], "b": [UNSEEN]}, (200, "ok\npods: not allowed in namespace b. Grant it.")),
+        ({"b": [UNSEEN]}, (503, "pods: not allowed in namespace b. Grant it.")),
+        ({None: [UNSEEN]}, (503, "pods: not allowed in namespace b. Grant it.")),
+    ],
+)
+def test_it_is_ready_while_it_can_serve_one_namespace_and_names_the_others(obstacles, answer) -> None:
+    """A tenant may take the operator's rights in his namespace away. That must not keep nodes from being drained."""
+    assert readiness(obstacles) == answer
+
+
 async def test_metrics_are_served_on_their_own_port(ports) -> None:
     metrics = Metrics()
     metrics.restarted("Pod")
-    async with serving(metrics, list, **ports):
+    async with serving(metrics, served, **ports):
         status, text = await get(ports["metrics_port"], "/metrics")
         assert status == 200
         assert 'qwen35_watch_restarts_total{kind="Pod"} 1.0' in text
@@ -55,7 +77,7 @@ async def test_metrics_are_served_on_their_own_port(ports) -> None:
 
 @pytest.mark.parametrize("absent", ["metrics_port", "health_port"])
 async def test_port_0_serves_nothing(ports, absent) -> None:
-    async with serving(Metrics(), list, **{**ports, absent: 0}):
+    async with serving(Metrics(), served, **{**ports, absent: 0}):
         with pytest.raises(aiohttp.ClientConnectionError):
             await get(ports[absent], "/metrics")
         (other,) = set(ports) - {absent}
@@ -67,9 +89,9 @@ async def test_a_port_that_is_taken_is_an_error_and_the_other_is_given_back(port
         taken.bind(("0.0.0.0", ports["health_port"]))
         taken.listen()
         with pytest.raises(OSError, match=str(ports["health_port"])):
-            async with serving(Metrics(), list, **ports):
+            async with serving(Metrics(), served, **ports):
                 pytest.fail("it is not served")
-    async with serving(Metrics(), list, **ports):
+    async with serving(Metrics(), served, **ports):
         assert (await get(ports["metrics_port"], "/metrics"))[0] == 200
 
 
@@ -88,7 +110,7 @@ class Porter(MetricsAccess):
 )
 async def test_metrics_with_authentication_need_a_token_and_the_probes_do_not(ports, refusal) -> None:
     url = f"http://127.0.0.1:{ports['metrics_port']}/metrics"
-    async with serving(Metrics(), list, **ports, access=Porter(refusal)), aiohttp.ClientSession() as session:
+    async with serving(Metrics(), served, **ports, access=Porter(refusal)), aiohttp.ClientSession() as session:
         for method in ("GET", "HEAD"):
             async with session.request(method, url) as answer:
                 text = await answer.text()
@@ -132,7 +154,7 @@ async def test_metrics_are_served_over_https_with_a_certificate_that_may_be_rene
     monkeypatch.setattr(metrics_certificate, "RELOAD_SECONDS", 0.01)
     folder = as_secret(authority, "first", tmp_path / "secret")
     trusted = ssl.create_default_context(cafile=str(authority.ca))
-    async with asyncio.timeout(PATIENCE), serving(Metrics(), list, **ports, certificate=folder):
+    async with asyncio.timeout(PATIENCE), serving(Metrics(), served, **ports, certificate=folder):
         assert await subject(ports["metrics_port"], trusted) == "first"
         url = f"https://127.0.0.1:{ports['metrics_port']}/metrics"
         async with aiohttp.ClientSession() as session, session.get(url, ssl=trusted) as answer:
@@ -154,5 +176,5 @@ async def test_metrics_are_served_over_https_with_a_certificate_that_may_be_rene
 
 async def test_a_certificate_that_cannot_be_used_is_refused_by_the_name_of_its_option(ports, tmp_path: Path) -> None:
     with pytest.raises(SettingsRefused, match=r"--metrics-certificate .*tls\.crt and tls\.key"):
-        async with serving(Metrics(), list, **ports, certificate=tmp_path):
+        async with serving(Metrics(), served, **ports, certificate=tmp_path):
             pytest.fail("it is not served")

@@ -15,7 +15,7 @@ from qwen35_operator.kube import client
 from qwen35_operator.kube.client import RequestObserver, RestClient
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.operator_settings import OperatorSettings
-from qwen35_trainer.manifest import Problem
+from qwen35_operator.probes import Obstacles, readiness
 from tests.controlplane import operator_process
 from tests.virtual import training_feed
 from tests.virtual.clock import read_by_the_operator
@@ -36,7 +36,7 @@ class VirtualOperator:
     """What all operators of this cluster have logged."""
     task: asyncio.Task[None] | None = None
     _metrics: Metrics = field(default_factory=Metrics)
-    _obstacles: Callable[[], list[Problem]] = list
+    _obstacles: Callable[[], Obstacles] = dict
     _started: int = 0
 
     def start(self) -> None:
@@ -66,8 +66,7 @@ class VirtualOperator:
 
     def readiness(self) -> tuple[int, str]:
         """What the kubelet is answered: status and text."""
-        problems = [f"{problem.path}: {problem.message} {problem.fix}" for problem in self._obstacles()]
-        return (503, "\n".join(problems)) if problems else (200, "ok")
+        return readiness(self._obstacles())
 
     @property
     def log(self) -> str:
@@ -133,7 +132,7 @@ class Operators:
     async def serving(
         self,
         metrics: Metrics,
-        obstacles: Callable[[], list[Problem]],
+        obstacles: Callable[[], Obstacles],
         *,
         metrics_port: int,
         health_port: int,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from qwen35_operator.kube.client import RestClient
 from qwen35_operator.kube.kinds import WATCHED, ObjectKind
 from qwen35_operator.kube.store import Store, TrainingKey
-from qwen35_operator.kube.watch import Watch, blind, not_listed
+from qwen35_operator.kube.watch import Watch, WatchName, blind, not_listed
 from qwen35_trainer.manifest import Problem
 
 
@@ -44,27 +44,31 @@ class ObjectCache:
         """Wait until each watch either has listed its objects completely, or has a problem that a person must solve."""
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
-    def incomplete(self) -> list[Problem]:
-        """Return one problem for each watch that has not listed its objects completely, or that gets no answers.
+    def incomplete(self, namespace: str | None) -> list[Problem]:
+        """Return what keeps the objects of a watched namespace from being up to date. namespace: None for all.
 
-        A watch gets no answers if the API server has not answered it for MAX_SILENT_SECONDS.
+        There is one problem for all kinds whose first list is not complete, and one for each kind that cannot be watched,
+        or about which the API server has not answered for MAX_SILENT_SECONDS.
         """
-        unlisted = [watch for watch in self.watches if not watch.synced.is_set()]
-        silent = (blind(watch.kind, watch.seen_at) for watch in self.watches if watch.synced.is_set())
+        watches = [watch for watch in self.watches if watch.namespace == namespace]
+        waiting = [watch.kind for watch in watches if not watch.synced.is_set() and watch.problem is None]
+        silent = (blind(watch.kind, namespace, watch.seen_at) for watch in watches if watch.synced.is_set())
         return [
-            *(watch.problem or not_listed(watch.kind) for watch in unlisted),
+            *([not_listed(waiting, namespace)] if waiting else []),
+            *(watch.problem for watch in watches if watch.problem is not None),
             *(problem for problem in silent if problem is not None),
         ]
 
-    def silent_seconds(self) -> dict[str, float]:
-        """Return the seconds since the API server last answered the watch of each kind.
+    def silent_seconds(self) -> dict[WatchName, float]:
+        """Return the seconds since the API server last answered, for the watch of each kind and namespace.
 
-        If a kind has several watches, one for each watched namespace, the watch with the oldest answer counts.
+        If a kind has several watches in a namespace, the one with the oldest answer counts.
         """
         now = time.monotonic()
-        longest: dict[str, float] = {}
+        longest: dict[WatchName, float] = {}
         for watch in self.watches:
-            longest[watch.kind.resource] = max(longest.get(watch.kind.resource, 0.0), now - watch.seen_at)
+            name = WatchName(watch.kind.resource, watch.namespace)
+            longest[name] = max(longest.get(name, 0.0), now - watch.seen_at)
         return longest
 
     def problems(self, namespace: str) -> tuple[Problem, ...]:

@@ -12,7 +12,7 @@ from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.kube.watch import blind, not_listed
+from qwen35_operator.kube.watch import WatchName, blind, not_listed
 from qwen35_trainer.manifest import Problem
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -31,13 +31,16 @@ class TrainingWatch:
     """Whether the trainings of one namespace, or of all namespaces if `namespace` is None, are up to date."""
 
     namespace: str | None
-    problem: Problem | None = field(default_factory=lambda: not_listed(TRAINING))
+    problem: Problem | None = field(init=False)
     """Why the trainings cannot be watched; None while they can."""
     seen_at: float = field(default_factory=time.monotonic)
     """When the API server last answered kopf's list or watch, by time.monotonic; at first the start of the process."""
 
+    def __post_init__(self) -> None:
+        self.problem = not_listed((TRAINING,), self.namespace)
+
     def answered(self) -> None:
-        """Record that the API server has answered kopf. May be called by any thread."""
+        """Record that the API server has answered a list or a watch of kopf."""
         self.seen_at = time.monotonic()
 
     def obstacle(self) -> Problem | None:
@@ -45,7 +48,7 @@ class TrainingWatch:
 
         The problem is that trainings cannot be watched, or that the API server does not answer.
         """
-        return self.problem or blind(TRAINING, self.seen_at)
+        return self.problem or blind(TRAINING, self.namespace, self.seen_at)
 
 
 class _Body(NamedTuple):
@@ -115,14 +118,15 @@ class Trainings:
         stored = self._bodies.get(key)
         return None if stored is None else json.loads(stored.text)
 
-    def obstacles(self) -> list[Problem]:
-        """Return what keeps the stored trainings from being up to date, once if it is the same in several namespaces."""
-        problems = (watch.obstacle() for watch in self.watches)
-        return list(dict.fromkeys(problem for problem in problems if problem is not None))
+    def obstacles(self, namespace: str | None) -> list[Problem]:
+        """Return the problems that keep the trainings of a watched namespace from being up to date. namespace: None for all."""
+        problems = (watch.obstacle() for watch in self.watches if watch.namespace == namespace)
+        return [problem for problem in problems if problem is not None]
 
-    def silent_seconds(self) -> float:
-        """Return the seconds since the API server last answered kopf. If it watches several namespaces, the oldest answer counts."""
-        return time.monotonic() - min(watch.seen_at for watch in self.watches)
+    def silent_seconds(self) -> dict[WatchName, float]:
+        """Return the seconds since the API server last answered kopf, for each watched namespace."""
+        now = time.monotonic()
+        return {WatchName(TRAINING.resource, watch.namespace): now - watch.seen_at for watch in self.watches}
 
     def states(self) -> Counter[str]:
         """Return the number of trainings in each state. Trainings without a status count as Pending."""

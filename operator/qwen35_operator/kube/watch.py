@@ -14,8 +14,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube.answers import list_page
@@ -41,6 +42,13 @@ knows neither its roles nor the kinds of other API groups for a while."""
 WARNING_SECONDS = 60.0
 """Minimum time between two warnings of one watch about objects that are not the operator's: anybody can make many."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+class WatchName(NamedTuple):
+    """The objects that a watch observes: those of a resource, in one namespace, or in all if `namespace` is None."""
+
+    resource: str
+    namespace: str | None
 
 
 @dataclass
@@ -216,21 +224,21 @@ class Watch:
             self.lost()
 
 
-def blind(kind: ObjectKind, seen_at: float) -> Problem | None:
+def blind(kind: ObjectKind, namespace: str | None, seen_at: float) -> Problem | None:
     """Return the problem to report if the API server has not answered a watch for MAX_SILENT_SECONDS; otherwise None.
 
-    seen_at: when it last answered, by time.monotonic.
+    namespace: None for all namespaces. seen_at: when it last answered, by time.monotonic.
     """
     if (seconds := time.monotonic() - seen_at) < MAX_SILENT_SECONDS:
         return None
-    return Problem(
-        kind.resource, f"the API server has not answered its watch for {seconds:.0f} s.", "The log shows errors."
-    )
+    message = f"the API server has not answered its watch of {where(namespace)} for {seconds:.0f} s."
+    return Problem(kind.resource, message, "The log shows errors.")
 
 
-def not_listed(kind: ObjectKind) -> Problem:
-    """Return the problem to report while the objects of a kind have not been listed yet."""
-    return Problem(kind.resource, "not listed yet.", "Wait; the log shows errors.")
+def not_listed(kinds: Sequence[ObjectKind], namespace: str | None) -> Problem:
+    """Return the problem to report while the objects of some kinds have not been listed yet. namespace: None for all."""
+    resources = ", ".join(dict.fromkeys(kind.resource for kind in kinds))
+    return Problem(resources, f"not listed yet in {where(namespace)}.", "Wait; the log shows errors.")
 
 
 def not_allowed(kind: ObjectKind, namespace: str | None, error: Forbidden) -> Problem:

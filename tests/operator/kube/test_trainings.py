@@ -77,28 +77,30 @@ def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
 def test_an_api_server_that_does_not_answer_for_long_is_an_obstacle() -> None:
     trainings = Trainings()
     [watch] = trainings.watches
-    assert trainings.obstacles() == [not_listed(TRAINING)]
+    assert trainings.obstacles(None) == [not_listed((TRAINING,), None)]
     watch.problem = None
-    assert trainings.obstacles() == []
+    assert trainings.obstacles(None) == []
     watch.seen_at -= 600
-    [obstacle] = trainings.obstacles()
+    [obstacle] = trainings.obstacles(None)
     assert obstacle.path == "qwen35trainings.rl.qwen35.io"
     watch.answered()
-    assert trainings.obstacles() == []
+    assert trainings.obstacles(None) == []
 
 
-def test_of_several_namespaces_the_one_with_the_oldest_answer_counts() -> None:
+def test_each_namespace_has_obstacles_of_its_own_which_name_it() -> None:
     trainings = Trainings(("team", "other"))
     assert [watch.namespace for watch in trainings.watches] == ["team", "other"]
-    assert trainings.obstacles() == [not_listed(TRAINING)], "reported once"
+    [obstacle] = trainings.obstacles("other")
+    assert obstacle.message == "not listed yet in namespace other."
     for watch in trainings.watches:
         watch.problem = None
     trainings.watches[1].seen_at -= 600
-    assert len(trainings.obstacles()) == 1
-    assert 600 <= trainings.silent_seconds() < 700
-    trainings.watches[1].answered()
-    assert trainings.obstacles() == []
-    assert trainings.silent_seconds() < 100
+    [obstacle] = trainings.obstacles("other")
+    assert obstacle.message.startswith("the API server has not answered its watch of namespace other for 60")
+    assert trainings.obstacles("team") == []
+    silent = trainings.silent_seconds()
+    assert 600 <= silent[TRAINING.resource, "other"] < 700
+    assert silent[TRAINING.resource, "team"] < 100
 
 
 def test_they_are_counted_by_state() -> None:

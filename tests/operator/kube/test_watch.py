@@ -368,16 +368,16 @@ async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) ->
 
 async def test_a_watch_that_nobody_answers_for_long_is_blind_and_sees_again(server, monkeypatch) -> None:
     server.script = [page(version=3), *(refuses(503),) * 3]
-    cluster = ObjectCache(("team",), lambda key: None, lambda kind: None)
+    cluster = ObjectCache((), lambda key: None, lambda kind: None)
     async with watching(server) as watch:
         await until(idle(server, 4), "the next try")
         monkeypatch.setattr(cluster, "watches", [watch])
-        assert cluster.incomplete() == []
+        assert cluster.incomplete(None) == []
         watch.seen_at -= module.MAX_SILENT_SECONDS
-        [problem] = cluster.incomplete()
+        [problem] = cluster.incomplete(None)
         assert problem.path == "configmaps"
-        assert "has not answered its watch for 60" in problem.message
-        assert cluster.silent_seconds()["configmaps"] >= 600
+        assert "has not answered its watch of all namespaces for 60" in problem.message
+        assert cluster.silent_seconds()["configmaps", None] >= 600
 
 
 async def test_an_answer_ends_the_silence(server) -> None:
@@ -386,7 +386,7 @@ async def test_an_answer_ends_the_silence(server) -> None:
         began = watch.seen_at
         await until(idle(server, 2), "a watch")
         await until(lambda: watch.seen_at > began, "an answer")
-        assert module.blind(RAY_JOB, watch.seen_at) is None
+        assert module.blind(RAY_JOB, None, watch.seen_at) is None
 
 
 async def test_of_some_kinds_only_metadata_are_read(server) -> None:
@@ -436,6 +436,15 @@ def test_every_kind_is_watched_in_every_namespace() -> None:
     assert all(watch.store is two.stores[watch.kind] for watch in two.watches)
 
 
+def test_what_is_not_listed_yet_is_one_problem_of_each_namespace() -> None:
+    cluster = ObjectCache(("a", "b"), lambda key: None, lambda kind: None)
+    [problem] = cluster.incomplete("b")
+    assert problem.message == "not listed yet in namespace b."
+    assert problem.path.split(", ") == sorted({kind.resource for kind in WATCHED}, key=problem.path.index)
+    by_namespace = {namespace for _, namespace in cluster.silent_seconds()}
+    assert by_namespace == {"a", "b"}, "a namespace without a Role must not hide another one"
+
+
 async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems_of_a_namespace() -> None:
     cluster = ObjectCache(("a", "b"), lambda key: None, lambda kind: None)
     settling = asyncio.ensure_future(cluster.settled())
@@ -446,10 +455,11 @@ async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems
     assert not settling.done()
     blind = cluster.watches[0]
     assert blind.namespace == "a"
-    assert cluster.incomplete() == [not_listed(blind.kind)]
+    assert cluster.incomplete("a") == [not_listed((blind.kind,), "a")]
     blind.problem = Problem("rayjobs.ray.io", "no", "install")
     blind.settled.set()
-    assert cluster.incomplete() == [blind.problem]
+    assert cluster.incomplete("a") == [blind.problem]
+    assert cluster.incomplete("b") == []
     await asyncio.wait_for(settling, PATIENCE)
     assert cluster.problems("a") == (blind.problem,)
     assert cluster.problems("b") == ()
