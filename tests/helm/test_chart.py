@@ -140,7 +140,9 @@ def test_trainer_images_in_the_values_reach_the_operator(render: Render):
 def test_several_replicas_are_spread_and_disrupted_one_at_a_time(render: Render):
     assert of(render(), "PodDisruptionBudget") == []
     objects = render("replicas=2")
-    assert of(objects, "PodDisruptionBudget")[0]["spec"]["maxUnavailable"] == 1
+    budget = of(objects, "PodDisruptionBudget")[0]["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow", "a pod that is not ready must not hold up a drain"
     (deployment,) = of(objects, "Deployment")
     assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"][0]["maxSkew"] == 1
 
