@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qwen35_operator.api import v1alpha1
 from qwen35_operator.kopf_run import KopfRun
 from qwen35_operator.kube.answers import list_page, plurals
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
@@ -24,7 +23,7 @@ from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.kubeconfig import uses_pod
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
-from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed, where
+from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed
 from qwen35_trainer.manifest import Problem
 
 logger = logging.getLogger(__name__)
@@ -55,16 +54,15 @@ async def _follow_in(
     changed: Callable[[TrainingKey], None],
 ) -> None:
     """Do so for the namespace of `watch`."""
-    place = v1alpha1.PLURAL, where(watch.namespace)
     while True:
         try:
             await wait_until_watchable(client, watch)
             run = KopfRun(watch, lambda event: apply_event(event, trainings, changed), pod_first=uses_pod(kubeconfig))
             outcome = await _outcome(run)
-        except Exception:  # an error of one namespace must not end the others
-            logger.exception("watching %s in %s failed; starting again in %g s", *place, RESTART_SECONDS)
+        except Exception as error:  # noqa: BLE001  # logged; one namespace must not end the others
+            watch.errors.failed(f"watching {watch.errors.watched}: {error!r}; starting again", traceback=True)
         else:
-            logger.warning("watching %s in %s: %s; starting again in %g s", *place, outcome, RESTART_SECONDS)
+            watch.errors.failed(f"watching {watch.errors.watched}: {outcome}; starting again")
         await asyncio.sleep(RESTART_SECONDS)
 
 
@@ -127,19 +125,15 @@ async def wait_until_watchable(client: RestClient, watch: TrainingWatch) -> None
 
     If kopf started earlier, it would end with an error that does not name the missing permission.
     """
-    logged = ""
     while True:
         try:
             watch.problem = problem = await _obstacle(client, watch.namespace)
         except ApiError as error:  # a temporary error, which does not change `problem`
-            message = f"{TRAINING.resource} in {where(watch.namespace)}: {error.message}"
+            watch.errors.failed(f"watching {watch.errors.watched}: {error}")
         else:
             if problem is None:
                 return
-            message = f"{problem.path}: {problem.message} {problem.fix}"
-        if message != logged:
-            logger.warning(message)
-        logged = message
+            watch.errors.failed(f"{problem.path}: {problem.message} {problem.fix}")
         await asyncio.sleep(RESTART_SECONDS)
 
 

@@ -23,7 +23,7 @@ from qwen35_operator.api import v1alpha1
 from qwen35_operator.kopf_session import ShallowSession
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import TrainingWatch
-from qwen35_operator.kube.watch import PAGE_SIZE
+from qwen35_operator.kube.watch import LASTING_SECONDS, PAGE_SIZE
 
 LOGIN_SECONDS = 5.0
 """Time after which kopf reads credentials again that it could not read."""
@@ -34,7 +34,7 @@ WATCH_SECONDS = 290
 SILENT_SECONDS = 420.0
 """Time without an answer to its lists and watches after which kopf hangs: WATCH_SECONDS, and time to repeat a request."""
 CHECK_SECONDS = 5.0
-"""Maximum time between two checks whether kopf hangs."""
+"""Maximum time between two checks whether kopf hangs, or works."""
 STOP_SECONDS = 5.0
 """Maximum time that kopf may take to end when it is stopped."""
 
@@ -57,6 +57,7 @@ class KopfRun:
         self._stop = threading.Event()
         self._started_at = 0.0
         self._answered_at: float | None = None
+        self._opened_at: float | None = None  # when it began to watch
         self.ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         """Done when kopf has ended. The result is the exception that ended it, if any."""
 
@@ -80,6 +81,9 @@ class KopfRun:
                     return f"kopf has not listed any for {LIST_SECONDS:g} s"
                 return f"kopf has had no answer to its list or watch for {SILENT_SECONDS:g} s"
             await asyncio.wait({self.ended}, timeout=min(rest, CHECK_SECONDS))
+            lasts = self._opened_at is not None and time.monotonic() - self._opened_at >= LASTING_SECONDS
+            if lasts and not self.ended.done():
+                self._watch.errors.works()
         error = self.ended.result()
         return "kopf has ended" if error is None else f"kopf has ended: {error!r}"
 
@@ -87,12 +91,15 @@ class KopfRun:
         """Record an answer of the API server. Called by kopf's thread."""
         # A server's URL may have a path of its own, before that of Kubernetes.
         if url.path.endswith(TRAINING.path(self._watch.namespace)):
-            self._call(self._record_answer)
+            self._call(self._record_answer, "watch" in url.query)
 
-    def _record_answer(self) -> None:
-        if not self._stop.is_set():  # a later run may have begun
-            self._answered_at = time.monotonic()
-            self._watch.answered()
+    def _record_answer(self, is_watch: bool) -> None:
+        if self._stop.is_set():  # a later run may have begun
+            return
+        self._answered_at = time.monotonic()
+        self._watch.answered()
+        if is_watch and self._opened_at is None:
+            self._opened_at = self._answered_at
 
     def _run(self) -> None:
         """Run kopf in this thread until it is stopped or fails."""

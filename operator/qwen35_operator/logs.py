@@ -9,13 +9,21 @@ error.
 
 import json
 import logging
+import re
 import sys
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.status.printable import printable
+
+REPEAT_SECONDS = 600.0
+"""Time in which the same warning of kopf is logged once."""
+MAX_WARNINGS = 50
+"""Number of different warnings of kopf that are logged in REPEAT_SECONDS."""
+_VARYING = re.compile(r"#\d+/\d+|\?\S*")
 
 type LogFormat = Literal["text", "json"]
 
@@ -55,12 +63,38 @@ class TextLines(logging.Formatter):
         return printable(super().format(record))
 
 
+class KopfRepeats(logging.Filter):
+    """Lets each warning of kopf pass once in REPEAT_SECONDS, and at most MAX_WARNINGS different ones in that time.
+
+    kopf logs each failed request, and each namespace has a kopf of its own. While the API server is unavailable, these would
+    be hundreds of lines a minute. Two warnings count as the same if they differ only in the number of the attempt and in the
+    query of the URL, which contains a resourceVersion.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log the record. Records of other libraries always are."""
+        if record.name.partition(".")[0] != "kopf" or record.levelno < logging.WARNING:
+            return True
+        message = _VARYING.sub("", f"{record.name} {record.getMessage()}")
+        with self._lock:  # called by several threads
+            recent = {each: at for each, at in self._logged_at.items() if record.created - at < REPEAT_SECONDS}
+            new = message not in recent and len(recent) < MAX_WARNINGS
+            self._logged_at = recent | ({message: record.created} if new else {})
+        return new
+
+
 def begin(form: LogFormat, *, verbose: bool) -> None:
     """Start to write the log of this process to stderr.
 
     form: "text" for people, "json" for log collectors. verbose: whether to log debug messages too.
     """
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(KopfRepeats())
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     logging.getLogger("qwen35_operator").setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -441,6 +441,26 @@ async def test_answers_to_other_requests_than_those_for_trainings_do_not_count(s
         assert seen.watch.seen_at == seen.began
 
 
+async def test_the_log_says_once_that_watching_trainings_works_again(server, monkeypatch, tmp_path, caplog) -> None:
+    caplog.set_level("INFO", "qwen35_operator")
+    monkeypatch.setattr(kopf_run, "LASTING_SECONDS", 0.0)
+    server.forbidden = {"list"}
+    async with following(server, monkeypatch, tmp_path, "team"):
+        await until(lambda: "Grant" in caplog.text, "advice")
+        server.forbidden = set()
+        await until(lambda: "in namespace team works again" in caplog.text, "the end of the problem")
+
+
+async def test_a_kopf_that_ends_with_the_same_error_each_time_is_one_warning(
+    server, monkeypatch, tmp_path, caplog
+) -> None:
+    monkeypatch.setattr(module, "RESTART_SECONDS", 0.02)
+    server.forbidden = {"kopf"}
+    async with following(server, monkeypatch, tmp_path):
+        await until(lambda: server.refusals > 6, "a third kopf")
+    assert caplog.text.count("starting again") == 1
+
+
 async def test_whatever_ends_kopf_it_is_started_again(server, monkeypatch, tmp_path, caplog) -> None:
     """Also an exception that `except Exception` does not catch."""
     operate, failures = kopf_run._operate, [SystemExit("no more"), asyncio.CancelledError()]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_operator import logs
-from qwen35_operator.logs import JsonLines, TextLines
+from qwen35_operator.logs import JsonLines, KopfRepeats, TextLines
 
 
 def record(message: str, *arguments: object, **fields: object) -> logging.LogRecord:
@@ -58,6 +58,27 @@ async def test_a_line_names_the_training_that_its_task_works_on() -> None:
     await asyncio.gather(*(asyncio.create_task(work(name)) for name in ("a", "b")))
     assert [(line["namespace"], line["training"]) for line in lines] == [("team", "a"), ("team", "b")]
     assert "training" not in json.loads(JsonLines().format(record("nobody's")))
+
+
+def test_a_warning_of_kopf_is_logged_once_in_ten_minutes_whatever_the_attempt() -> None:
+    def passes(message: str, at: float, name: str = "kopf._cogs.clients.api", level: int = logging.ERROR) -> bool:
+        return repeats.filter(record(message, name=name, levelno=level, created=at))
+
+    repeats = KopfRepeats()
+    failed = "Request attempt #{}/6 failed: GET https://api/namespaces/{}/pods?resourceVersion={} -> refused"
+    assert passes(failed.format(1, "team", 5), 0)
+    assert not passes(failed.format(2, "team", 7), 1)
+    assert passes(failed.format(1, "other", 5), 2)
+    assert passes(failed.format(1, "team", 5), logs.REPEAT_SECONDS)
+    for _ in range(2):
+        assert passes("frequent", 3, name="qwen35_operator.handlers")
+        assert passes("frequent", 3, level=logging.INFO)
+
+
+def test_the_number_of_different_warnings_of_kopf_is_limited() -> None:
+    repeats = KopfRepeats()
+    many = [record(f"error {number}", name="kopf", levelno=logging.ERROR, created=0.0) for number in range(500)]
+    assert sum(map(repeats.filter, many)) == logs.MAX_WARNINGS
 
 
 @pytest.mark.processes

@@ -37,6 +37,7 @@ async def _follow_in(
 ) -> None:
     def apply(event: Any) -> None:
         watch.answered()
+        watch.errors.works()
         handlers.apply_event(event, trainings, changed)
 
     while True:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube import shallow_json
+from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.kube.watch import WatchName, blind, not_listed
+from qwen35_operator.kube.watch import WatchName, blind, not_listed, where
 from qwen35_trainer.manifest import Problem
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -36,7 +37,10 @@ class TrainingWatch:
     seen_at: float = field(default_factory=time.monotonic)
     """When the API server last answered kopf's list or watch, by time.monotonic; at first the start of the process."""
 
+    errors: ErrorLog = field(init=False)
+
     def __post_init__(self) -> None:
+        self.errors = ErrorLog(f"{TRAINING.resource} in {where(self.namespace)}")
         self.problem = not_listed((TRAINING,), self.namespace)
 
     def answered(self) -> None:

@@ -22,6 +22,7 @@ from qwen35_operator.desired import object_names
 from qwen35_operator.kube.answers import list_page
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, Unexpected
 from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, Query, RestClient
+from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
 from qwen35_operator.kube.object_parsing import record, training_of
 from qwen35_operator.kube.object_records import ObjectRecord
@@ -36,6 +37,8 @@ PAGE_SIZE = 200
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
 MAX_SILENT_SECONDS = 600.0
 """Time without an answer after which a watch counts as blind. Watches are opened again every few minutes, also without events."""
+LASTING_SECONDS = 10.0
+"""Time after which a stream without an event shows that the watch works."""
 MAX_REFUSALS = 5
 """Number of refused requests in a row after which a person has to act. A few are normal: an API server that has just started
 knows neither its roles nor the kinds of other API groups for a while."""
@@ -76,16 +79,20 @@ class Watch:
     seen_at: float = field(default_factory=time.monotonic)
     """When the API server last answered a list or opened the watch, by time.monotonic; at first the start of the process."""
     _version: str = ""  # resourceVersion to continue from; empty if a list is needed first
-    _failures: int = 0  # in a row
+    _failures: int = 0  # in a row; a stream that ended soon and without an event is one too
     _refusals: int = 0  # in a row
-    _logged: str = ""  # the error that was logged last, since the watch last worked
+    _errors: ErrorLog = field(init=False)
     _warned: float = -math.inf  # when an object was last reported, by time.monotonic
     _ignored: int = 0  # objects that were not reported since
+
+    def __post_init__(self) -> None:
+        self._errors = ErrorLog(f"{self.kind.resource} in {where(self.namespace)}")
 
     async def run(self, client: RestClient) -> None:
         """Keep the store up to date, until cancelled."""
         while True:
             wanted = 0.0
+            self._failures += 1  # until the watch has worked
             try:
                 self._version = self._version or await self._list(client)
                 await self._follow(client)
@@ -93,20 +100,20 @@ class Watch:
                 self._version = ""
                 self.restarted(self.kind.name)
             except ApiError as error:
-                self._log(error)
+                self._errors.failed(f"watching {self._errors.watched}: {error}")
+                wanted = error.retry_after
                 refused = isinstance(error, (Forbidden, NotFound))
                 self._refusals = self._refusals + 1 if refused else 0
                 if refused or isinstance(error, Unexpected):
                     self._version = ""
                 if refused:
                     self._mark_unavailable(error)
-                self._failures, wanted = self._failures + 1, error.retry_after
                 self.restarted(self.kind.name)
-            except Exception:  # must not end the watches of other kinds and namespaces
-                logger.exception("watching %s in %s: this is a bug", self.kind.resource, where(self.namespace))
-                self._version, self._failures = "", self._failures + 1
+            except Exception as error:  # noqa: BLE001  # logged; one watch must not end the others
+                self._errors.failed(f"watching {self._errors.watched}: this is a bug: {error!r}", traceback=True)
+                self._version = ""
                 self.restarted(self.kind.name)
-            # Wait after a stream without errors too: a server that always ends it immediately must not be flooded.
+            # Wait after a stream without errors too: a server that always ends it immediately must not get many requests.
             wait = backoff_seconds(self._failures + 1, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
             spread = random.uniform(0.25, 0.5)  # noqa: S311, not a secret: spreads the requests
             await asyncio.sleep(max(wait * spread, wanted))
@@ -148,10 +155,16 @@ class Watch:
         async with watch_events(client, path, selector, self._version, accept=accept) as events:
             self._mark_synced()
             self.seen_at = time.monotonic()
-            self._failures, self._refusals, self._logged = 0, 0, ""
-            async for event in events:
-                # Updated with each event, so that no event is repeated after a cut.
-                self._version = self._apply(event)
+            self._refusals = 0
+            opened = time.monotonic()
+            try:
+                async for event in events:
+                    # Updated with each event, so that no event is repeated after a cut.
+                    self._version = self._apply(event)
+                    self._mark_working()
+            finally:
+                if time.monotonic() - opened >= LASTING_SECONDS:
+                    self._mark_working()
 
     def _apply(self, event: JsonObject) -> str:
         """Apply one event to the store. Returns the resourceVersion of the event."""
@@ -177,12 +190,6 @@ class Watch:
             self._warn(raw.get("metadata", {}), error)
             return None
 
-    def _log(self, error: ApiError) -> None:
-        """Log an error as a warning, and the same error in a row as debug messages: a permission may be missing for days."""
-        message = f"watching {self.kind.resource} in {where(self.namespace)}: {error}"
-        logger.log(logging.DEBUG if message == self._logged else logging.WARNING, message)
-        self._logged = message
-
     def _warn(self, metadata: JsonObject, error: Exception) -> None:
         """Log that an object is ignored, at most once per WARNING_SECONDS."""
         if time.monotonic() - self._warned < WARNING_SECONDS:
@@ -195,6 +202,11 @@ class Watch:
             self._ignored,
         )
         self._warned, self._ignored = time.monotonic(), 0
+
+    def _mark_working(self) -> None:
+        """Record an event, or a stream that lasted. An open stream alone proves nothing: the next line may be an error."""
+        self._failures = 0
+        self._errors.works()
 
     def _mark_synced(self) -> None:
         solved, self.problem = self.problem is not None, None

@@ -302,15 +302,49 @@ async def test_a_server_that_is_away_is_nobodys_problem_to_mend(server) -> None:
         assert watch.synced.is_set()  # what was seen still counts; decisions are guarded by versions
 
 
-async def test_an_error_is_logged_once_until_the_watch_has_worked(server, caplog) -> None:
+def messages(caplog: pytest.LogCaptureFixture, level: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == level]
+
+
+async def test_an_error_is_logged_once_until_the_watch_has_worked_and_that_it_works_again_too(server, caplog) -> None:
+    caplog.set_level("INFO")
     refused = (refuses(403, "no maps"),) * 3
-    server.script = [*refused, page(version=3), stream(), *refused, page(version=3), stream(stays=True)]
+    works = stream(event("ADDED", one("a", 9)))
+    server.script = [*refused, page(version=3), works, *refused, page(version=3), stream(stays=True)]
     async with watching(server, namespace="team") as watch:
         await until(idle(server, 10), "the second stream")
         assert watch.starts == 6
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = messages(caplog, "WARNING")
     assert len(warnings) == 2
     assert all("watching configmaps in namespace team: 403" in warning for warning in warnings)
+    assert messages(caplog, "INFO") == ["watching configmaps in namespace team works again"]
+
+
+async def test_errors_that_take_turns_are_each_logged_once(server, caplog) -> None:
+    server.script = [refuses(403, "a"), refuses(403, "b")] * 3
+    async with watching(server):
+        await until(idle(server, 7), "the next try")
+    assert len(messages(caplog, "WARNING")) == 2
+
+
+async def test_a_stream_that_opens_and_then_reports_an_error_has_not_worked(server, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO")
+    error = stream(event("ERROR", {"code": 500, "message": "unable to decode"}))
+    server.script = [page(version=10), *(error,) * 5, stream(stays=True)]
+    monkeypatch.setattr(module, "LASTING_SECONDS", 100.0)
+    async with watching(server) as watch:
+        await until(idle(server, 7), "the last stream")
+        assert watch._failures > 5
+    assert (len(messages(caplog, "WARNING")), messages(caplog, "INFO")) == (1, [])
+
+
+async def test_a_stream_that_lasts_without_an_event_has_worked(server, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(module, "LASTING_SECONDS", 0.0)
+    server.script = [page(version=10), refuses(500), stream(), stream(stays=True)]
+    async with watching(server):
+        await until(idle(server, 4), "the last stream")
+    assert messages(caplog, "INFO") == ["watching configmaps in all namespaces works again"]
 
 
 ODD = {
@@ -330,7 +364,7 @@ async def test_an_answer_that_is_not_of_the_api_is_logged_and_followed_by_a_new_
     server.script = [*odd, page(one("a", 8), version=9), stream(stays=True)]
     async with watching(server, namespace="team") as watch:
         await until(lambda: watch.names == {"a": "8"}, "the new list")
-    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    [warning] = messages(caplog, "WARNING")
     assert "watching configmaps in namespace team: 200: /api/v1/namespaces/team/configmaps:" in warning
 
 
@@ -407,7 +441,9 @@ async def test_a_stream_that_always_ends_immediately_is_asked_for_with_pauses(se
         assert watch.starts == 0
 
 
-async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(server, monkeypatch) -> None:
+async def test_waits_grow_while_watches_are_refused_or_end_immediately_and_are_short_again_after_an_event(
+    server, monkeypatch
+) -> None:
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.2)
     monkeypatch.setattr(module, "MAX_BACKOFF_SECONDS", 1.0)
     waits: list[float] = []
@@ -419,12 +455,13 @@ async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(s
 
     monkeypatch.setattr(module.random, "uniform", lambda low, high: 1.0)
     monkeypatch.setattr(module.asyncio, "sleep", slept)
-    server.script = [page(version=1), *(refuses(500),) * 4, stream(event("ERROR", {"code": 500, "message": "cut"}))]
+    cut = event("ADDED", one("a", 2)), event("ERROR", {"code": 500, "message": "cut"})
+    server.script = [page(version=1), *(refuses(500),) * 2, *(stream(),) * 2, stream(*cut)]
     async with watching(server):
         async with asyncio.timeout(PATIENCE):
             while not idle(server, 7)():
                 await sleep(0.01)
-    assert [wait for wait in waits if wait in (0.4, 0.8, 1.0)] == [0.4, 0.8, 1.0, 1.0, 0.4]
+    assert [wait for wait in waits if wait in (0.2, 0.4, 0.8, 1.0)] == [0.4, 0.8, 1.0, 1.0, 0.2]
 
 
 def test_every_kind_is_watched_in_every_namespace() -> None:
