@@ -6,6 +6,7 @@ so that a missing permission in one namespace does not interrupt the others.
 
 waits on                     unblocked by                        deadline
 the right to watch           a person, or the API server         none: `/readyz` and the log name the reason
+the start of others          their first list                    START_SECONDS
 the end of kopf              an error of kopf                    LIST_SECONDS or SILENT_SECONDS without an answer
 the next start               time                                RESTART_SECONDS
 """
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 RESTART_SECONDS = 5.0
 """Time after which an ended kopf is started again, and between two checks whether trainings can be watched."""
+MAX_STARTING = 4
+"""Number of kopfs that start and list at the same time. They share one processor with the loop that renews the Lease."""
+START_SECONDS = 10.0
+"""Time after which the next kopf may start although an earlier one still lists, or hangs."""
 FORGET_SECONDS = 600.0
 """Interval at which trainings are forgotten whose deletion nobody has reported. The list has only their metadata."""
 
@@ -41,24 +46,26 @@ async def follow(
 
     changed: called with each training that was created or changed.
     """
+    starting = asyncio.Semaphore(MAX_STARTING)
     async with asyncio.TaskGroup() as tasks:
         for watch in trainings.watches:
-            tasks.create_task(_follow_in(watch, kubeconfig, client, trainings, changed))
+            tasks.create_task(_follow_in(watch, starting, kubeconfig, client, trainings, changed))
 
 
 async def _follow_in(
     watch: TrainingWatch,
+    starting: asyncio.Semaphore,
     kubeconfig: str | None,
     client: RestClient,
     trainings: Trainings,
     changed: Callable[[TrainingKey], None],
 ) -> None:
-    """Do so for the namespace of `watch`."""
+    """Do so for the namespace of `watch`. starting: limits how many kopfs start and list at the same time."""
     while True:
         try:
             await wait_until_watchable(client, watch)
             run = KopfRun(watch, lambda event: apply_event(event, trainings, changed), pod_first=uses_pod(kubeconfig))
-            outcome = await _outcome(run)
+            outcome = await _outcome(run, starting)
         except Exception as error:  # noqa: BLE001  # logged; one namespace must not end the others
             watch.errors.failed(f"watching {watch.errors.watched}: {error!r}; starting again", traceback=True)
         else:
@@ -66,10 +73,12 @@ async def _follow_in(
         await asyncio.sleep(RESTART_SECONDS)
 
 
-async def _outcome(run: KopfRun) -> str:
+async def _outcome(run: KopfRun, starting: asyncio.Semaphore) -> str:
     """Run kopf until it ends or hangs. Returns which of them, in words."""
-    run.start()
     try:
+        async with starting:
+            run.start()
+            await run.listed(START_SECONDS)
         return await run.outcome()
     finally:
         await run.stop()

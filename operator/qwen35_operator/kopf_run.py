@@ -58,16 +58,24 @@ class KopfRun:
         self._started_at = 0.0
         self._answered_at: float | None = None
         self._opened_at: float | None = None  # when it began to watch
+        self._listed = asyncio.Event()  # set too when it has ended
         self.ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         """Done when kopf has ended. The result is the exception that ended it, if any."""
 
     def start(self) -> None:
         """Start the thread. Raises RuntimeError if the system has no more threads."""
-        self._started_at = time.monotonic()
         threading.Thread(target=self._run, name="kopf", daemon=True).start()
+        self._started_at = time.monotonic()
+
+    async def listed(self, seconds: float) -> None:
+        """Wait until kopf has listed all trainings and watches, or has ended. seconds: the maximum time to wait."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._listed.wait(), seconds)
 
     async def stop(self) -> None:
-        """Stop kopf, and wait until it has ended, at most STOP_SECONDS."""
+        """Stop kopf if it has started, and wait until it has ended, at most STOP_SECONDS."""
+        if not self._started_at:
+            return
         self._stop.set()
         await asyncio.wait({self.ended}, timeout=STOP_SECONDS)
         self.ended.cancel()
@@ -100,6 +108,7 @@ class KopfRun:
         self._watch.answered()
         if is_watch and self._opened_at is None:
             self._opened_at = self._answered_at
+            self._listed.set()
 
     def _run(self) -> None:
         """Run kopf in this thread until it is stopped or fails."""
@@ -111,6 +120,7 @@ class KopfRun:
         self._call(self._record_end, outcome)
 
     def _record_end(self, outcome: BaseException | None) -> None:
+        self._listed.set()
         if not self.ended.done():
             self.ended.set_result(outcome)
 

@@ -51,6 +51,9 @@ class Trained(Server):
         self.lists = self.looks = self.refusals = 0
         """Lists that were given; questions whether the kind is there; answers that something is forbidden."""
         self.methods: set[str] = set()
+        self.quick = asyncio.Event()
+        """Cleared while lists have to wait for their answer."""
+        self.quick.set()
 
     @property
     def events(self) -> asyncio.Queue[dict | None]:
@@ -80,7 +83,9 @@ class Trained(Server):
         if namespace == "odd" and self.odd is not None:
             return web.json_response(self.odd)
         if verb == "list":
-            self.lists += not probe
+            if not probe:
+                self.lists += 1
+                await self.quick.wait()
             items = [each for each in self.listed if namespace in (None, each["metadata"]["namespace"])]
             listed = {"metadata": {"resourceVersion": "10"}, "items": items}
             return web.Response(text=text_of(listed), content_type="application/json")
@@ -365,6 +370,29 @@ async def test_an_answer_for_one_namespace_that_is_not_a_list_interrupts_no_othe
         await until(lambda: "in namespace odd" in caplog.text, "a warning")
         server.odd = None
         await until(lambda: seen.version_of(("odd", "demo")) == "6", "the one of the namespace itself")
+
+
+async def test_a_kopf_starts_when_earlier_ones_have_listed(server, monkeypatch, tmp_path) -> None:
+    """Many that list at the same time would keep the operator from renewing its Lease."""
+    monkeypatch.setattr(module, "MAX_STARTING", 1)
+    monkeypatch.setattr(module, "START_SECONDS", PATIENCE)
+    names = ("a", "b", "c")
+    server.listed = [body(5, namespace=name) for name in names]
+    server.quick.clear()
+    async with following(server, monkeypatch, tmp_path, *names) as seen:
+        await until(lambda: server.lists == 1, "the first list")
+        assert [thread.name for thread in threading.enumerate()].count("kopf") == 1
+        server.quick.set()
+        await until(lambda: len(seen.trainings) == len(names), "all lists")
+
+
+async def test_a_kopf_that_does_not_list_holds_others_up_for_a_limited_time(server, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(module, "MAX_STARTING", 1)
+    monkeypatch.setattr(module, "START_SECONDS", 0.05)
+    server.quick.clear()
+    async with following(server, monkeypatch, tmp_path, "a", "b"):
+        await until(lambda: server.lists == 2, "the list of the other one")
+        server.quick.set()
 
 
 async def test_a_system_without_a_free_thread_ends_no_watch_of_trainings(server, monkeypatch, tmp_path, caplog) -> None:
