@@ -41,6 +41,7 @@ from qwen35_trainer.runtime.replica_channel import (
 )
 from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.step_times import DecodeSum, MeasuredSteps, PrefillSum
+from qwen35_trainer.runtime.suspects import MAX_LOSSES
 
 from .replicas import settled
 
@@ -914,6 +915,39 @@ async def test_of_many_suspected_prompts_the_first_are_named_and_the_others_coun
             room.start(POOL, *((number, index) for number in range(5) for index in range(2)))
     [record] = caplog.records
     assert "that generated prompt train/0, train/1, train/2 and 2 others." in record.getMessage()
+
+
+async def test_a_prompt_that_ends_every_replica_is_given_up(room, caplog):
+    async with room.open():
+        room.begin(0, position=0)
+        for number in range(1, MAX_LOSSES + 1):
+            room.begin(number, position=number % 5)
+            room.lose(POOL)
+            room.start(OTHER, (number, 0), (number, 1))
+            room.finish(OTHER, (number, 0), (number, 1), tokens=tokens(5))
+            await settled()
+            room.generation.forget(number)
+            room.pool.lost.clear()
+            if number < MAX_LOSSES:
+                room.start(POOL, (0, 0), (0, 1))
+    assert [event.group for event in room.of(on.GroupFailed)] == [0]
+    ends = [index for index, event in enumerate(room.events) if isinstance(event, on.SequenceFinished)]
+    losses = [index for index, event in enumerate(room.events) if isinstance(event, on.ReplicaLost)]
+    assert room.events[ends[-4]] == on.SequenceFinished((0, 0), 0)
+    assert ends[-4] < losses[-1], "the coordinator starts it nowhere"
+    assert room.events[losses[-1]].kept.keys() == {(MAX_LOSSES, 0), (MAX_LOSSES, 1)}
+    assert "a response to prompt train/0 could not be generated: 5 or more replicas were lost" in caplog.text
+
+
+async def test_when_all_replicas_are_lost_again_and_again_no_prompt_is_given_up(room):
+    async with room.open():
+        for number in range(4):
+            room.begin(number, position=number)
+        for _ in range(2 * MAX_LOSSES):
+            room.lose(POOL)
+            room.pool.lost.clear()
+            room.start(POOL, *((number, index) for number in range(4) for index in range(2)))
+    assert room.of(on.GroupFailed) == []
 
 
 def parts_of(choices: Any) -> list[tuple[tuple[int, int], int, int, int, int]]:

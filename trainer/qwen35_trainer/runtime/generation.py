@@ -10,7 +10,8 @@ if it comes from the replica that holds the sequence. A moving sequence is held 
 it as taken.
 
 A sequence that a replica could not generate is tried once more, by another replica if there is one (`refusals.py`). If that fails too, it
-completes its group like any other sequence. It gets no reward, so it does not train. A group fails if none of its samples has a reward, or if a sample has no tokens, because a batch cannot
+completes its group like any other sequence. It gets no reward, so it does not train. So does a sequence whose replicas are lost again
+and again (`suspects.py`). A group fails if none of its samples has a reward, or if a sample has no tokens, because a batch cannot
 contain an empty response.
 """
 
@@ -56,13 +57,15 @@ from qwen35_trainer.runtime.reported_tokens import Progress
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.step_times import StepTimes
 from qwen35_trainer.runtime.stored_choices import NO_CHOICES, StoredChoices, StoredPart
-from qwen35_trainer.runtime.suspects import LossCounts
+from qwen35_trainer.runtime.suspects import MAX_LOSSES, LossCounts
 from qwen35_trainer.weights.probe import ProbeResult
 
 logger = logging.getLogger(__name__)
 
 GENERATION = "generation"
 """Key of the sequences that could not be generated, in counts of failures whose other keys are names of rewards."""
+GIVEN_UP = f"{MAX_LOSSES} or more replicas were lost while they generated responses to this prompt"
+"""Error of a sequence that no replica gets any more."""
 MAX_LOGGED_FAILURES = 100
 """Maximum number of failed sequences of a run that are logged. The records count all of them."""
 FIRST_EVALUATION_GROUP = 1 << 40
@@ -347,7 +350,9 @@ class Generation:
         self._collect([*held, *moving_away])
         for sequence in held.values():
             sequence.target = None
-        self._losses.lost(replica.name, list(held))
+        given_up = self._losses.lost(replica.name, list(held))
+        for name in [name for name in held if name[0] in given_up]:
+            self._finish(Completed(name, held.pop(name).tokens, EndReason.ERROR, GIVEN_UP))
         self.tell(on.ReplicaLost(gone, {name: len(sequence.tokens) for name, sequence in held.items()}))
         self._hand_over(moving_away)
 

@@ -1,10 +1,13 @@
-"""Warns about prompts that may be the cause of lost replicas.
+"""Finds prompts that are the cause of lost replicas, and gives them up.
 
-    a replica is lost ─► one more loss for each unfinished group with a sequence on it ─► the groups with most losses: a warning
+    a replica is lost ─► one more loss for each unfinished group with a sequence on it ─┬─ MIN_LOSSES or more: a warning
+                                                                                        └─ MAX_LOSSES or more, and the
+                                                                                           group has most: it is given up
 
-If a prompt ends every replica that generates it, its group never finishes, and gets one more loss each time. Other
-groups on the same replicas get losses too, but finish when other replicas generate them. Groups are not dropped because
-of losses, because long responses get some losses by chance.
+If a prompt ends every replica that generates it, its group never finishes, and gets one more loss each time. Without a limit it would
+end the run and each of its restarts. Other groups on the same replicas get losses too, but finish when other replicas generate them.
+Long responses get some losses by chance, and so do all groups when many replicas are lost together, again and again. A group
+is therefore given up only if hardly any other one has as many losses.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 MIN_LOSSES: Final = 3
 """Minimum number of replicas that were lost while they generated a group, before the group's prompt is suspected."""
+MAX_LOSSES: Final = 5
+"""Minimum number of such losses before a group is given up."""
+MAX_ALIKE: Final = 3
+"""Maximum number of groups with as many losses, for them to be given up."""
 _MAX_NAMED_PROMPTS: Final = 3
 
 
@@ -31,18 +38,21 @@ class LossCounts:
         self._prompt_of = prompt_of
         self._losses: Counter[int] = Counter()
 
-    def lost(self, replica: str, sequences: Iterable[SequenceId]) -> None:
-        """Count the loss of a replica that generated `sequences`. replica: name of the replica.
+    def lost(self, replica: str, sequences: Iterable[SequenceId]) -> frozenset[int]:
+        """Count the loss of a replica that generated `sequences`, and return the groups to give up.
 
-        If at least MIN_LOSSES replicas were lost while they generated the same group, the prompt of this group may be the
-        cause. A warning is then logged, with the ids of the prompts with the largest number of such losses.
+        replica: name of the replica. If at least MIN_LOSSES replicas were lost while they generated the same group, the
+        prompt of this group may be the cause. A warning is then logged, with the ids of the prompts with the largest number
+        of such losses. These groups are returned if they have MAX_LOSSES or more, and at most MAX_ALIKE groups in the
+        pipeline have as many.
         """
         groups = {group for group, _ in sequences}
         self._losses.update(groups)
         most = max((self._losses[group] for group in groups), default=0)
         if most < MIN_LOSSES:
-            return
-        prompts = [self._prompt_of(group) for group in sorted(groups) if self._losses[group] == most]
+            return frozenset()
+        suspected = frozenset(group for group in groups if self._losses[group] == most)
+        prompts = [self._prompt_of(group) for group in sorted(suspected)]
         others = len(prompts) - _MAX_NAMED_PROMPTS
         logger.warning(
             "%s is loss number %d of a replica that generated prompt %s%s. If there are more, the prompt may be their cause",
@@ -51,6 +61,8 @@ class LossCounts:
             ", ".join(prompts[:_MAX_NAMED_PROMPTS]),
             f" and {others} others" if others > 0 else "",
         )
+        alike = sum(losses >= most for losses in self._losses.values())
+        return suspected if most >= MAX_LOSSES and alike <= MAX_ALIKE else frozenset()
 
     def forget(self, group: int) -> None:
         """Drop the number of losses that were counted for a group, because the group has left the pipeline."""
