@@ -27,7 +27,7 @@ def test_rows_of_several_files_are_numbered_through_and_keep_their_other_fields(
         tmp_path / "a.jsonl", {"prompt": "1+1=", "answer": "2", "level": 1}, "", {"prompt": "2+1=", "answer": 3}
     )
     write_lines(tmp_path / "b.jsonl", {"prompt": "0.5+0=", "answer": 0.5})
-    assert read_prompts(source("a.jsonl", "b.jsonl"), tmp_path) == [
+    assert list(read_prompts(source("a.jsonl", "b.jsonl"), tmp_path)) == [
         Prompt("sums/0", "sums", "1+1=", "2", {"level": 1}),
         Prompt("sums/1", "sums", "2+1=", "3", {}),
         Prompt("sums/2", "sums", "0.5+0=", "0.5", {}),

@@ -54,6 +54,12 @@ async def test_a_checkpoint_says_which_run_it_is_of(tmp_path):
     assert "manifest.yaml" in json.loads((path / "contents.json").read_text())
 
 
+async def test_a_checkpoint_says_on_which_rows_its_run_trains(tmp_path):
+    path = await CheckpointStore(tmp_path, 3, rows='{"train": []}').save(progress(20), write_all)
+    assert (path / "rows.json").read_text() == '{"train": []}'
+    assert "rows.json" in json.loads((path / "contents.json").read_text())
+
+
 async def test_the_newest_are_kept_and_counted_by_number(tmp_path):
     store = CheckpointStore(tmp_path, 2)
     for update in (8, 999_998, 999_999, 1_000_000):

@@ -1,4 +1,5 @@
 import json
+import re
 import weakref
 from pathlib import Path
 
@@ -6,8 +7,11 @@ import pytest
 from PIL import Image
 
 from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.source_rows import dump_rows
+from qwen35_trainer.epoch import FolderRefused
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.runtime.background import run_in_thread
+from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.run_command import _Prepared
@@ -23,9 +27,9 @@ HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
 def prepared(write, tmp_path):
     """prepared({...}) is the job and the data of a small manifest."""
 
-    def build(changes=None, **options):
+    def build(changes=None, resume=None, **options):
         manifest = load_manifest(write(tmp_path, changes, **options))
-        return prepare(manifest, base=tmp_path, folder=RunFolder(tmp_path / "out"), resume=None, started=0.0)
+        return prepare(manifest, base=tmp_path, folder=RunFolder(tmp_path / "out"), resume=resume, started=0.0)
 
     return build
 
@@ -69,6 +73,52 @@ def test_prompts_that_are_too_long_are_listed_for_both_parts(prepared):
     assert [problem.partition(" longer than ")[0] for problem in raised.value.problems] == ["54", "64"]
     assert "data.maxPromptTokens 2: train/10 (3 tokens)" in raised.value.problems[0]
     assert "Raise data.maxPromptTokens to 7" in raised.value.problems[1]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """checkpoint(job) is the first checkpoint of a run, as far as it says on which rows the run trains."""
+
+    def save(job) -> SavedCheckpoint:
+        path = tmp_path / "update-000002"
+        path.mkdir()
+        (path / "rows.json").write_text(dump_rows(job.source_rows))
+        return SavedCheckpoint(path, CheckpointMeta(2, 2, 8, (), 1.0))
+
+    return save
+
+
+def test_a_run_is_not_resumed_with_other_rows(prepared, checkpoint):
+    saved = checkpoint(prepared(prompts=10)[0])
+    with pytest.raises(FolderRefused) as refused:
+        prepared(prompts=12, resume=saved)
+    first, line, advice = str(refused.value).splitlines()
+    assert first == f"checkpoint {saved.path} is of a run with other rows in data.train:"
+    assert re.fullmatch(r"  source train: 10 rows \(digest \w{16}\) there, 12 rows \(digest \w{16}\) here", line)
+    assert advice.startswith(
+        "Restore the files to continue that run. For a new run, leave --resume out and name another --output"
+    )
+
+
+def test_a_run_is_resumed_with_the_same_rows_which_the_next_checkpoint_names_again(prepared, checkpoint):
+    first, _ = prepared()
+    again, _ = prepared(resume=checkpoint(first))
+    assert again.source_rows == first.source_rows != ()
+
+
+def test_a_checkpoint_of_a_release_that_saved_no_rows_is_resumed_with_any(prepared, checkpoint):
+    saved = checkpoint(prepared(prompts=10)[0])
+    (saved.path / "rows.json").unlink()
+    assert prepared(prompts=12, resume=saved)[0].source_rows[0].rows == 12
+
+
+def test_a_run_is_resumed_with_other_held_out_rows(prepared, checkpoint, tmp_path):
+    file = tmp_path / "held-out.jsonl"
+    changes = {"data.validation": [{"name": "held-out", "files": {"paths": [file.name]}}]}
+    file.write_text('{"prompt": "1>", "answer": "2"}\n')
+    saved = checkpoint(prepared(changes)[0])
+    file.write_text('{"prompt": "2>", "answer": "3"}\n')
+    assert prepared(changes, resume=saved)[1].validation[0].prompt.text == "2>"
 
 
 def test_supervised_rows_become_examples_and_no_prompts(prepared, removed):

@@ -12,7 +12,7 @@ fields of all other rows.
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from typing import Any, Literal
 from qwen35_trainer.data.data_errors import DataError, RowError, kind
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.row import DataRow, prompt_of
+from qwen35_trainer.data.row_sequence import RowSequence
+from qwen35_trainer.data.source_rows import RowsDigest, SourceRows
 from qwen35_trainer.manifest.data import FileFormat, FilesSpec, SourceSpec
 
 _EXTENSIONS: Mapping[str, FileFormat] = {".jsonl": "JSONLines", ".ndjson": "JSONLines", ".parquet": "Parquet"}
@@ -55,7 +57,20 @@ class _Problems:
         return self.texts + grouped
 
 
-def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = False) -> list[Prompt]:
+class FilePrompts(RowSequence[Prompt]):
+    """The prompts of a source that consists of files. rows: number and digest of the rows from which they were read."""
+
+    def __init__(self, prompts: Sequence[Prompt], rows: SourceRows) -> None:
+        self._prompts, self.rows = prompts, rows
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def _row(self, row: int) -> Prompt:
+        return self._prompts[row]
+
+
+def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = False) -> FilePrompts:
     """Read all prompts of a data source that consists of files, in the order of the files and their rows.
 
     base: the folder of the manifest, to which paths are relative. answers_required: whether a row without an answer is
@@ -66,7 +81,7 @@ def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = Fal
     assert files is not None, "the caller chooses the reader by the kind of source"
     problems = _Problems(f"source {source.name}")
     prompts: list[Prompt] = []
-    number = 0
+    digest, number = RowsDigest(), 0
     for path, form in _resolve(files, base, problems):
         for located in _rows(path, form, problems):
             try:
@@ -81,6 +96,7 @@ def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = Fal
                     columnar=form == "Parquet",
                 )
                 prompts.append(prompt)
+                digest.add(located.row)
             except RowError as invalid:
                 problems.add_row(path, located.place, str(invalid))
             number += 1
@@ -88,7 +104,7 @@ def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = Fal
         problems.add(f"{', '.join(files.paths)}: no rows. Add at least one, or remove the source.")
     if texts := problems.all():
         raise DataError(texts)
-    return prompts
+    return FilePrompts(prompts, digest.of(source.name))
 
 
 def _resolve(files: FilesSpec, base: Path, problems: _Problems) -> Iterator[tuple[Path, FileFormat]]:

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.gym_prompts import GymPrompts
 from qwen35_trainer.data.prompt import Prompt
-from qwen35_trainer.data.prompt_files import read_prompts
+from qwen35_trainer.data.prompt_files import FilePrompts, read_prompts
 from qwen35_trainer.data.row_sequence import RowSequence
+from qwen35_trainer.data.source_rows import SourceRows
 from qwen35_trainer.manifest.data import SourceSpec
 
 MIN_PREPARED_PROMPTS: Final = 20_000
@@ -72,6 +73,11 @@ class PromptSet(RowSequence[Prompt]):
         if problems:
             raise DataError(problems)
         return cls(parts)
+
+    @property
+    def source_rows(self) -> tuple[SourceRows, ...]:
+        """The rows of each source that consists of files. The manifest alone determines the prompts of the others."""
+        return tuple(part.rows for part in self._parts if isinstance(part, FilePrompts))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

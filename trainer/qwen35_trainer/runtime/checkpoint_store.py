@@ -1,7 +1,7 @@
 """Saves, loads and deletes checkpoints. Saving is atomic: a checkpoint is complete or absent. `checkpoint.keep` sets the retention.
 
     owner.json                            the attempt that owns the folder: qwen35_trainer/epoch.py
-    .epoch-000003-…/update-000020/        written first: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
+    .epoch-000003-…/update-000020/        written first: state/, random-*.pt, progress.json, manifest.yaml, rows.json, then contents.json (sizes)
     update-000020/                        the same folder, renamed once everything is on disk
 
 A crash or a full disk leaves at most a folder in the attempt's workspace. That folder is never read, and the next save
@@ -33,7 +33,7 @@ from qwen35_trainer.epoch import Epoch, FolderRefused, Superseded
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.runtime.background import Unfinished, done_within
 
-META_FILE, CONTENTS_FILE, MANIFEST_FILE = "progress.json", "contents.json", "manifest.yaml"
+META_FILE, CONTENTS_FILE, MANIFEST_FILE, ROWS_FILE = "progress.json", "contents.json", "manifest.yaml", "rows.json"
 MIN_FREE_BYTES = 4096
 """Free space of a disk, in bytes, below which the disk counts as full."""
 
@@ -96,15 +96,17 @@ class CheckpointStore:
         manifest: str = "",
         epoch: Epoch | None = None,
         stall_seconds: float | None = None,
+        rows: str = "",
     ) -> None:
         """Open the checkpoints in `folder`.
 
         keep: number of checkpoints to keep. manifest: manifest of the run as YAML, which each checkpoint contains; "":
         no manifest is saved. epoch: the period in which the attempt that saves owns the folder; None: no other attempt can
         save here. stall_seconds: maximum duration of each step of a save, which is `spec.async.stallSeconds`; None: no
-        limit.
+        limit. rows: the rows on which the run trains, as JSON, which each checkpoint contains; "": none are saved.
         """
-        self.folder, self.keep, self._manifest, self._stall_seconds = folder, keep, manifest, stall_seconds
+        self.folder, self.keep, self._manifest, self._rows = folder, keep, manifest, rows
+        self._stall_seconds = stall_seconds
         self.writer: FolderWriter = epoch or FolderWriter(folder)
 
     async def save(self, progress: CheckpointMeta, write: Callable[[Path], Awaitable[None]]) -> Path:
@@ -176,6 +178,8 @@ class CheckpointStore:
         (made / META_FILE).write_text(json.dumps(asdict(progress)))
         if self._manifest:
             (made / MANIFEST_FILE).write_text(self._manifest)
+        if self._rows:
+            (made / ROWS_FILE).write_text(self._rows)
         _seal(made)
         # An attempt may have reached this update before the run resumed from an earlier one.
         self.writer.replace(made, final)

@@ -215,8 +215,8 @@ def spec_in(file: Path) -> Mapping[str, Any]:
     raise ValueError(f"{file} holds no spec: {problems}")
 
 
-def listed(differences: Sequence[Difference]) -> str:
-    """Format the differences between two specs as text, with one line for each difference."""
+def listed(differences: Sequence[Difference | str]) -> str:
+    """Format the differences between two runs as text, with one line for each difference."""
     return "\n".join(f"  {difference}" for difference in differences)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.sft import SupervisedExample
+from qwen35_trainer.data.source_rows import SourceRows, dump_rows
 from qwen35_trainer.epoch import Epoch
 from qwen35_trainer.manifest import Manifest, TrainingSpec, dump_manifest
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
@@ -62,6 +63,8 @@ class Job:
     replicas_read_pictures: bool = False
     """Whether any prompt, for training or for evaluation, contains an image or a video."""
     in_cluster: bool = False
+    source_rows: tuple[SourceRows, ...] = ()
+    """The rows of the training sources that consist of files. Each checkpoint contains them."""
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
     """Random name of this attempt. Each start of a run has a new one.
 
@@ -97,8 +100,8 @@ class Job:
             return None
         folder = checkpoint_folder(self.folder, self.spec, self.base)
         manifest = dump_manifest(_with_absolute_model_path(self.manifest, self.base))
-        limit = self.spec.async_.stallSeconds
-        return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.checkpoint_epoch, limit)
+        limit, rows = self.spec.async_.stallSeconds, dump_rows(self.source_rows)
+        return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.checkpoint_epoch, limit, rows)
 
     @property
     def publications(self) -> Path | None:

@@ -25,6 +25,7 @@ from qwen35_trainer.runtime.checkpoint_store import SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.process import starting
+from qwen35_trainer.runtime.resuming import check_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,8 @@ def prepare(
 
     base: the manifest's folder. folder: output folder of the run. resume: the checkpoint from which the run continues;
     None: it starts from the model. started: time at which the command began, in Unix seconds. in_cluster: whether the
-    run uses the Ray of a cluster. Raises DataError with the problems of all sources together.
+    run uses the Ray of a cluster. Raises DataError with the problems of all sources together, and FolderRefused if the
+    checkpoint is of a run with other rows.
     """
     spec = manifest.spec
     template = spec.data.chatTemplate
@@ -55,8 +57,8 @@ def prepare(
     answers = not supervised and needs_answers(spec.rewards)
     limit, overlong = spec.data.maxPromptTokens, spec.data.overlongPrompts
 
-    def read(sources: Sequence[SourceSpec]) -> Sequence[Prompt]:
-        return PromptSet.load(sources, base, answers_required=answers) if sources else ()
+    def read(sources: Sequence[SourceSpec]) -> PromptSet:
+        return PromptSet.load(sources, base, answers_required=answers)
 
     def prompts_of(part: Sequence[Prompt]) -> EncodedPrompts:
         if supervised or not part:
@@ -69,8 +71,10 @@ def prepare(
         max_tokens = limit + spec.data.maxResponseTokens
         return encode_examples(part, tokenizer, max_tokens, overlong, thinking=template.thinking, reader=reader)
 
-    train, validation = _both(read, spec.data.train, spec.data.validation)
-    validation = validation[: spec.evaluation.maxPrompts]
+    train, held_out_prompts = _both(read, spec.data.train, spec.data.validation)
+    if resume is not None:
+        check_rows(resume.path, train.source_rows, spec, in_cluster=in_cluster)
+    validation = held_out_prompts[: spec.evaluation.maxPrompts]
     prompts, questions = _both(prompts_of, train, validation)
     examples, held_out = _both(examples_of, train, validation)
     job = Job(
@@ -81,6 +85,7 @@ def prepare(
         started=started,
         threads=threads(spec),
         in_cluster=in_cluster,
+        source_rows=train.source_rows,
         updates_total=_updates(spec, len(examples) or len(prompts)),
         vocabulary=len(tokenizer),
         pictures=prompts.have_pictures or any(example.pictures is not None for example in examples),

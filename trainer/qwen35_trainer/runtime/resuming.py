@@ -12,18 +12,20 @@ For `--resume auto`, the newest checkpoint is the newest one of the lineage: the
 the last attempt. After --resume DIR, checkpoints of later updates in the folder belong to an abandoned attempt, until
 the run saves for the first time. `owner.json` names the checkpoint from which the last attempt began (epoch.py).
 
-A run resumes only from checkpoints of a run with the same fixed fields (manifest/fixed.py). This module writes nothing.
+A run resumes only from checkpoints of a run with the same fixed fields (manifest/fixed.py) and the same rows to train on, because
+a checkpoint contains positions in their order. This module writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+from qwen35_trainer.data.source_rows import SourceRows, changed, parse_rows
 from qwen35_trainer.epoch import OWNER_FILE, FolderRefused, Owner
 from qwen35_trainer.manifest import Manifest, TrainingSpec
 from qwen35_trainer.manifest.fixed import differences
@@ -31,6 +33,7 @@ from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import CheckpointRecord
 from qwen35_trainer.runtime.checkpoint_store import (
     MANIFEST_FILE,
+    ROWS_FILE,
     CheckpointError,
     CheckpointStore,
     SavedCheckpoint,
@@ -103,6 +106,29 @@ def find_start(
             f"Restore these values to continue that run. {advice.for_a_new_run}"
         )
     return RunStart(checkpoint, claim, output)
+
+
+def check_rows(checkpoint: Path, rows: Sequence[SourceRows], spec: TrainingSpec, *, in_cluster: bool = False) -> None:
+    """Raise FolderRefused if a checkpoint is of a run with other rows to train on.
+
+    rows: the rows that were read now. A checkpoint of a release that did not save the rows is accepted. Raises
+    CheckpointError if its rows cannot be read.
+    """
+    file = checkpoint / ROWS_FILE
+    if not file.is_file():
+        return
+    try:
+        lines = changed(parse_rows(file.read_text()), rows)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} cannot be read: {file} does not say which rows it is of. Name another with --resume DIR"
+        ) from error
+    if lines:
+        option = "--output" if spec.checkpoint.storage is None else "spec.checkpoint.storage.path"
+        raise FolderRefused(
+            f"checkpoint {checkpoint} is of a run with other rows in data.train:\n{listed(lines)}\n"
+            f"Restore the files to continue that run. {_Advice(option, in_cluster=in_cluster).for_a_new_run}"
+        )
 
 
 def _claim_on(folder: Path) -> Claim:
