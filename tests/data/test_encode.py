@@ -1,4 +1,5 @@
 import logging
+from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -50,6 +51,14 @@ def test_every_prompt_without_tokens_is_named_with_the_reason() -> None:
     assert first.startswith("prompt s/1: no token for '×'. Add to model.source.random.characters")
     assert second.startswith("prompt s/2: no token for '?', 'A'.")
     assert third.startswith("prompt s/9: chat messages need a chat template")
+
+
+def test_a_character_without_token_is_blamed_on_the_tokenizer_of_the_folder(tmp_path: Path) -> None:
+    plain().save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    with pytest.raises(DataError) as raised:
+        encode_prompts(prompts("1×1"), tokenizer, 10)
+    assert raised.value.problems == (f"prompt s/0: the tokenizer of {tmp_path} has no token for '×'. Change the text.",)
 
 
 def test_a_conversation_that_the_template_refuses_is_named() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
 from qwen35_trainer.exits import FAILED, REFUSED
-from qwen35_trainer.models.qwen3_5 import classes, hub_folder
+from qwen35_trainer.models.qwen3_5 import classes, hub_folder, model_types
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore
 from qwen35_trainer.runtime.export_command import ExportRefused, export
 from tests.distributed.samples import batch_of, scenes_of, spec_of
@@ -137,7 +137,7 @@ def test_a_model_of_random_weights_leaves_with_its_tokenizer(groups, tmp_path: P
     assert result.stdout.startswith(f"{tmp_path / 'out'}: update 1 of {run / 'checkpoints' / 'update-000001'}, ")
     from transformers import AutoTokenizer
 
-    loaded = getattr(__import__("transformers"), classes.CLASSES["qwen3_5_text"]).from_pretrained(tmp_path / "out")
+    loaded = getattr(__import__("transformers"), model_types.CLASSES["qwen3_5_text"]).from_pretrained(tmp_path / "out")
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, answers["weights"][name]), name
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([3, 4, 5]) == "abc"
@@ -165,7 +165,7 @@ def test_vllm_loads_the_folder_and_decodes_what_the_library_does(groups, tmp_pat
     )
     assert completed.returncode == 0, completed.stderr[-3000:]
     config = classes.read_config(folder)
-    model = getattr(transformers, classes.CLASSES[config.model_type]).from_pretrained(folder, dtype=torch.float32)
+    model = getattr(transformers, model_types.CLASSES[config.model_type]).from_pretrained(folder, dtype=torch.float32)
     in_bfloat16, decided = copy.deepcopy(model).bfloat16(), 0
     for prompt, (tokens, log_probs) in zip(prompts, json.loads(completed.stdout.splitlines()[-1]), strict=True):
         ids = torch.tensor([prompt + tokens])

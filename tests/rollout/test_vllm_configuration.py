@@ -9,7 +9,8 @@ import torch
 
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import configuration
-from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig, read_config, without_weights
+from qwen35_trainer.models.qwen3_5.classes import HFConfig, read_config, without_weights
+from qwen35_trainer.models.qwen3_5.model_types import CLASSES
 from qwen35_trainer.rollout.vllm_core import write_configuration
 from qwen35_trainer.rollout.vllm_versions import check_processor, weight_name
 from tests.models import qwen3_moe

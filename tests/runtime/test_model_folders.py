@@ -272,6 +272,13 @@ def test_settings_of_qwen3_that_are_not_computed_are_refused_before_the_run(tmp_
     assert problem.startswith(f"spec.model.source.path: config.json: {message}")
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3", None])
+def test_another_family_is_refused_with_the_supported_ones(tmp_path: Path, kind: str | None) -> None:
+    [problem] = problems(tmp_path, {"model_type": kind, "text_config": TEXT})
+    message = f"config.json: model_type {kind!r} is not supported; supported: qwen3_5, qwen3_5_text, "
+    assert problem.startswith(f"spec.model.source.path: {message}")
+
+
 def test_qwen3_has_no_head_for_multi_token_prediction_and_no_mlp(tmp_path: Path) -> None:
     train = {"engine": "Megatron", "multiTokenPrediction": {}}
     [problem] = problems(tmp_path, QWEN3, "Torch", train)

@@ -181,8 +181,11 @@ class TemplateEncoder:
 
     def _encode(self, text: str, *, special_tokens: bool) -> TokenIds:
         if self._alphabet is not None and (unknown := unknown_characters(text, self._alphabet)):
+            characters = ", ".join(map(repr, unknown))
+            if folder := self.tokenizer.name_or_path:  # a model with random weights that was exported
+                raise EncodingError(f"the tokenizer of {folder} has no token for {characters}. Change the text.")
             raise EncodingError(
-                f"no token for {', '.join(map(repr, unknown))}. Add to model.source.random.characters, or change the text."
+                f"no token for {characters}. Add to model.source.random.characters, or change the text."
             )
         return tuple(self.tokenizer.encode(text, add_special_tokens=special_tokens))
 

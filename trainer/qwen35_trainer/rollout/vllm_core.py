@@ -45,8 +45,9 @@ from torch import Tensor
 from qwen35_trainer.manifest import LoRASpec
 from qwen35_trainer.manifest.release import VLLM_ADAPTER_RANKS as ADAPTER_RANKS
 from qwen35_trainer.manifest.vllm import VLLMSpec
-from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFConfig
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.models.qwen3_5.model_types import CLASSES, TEXT_MODEL_TYPES
 from qwen35_trainer.rollout.vllm_candidates import MAX_RETURNED_TOKENS
 from qwen35_trainer.rollout.vllm_choices import ChoiceTable, RecordingExecutor, RouterSizes
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables

@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5 import classes, qwen3_moe
-from qwen35_trainer.models.qwen3_5.classes import CLASSES, TEXT_MODEL_TYPES, HFConfig
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import ExpertLayout, NamedTensor
+from qwen35_trainer.models.qwen3_5.model_types import CLASSES, TEXT_MODEL_TYPES
 
 _TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 16}
 """Sizes of a vision tower that is never built: vLLM leaves the tower out, because a text model reads no pictures."""

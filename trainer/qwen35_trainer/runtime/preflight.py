@@ -28,6 +28,7 @@ from qwen35_trainer.manifest.train import LINEAR_LAYERS, RouterSpec
 from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
 from qwen35_trainer.models.qwen3_5 import prediction_head, qwen3_moe
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
+from qwen35_trainer.models.qwen3_5.model_types import family_problem
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.weights.transports import choose
 
@@ -151,13 +152,8 @@ def _model(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         entries = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
         fix = "Give the folder of a Hugging Face checkpoint, with its configuration, its tokenizer and its weights."
         yield Problem(place, f"{folder} has no {' and no '.join(missing)} (found: {entries}).", fix)
-    elif (message := _difference(_configuration(spec, base) or {})) is not None:
-        yield Problem(place, message, "Use a folder whose config.json has these values.")
-
-
-def _difference(config: Mapping[str, Any]) -> str | None:
-    """Return why a mixture of experts of Qwen3 is not supported; None if it is, or if it is another model."""
-    return qwen3_moe.problem(config) if config.get("model_type") == qwen3_moe.MODEL_TYPE else None
+    elif (config := _configuration(spec, base)) is not None and (message := family_problem(config)) is not None:
+        yield Problem(place, message, "Give the folder of a supported model, whose config.json has these values.")
 
 
 def _lora(spec: TrainingSpec, base: Path) -> Iterator[Problem]:

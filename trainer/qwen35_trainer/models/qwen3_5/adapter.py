@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, forward, linear_attention, npu, router, vision
-from qwen35_trainer.models.qwen3_5.classes import CLASSES
 from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text_model
+from qwen35_trainer.models.qwen3_5.model_types import CLASSES
 
 NORMS = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 """Class names in transformers of the norms with a zero-centred weight: they multiply by 1 + weight."""

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.models.qwen3_5 import classes
+from qwen35_trainer.models.qwen3_5.model_types import TEXT_MODEL_TYPES, family_problem
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -106,13 +107,13 @@ class CheckpointFiles:
         config_file = folder / "config.json"
         if not config_file.is_file():
             raise CheckpointUnusable(folder, ["no config.json: name the folder of a Hugging Face checkpoint."])
-        if problem := classes.family_problem(_json(config_file)):
+        if problem := family_problem(_json(config_file)):
             raise CheckpointUnusable(folder, [problem])
         problems: list[str] = []
         pieces = _pieces(folder, problems)
         config = classes.read_config(folder)
         tensors, passed = _as_modules(
-            pieces, text_only=config.model_type in classes.TEXT_MODEL_TYPES.values(), problems=problems
+            pieces, text_only=config.model_type in TEXT_MODEL_TYPES.values(), problems=problems
         )
         # A file that cannot be read would make every tensor in it missing as well.
         if not problems:
