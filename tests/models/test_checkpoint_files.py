@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from qwen35_trainer.models.qwen3_5 import classes
-from qwen35_trainer.models.qwen3_5.checkpoint_files import (
-    INDEX,
-    SINGLE,
-    CheckpointFiles,
-    CheckpointUnusable,
-    check_finite,
-)
+from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, CheckpointUnusable, check_finite
 from qwen35_trainer.models.qwen3_5.hub_tensors import to_packed, to_per_expert
+from qwen35_trainer.models.qwen3_5.model_files import INDEX, SINGLE
 from tests.models.scenes import vision_language
 from tests.profiles import examples
 
@@ -198,7 +193,9 @@ def test_a_folder_without_config_or_weights_says_what_to_bring(tmp_path, folder)
     (tmp_path / "empty").mkdir()
     assert "no config.json" in problems(tmp_path / "empty")[0]
     (folder / SINGLE).unlink()
-    assert problems(folder) == (f"neither {INDEX} nor {SINGLE}: convert the checkpoint to safetensors.",)
+    assert problems(folder) == (
+        f"{folder} has neither {INDEX} nor {SINGLE}. Download it completely, or convert its weights to safetensors.",
+    )
 
 
 @pytest.mark.parametrize("file", ["config.json", INDEX])

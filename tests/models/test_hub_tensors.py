@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5.checkpoint_files import SINGLE, CheckpointFiles
+from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
 from qwen35_trainer.models.qwen3_5.hub_tensors import exported, mtp_heads, to_packed, to_per_expert
+from qwen35_trainer.models.qwen3_5.model_files import SINGLE
 from tests.models.scenes import vision_language
 from tests.patience import PATIENCE
 from tests.profiles import examples

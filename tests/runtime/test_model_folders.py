@@ -5,7 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.tokenizer import character_tokenizer
@@ -42,7 +44,12 @@ def problems(
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5"} | config))
     (folder / "tokenizer_config.json").write_text("{}")
+    write_weights(folder / "model.safetensors")
     return [f"{problem.path}: {problem.message}" for problem in problems_of(spec(engine, train, profile), tmp_path)]
+
+
+def write_weights(file: Path, *names: str) -> None:
+    save_file({name: np.zeros(3, np.float32) for name in names}, file)
 
 
 def test_a_folder_that_fits_has_no_problem(tmp_path: Path) -> None:
@@ -277,6 +284,47 @@ def test_another_family_is_refused_with_the_supported_ones(tmp_path: Path, kind:
     [problem] = problems(tmp_path, {"model_type": kind, "text_config": TEXT})
     message = f"config.json: model_type {kind!r} is not supported; supported: qwen3_5, qwen3_5_text, "
     assert problem.startswith(f"spec.model.source.path: {message}")
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4096\n"
+
+
+def test_missing_and_damaged_files_are_named_together_before_the_run(tmp_path: Path) -> None:
+    assert problems(tmp_path, {"text_config": TEXT}) == []
+    folder = tmp_path / "model"
+    (folder / "model.safetensors").unlink()
+    shards = [f"model-0000{number}-of-00004.safetensors" for number in range(1, 5)]
+    index = {"weight_map": {f"w{number}": shard for number, shard in enumerate(shards)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    write_weights(folder / shards[0], "w0")
+    write_weights(folder / shards[1], "w1")
+    (folder / shards[1]).write_bytes((folder / shards[1]).read_bytes()[:-1])
+    (folder / shards[3]).write_text(POINTER)
+    (folder / "tokenizer.json").write_text(POINTER)
+    (folder / "config.json").write_text('{"model_type": ')
+    problem_by_file = {problem.message.split(":")[0]: problem for problem in problems_of(spec("VLLM"), tmp_path)}
+    assert list(problem_by_file) == ["config.json", "tokenizer.json", shards[3], shards[1], shards[2]]
+    assert {problem.path for problem in problem_by_file.values()} == {"spec.model.source.path"}
+    assert "not JSON" in problem_by_file["config.json"].message
+    assert "damaged or cut off" in problem_by_file[shards[1]].message
+    assert "missing; model.safetensors.index.json places 1 tensors there." in problem_by_file[shards[2]].message
+    for name in ("tokenizer.json", shards[3]):
+        assert problem_by_file[name].fix == f"Run `git lfs pull` in {folder}."
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], {"w0": 3}], ids=str)
+def test_an_index_without_files_is_refused_before_the_run(tmp_path: Path, weight_map: object) -> None:
+    problems(tmp_path, {"text_config": TEXT})
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    [problem] = problems_of(spec("VLLM"), tmp_path)
+    assert problem.message == "model.safetensors.index.json: no weight_map with a file for each tensor."
+
+
+def test_a_folder_without_weights_is_refused_before_the_run(tmp_path: Path) -> None:
+    problems(tmp_path, {"text_config": TEXT})
+    (tmp_path / "model" / "model.safetensors").unlink()
+    [problem] = problems_of(spec("VLLM"), tmp_path)
+    assert problem.message.endswith("has neither model.safetensors.index.json nor model.safetensors.")
 
 
 def test_qwen3_has_no_head_for_multi_token_prediction_and_no_mlp(tmp_path: Path) -> None:

@@ -28,6 +28,13 @@ from qwen35_trainer.manifest.train import LINEAR_LAYERS, RouterSpec
 from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
 from qwen35_trainer.models.qwen3_5 import prediction_head, qwen3_moe
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
+from qwen35_trainer.models.qwen3_5.model_files import (
+    FileProblem,
+    FileUnusable,
+    pointer_problem,
+    read_headers,
+    read_mapping,
+)
 from qwen35_trainer.models.qwen3_5.model_types import family_problem
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.weights.transports import choose
@@ -152,8 +159,24 @@ def _model(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         entries = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
         fix = "Give the folder of a Hugging Face checkpoint, with its configuration, its tokenizer and its weights."
         yield Problem(place, f"{folder} has no {' and no '.join(missing)} (found: {entries}).", fix)
-    elif (config := _configuration(spec, base)) is not None and (message := family_problem(config)) is not None:
+    if folder.is_dir():
+        for problem in _files(folder):
+            yield Problem(place, problem.message, problem.fix)
+    if (config := _configuration(spec, base)) is not None and (message := family_problem(config)) is not None:
         yield Problem(place, message, "Give the folder of a supported model, whose config.json has these values.")
+
+
+def _files(folder: Path) -> Iterator[FileProblem]:
+    """Yield a problem for each file of a model's folder that is damaged, and for each file of weights that is missing."""
+    for name in MODEL_FILES:
+        try:
+            if (folder / name).is_file():
+                read_mapping(folder / name)
+        except FileUnusable as error:
+            yield error.problem
+    if (problem := pointer_problem([folder / "tokenizer.json"])) is not None:
+        yield problem
+    yield from read_headers(folder).problems
 
 
 def _lora(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
@@ -272,7 +295,7 @@ def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
     try:
         config = json.loads((base / source.path / "config.json").read_bytes())
     except (OSError, ValueError):
-        return None  # the train workers report what is wrong with the files
+        return None  # `_files` reports what is wrong with the file
     if not isinstance(config, dict):
         return None
     if config.get("model_type") == qwen3_moe.MODEL_TYPE and (count := qwen3_moe.experts(config)) is not None:

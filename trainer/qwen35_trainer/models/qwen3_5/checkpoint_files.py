@@ -11,7 +11,6 @@ of the PyTorch module that is built.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,14 +21,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.models.qwen3_5 import classes
+from qwen35_trainer.models.qwen3_5.model_files import FileUnusable, read_headers, read_mapping
 from qwen35_trainer.models.qwen3_5.model_types import TEXT_MODEL_TYPES, family_problem
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Types in which weights may be stored: name in safetensors → type of torch.
 
@@ -186,12 +185,9 @@ def check_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        contents = json.loads(file.read_text())
-    except ValueError as error:
-        raise CheckpointUnusable(file.parent, [f"{file.name}: not JSON ({error}). Download it again."]) from error
-    if not isinstance(contents, dict):
-        raise CheckpointUnusable(file.parent, [f"{file.name}: {type(contents).__name__}, expected a mapping."])
-    return contents
+        return read_mapping(file)
+    except FileUnusable as error:
+        raise CheckpointUnusable(file.parent, [str(error.problem)]) from error
 
 
 def _pieces(folder: Path, problems: list[str]) -> dict[str, FileTensor]:
@@ -199,45 +195,18 @@ def _pieces(folder: Path, problems: list[str]) -> dict[str, FileTensor]:
 
     Appends a text for each problem to `problems`.
     """
-    promised: dict[str, str] | None = None
-    if (folder / INDEX).is_file():
-        promised = _json(folder / INDEX).get("weight_map", {})
-        files = sorted(set(promised.values()))
-    elif (folder / SINGLE).is_file():
-        files = [SINGLE]
-    else:
-        problems.append(f"neither {INDEX} nor {SINGLE}: convert the checkpoint to safetensors.")
-        return {}
-    pieces: dict[str, FileTensor] = {}
-    for file in files:
-        if not (folder / file).is_file():
-            count = sum(1 for each in (promised or {}).values() if each == file)
-            problems.append(f"{file}: missing; {INDEX} places {count} tensors there. Download it again.")
-            continue
-        try:
-            _read_header(folder / file, pieces, problems)
-        except SafetensorError as error:
-            problems.append(f"{file}: damaged or cut off ({error}). Download it again.")
-    if promised is not None and not problems:
-        problems.extend(
-            f"{name}: {INDEX} places it in {file}, which does not hold it. Download both again."
-            for name, file in promised.items()
-            if name not in pieces or pieces[name].file.name != file
-        )
-    return pieces
-
-
-def _read_header(file: Path, pieces: dict[str, FileTensor], problems: list[str]) -> None:
-    with safe_open(file, "pt") as opened:
-        for name in opened.keys():  # noqa: SIM118 - not a mapping
-            part = opened.get_slice(name)
-            stored = part.get_dtype()
-            if stored not in DTYPES:
-                problems.append(
-                    f"{name}: stored as {stored}, weights are one of {', '.join(DTYPES)}; use the checkpoint before "
-                    "quantisation."
-                )
-            pieces[name] = FileTensor(file, name, DTYPES.get(stored, torch.float32), tuple(part.get_shape()))
+    headers = read_headers(folder)
+    problems.extend(map(str, headers.problems))
+    problems.extend(
+        f"{name}: stored as {header.dtype}, weights are one of {', '.join(DTYPES)}; use the checkpoint before "
+        "quantisation."
+        for name, header in headers.tensors.items()
+        if header.dtype not in DTYPES
+    )
+    return {
+        name: FileTensor(header.file, name, DTYPES.get(header.dtype, torch.float32), header.shape)
+        for name, header in headers.tensors.items()
+    }
 
 
 def _as_modules(

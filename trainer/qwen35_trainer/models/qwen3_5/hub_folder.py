@@ -26,8 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5.checkpoint_files import DTYPES, INDEX, SINGLE, CheckpointFiles
+from qwen35_trainer.models.qwen3_5.checkpoint_files import DTYPES, CheckpointFiles
 from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
+from qwen35_trainer.models.qwen3_5.model_files import INDEX, SINGLE
 
 type PartReader = Callable[..., Tensor]
 """A function that reads a part of a tensor: `read(slice(0, 4), slice(2, 3))`, with one slice for each leading
