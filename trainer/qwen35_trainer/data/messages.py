@@ -39,7 +39,7 @@ def _message(value: object, name: str, media: RowMedia, *, columnar: bool) -> Ch
     if content is None and calls:
         content = ""
     if not isinstance(role, str) or not isinstance(content, str | list):
-        raise RowError(f"{name}: a message with the texts role and content is expected, found {kind(value)}")
+        raise RowError(f"{name}: {_wrong(value)}")
     message: dict[str, object] = {"role": role}
     if isinstance(content, str):
         message["content"] = media.split(content) if role in _ROLES_WITH_PICTURES else content
@@ -53,6 +53,18 @@ def _message(value: object, name: str, media: RowMedia, *, columnar: bool) -> Ch
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _wrong(value: object) -> str:
+    """Return why a value is not a message: its role or its content is absent, or has the wrong type."""
+    if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
+        return f"a message with the texts role and content is expected, found {kind(value)}"
+    role, content = value["role"], value["content"]
+    if not isinstance(role, str):
+        return f"role is {kind(role)}: write a text, such as user or assistant"
+    if content is None:
+        return f"content is null (role {role}, no tool_calls): write a text, or remove the message"
+    return f"content is {kind(content)} (role {role}): write a text, or a list of parts"
 
 
 def _parts(content: list[object], name: str, role: str, media: RowMedia) -> str | list[dict[str, str]]:
