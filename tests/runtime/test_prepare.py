@@ -71,8 +71,20 @@ def test_prompts_that_are_too_long_are_listed_for_both_parts(prepared):
     with pytest.raises(DataError) as raised:
         prepared({"data.maxPromptTokens": 2, "data.validation": HELD_OUT})
     assert [problem.partition(" longer than ")[0] for problem in raised.value.problems] == ["54", "64"]
-    assert "data.maxPromptTokens 2: train/10 (3 tokens)" in raised.value.problems[0]
+    assert "data.maxPromptTokens 2: train/10 (3 tokens; " in raised.value.problems[0]
     assert "Raise data.maxPromptTokens to 7" in raised.value.problems[1]
+
+
+def test_rows_that_cannot_be_encoded_are_named_with_file_and_line(prepared, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1>", "answer": "2"}\n\n{"prompt": "1×", "answer": "2"}\n')
+    (tmp_path / "long.jsonl").write_text('{"prompt": "123456789>", "answer": "2"}\n')
+    train = [{"name": "train", "files": {"paths": ["rows.jsonl"]}}]
+    held_out = [{"name": "held-out", "files": {"paths": ["long.jsonl"]}}]
+    with pytest.raises(DataError) as raised:
+        prepared({"data.train": train, "data.validation": held_out})
+    unknown, too_long = raised.value.problems
+    assert unknown.startswith(f"prompt train/1 ({tmp_path}/rows.jsonl, line 3): no token for '×'.")
+    assert f"held-out/0 (10 tokens; {tmp_path}/long.jsonl, line 1)" in too_long
 
 
 @pytest.fixture

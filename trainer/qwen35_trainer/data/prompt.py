@@ -35,7 +35,7 @@ class Prompt:
     answer: the reference answer, if there is one. metadata: in a source of files, the row's fields that are not used
     otherwise; in a source of a reasoning-gym task, `gym` and `entry` (`GymPrompts`). tools: functions that the model
     may call. images, videos: one for each image and video part of the messages, in order. place: file and row of a
-    prompt with images or videos, for errors. All values are plain, so that a prompt can be sent between processes.
+    prompt from a file, for errors. All values are plain, so that a prompt can be sent between processes.
     """
 
     id: str

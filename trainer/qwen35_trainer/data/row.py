@@ -50,7 +50,7 @@ def prompt_of(
         tools=_tools(_optional(row, files.toolsField), files.toolsField, columnar=columnar),
         images=tuple(media.images),
         videos=tuple(media.videos),
-        place=f"{file}, {place}" if media.images or media.videos else "",
+        place=f"{file}, {place}",
     )
 
 

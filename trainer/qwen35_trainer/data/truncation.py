@@ -95,7 +95,6 @@ def _too_long(offenders: Sequence[Encoded], limit: int, limit_name: str) -> str:
 
 def _described(entry: Encoded) -> str:
     prompt, length = entry.prompt, f"{len(entry.token_ids)} tokens"
-    if not prompt.images and not prompt.videos:
-        return f"{prompt.id} ({length})"
-    pictures = f"{length} with its {len(prompt.images)} images and {len(prompt.videos)} videos"
-    return f"{prompt.id} ({pictures}; {prompt.place})" if prompt.place else f"{prompt.id} ({pictures})"
+    if prompt.images or prompt.videos:
+        length += f" with its {len(prompt.images)} images and {len(prompt.videos)} videos"
+    return f"{prompt.id} ({length}; {prompt.place})" if prompt.place else f"{prompt.id} ({length})"
