@@ -19,7 +19,8 @@ CASES = {
     "async.maxVersionLag=2": ("spec.async.maxVersionLag", 2),
     "train.optimizer.learningRate=1e-4": ("spec.train.optimizer.learningRate", 1e-4),
     "rollout={nodes: 2, engine: Torch}": ("spec.rollout", {"nodes": 2, "engine": "Torch"}),
-    "rollout=": ("spec.rollout", None),
+    "rollout=null": ("spec.rollout", None),
+    'model.name=""': ("spec.model.name", ""),
     "suspend=true": ("spec.suspend", True),
     "data.train[0].gym.config.min_digits=2": ("spec.data.train.0.gym.config.min_digits", 2),
     "model.name=a=b": ("spec.model.name", "a=b"),
@@ -47,6 +48,11 @@ def test_later_overrides_win_and_the_document_stays_as_it_was(document):
 WRONG = {
     "train.update=5": ("spec.train.update", "this is not a known field.", "Did you mean updates?"),
     "train.updates": ("train.updates", "has no value.", "Write train.updates=VALUE."),
+    "train.updates=": (
+        "spec.train.updates",
+        "has an empty value.",
+        "Write null for no value, or '\"\"' for an empty text.",
+    ),
     "train.updates.x=1": (
         "spec.train.updates",
         "has nothing inside, so no x.",

@@ -238,6 +238,7 @@ def test_all_problems_are_reported_together(run_command, tmp_path):
         (("--workload", "trainer=8"), "trainer: '8': "),
         (("--workload", "seed.x=8"), "seed has no fields; set it whole"),
         (("--workload", "pools.replica=[1"), "is not valid YAML"),
+        (("--workload", "trainer="), "trainer: has an empty value. Write null for no value"),
         (("--sweep", "cv=1,2", "--sweep", "lengths.cv=1"), "is swept twice"),
         (("--sweep", f"seed={','.join(map(str, range(2000)))}"), "2000 rows, more than 1000"),
         (("--pareto", "1.2", "--mean", "5"), "each defines the lengths; use one"),

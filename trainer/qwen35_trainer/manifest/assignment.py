@@ -16,7 +16,7 @@ SEGMENT: Final = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
 
 
 class AssignmentError(ValueError):
-    """Raised for text that is not `PATH=VALUE`, or whose VALUE is not valid YAML.
+    """Raised for text that is not `PATH=VALUE`, or whose VALUE is empty or not valid YAML.
 
     `message` explains what is wrong, and `fix` how to correct it.
     """
@@ -35,7 +35,9 @@ def split_assignment(text: str) -> tuple[str, str]:
 
 
 def read_value(text: str) -> object:
-    """Parse the value of an assignment as YAML. Raises AssignmentError if the value is not valid YAML."""
+    """Parse the value of an assignment as YAML. Raises AssignmentError if the value is empty or not valid YAML."""
+    if not text.strip():  # usually a variable of the shell that is not set; as YAML it would mean null
+        raise AssignmentError("has an empty value.", "Write null for no value, or '\"\"' for an empty text.")
     try:
         return parse_value(text)
     except yaml.YAMLError:
