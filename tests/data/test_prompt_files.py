@@ -104,6 +104,26 @@ def test_all_problems_of_all_files_are_reported_together(tmp_path: Path) -> None
     assert str(raised.value).startswith(f"{len(raised.value.problems)} problems in the data\n")
 
 
+@pytest.mark.parametrize("start", ["", "\n", "\ufeff"])
+@pytest.mark.parametrize("indent", [0, 2])
+def test_a_json_array_over_several_lines_is_one_problem(tmp_path: Path, start: str, indent: int) -> None:
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
+    (tmp_path / "a.jsonl").write_text(start + json.dumps(rows, indent=indent))
+    with pytest.raises(DataError) as raised:
+        read_prompts(source("a.jsonl"), tmp_path)
+    reason = "this is a JSON array over several lines. Write one object per line, without the brackets around all."
+    assert raised.value.problems == (f"source sums: {tmp_path}/a.jsonl: {reason}",)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_file_in_utf_16_is_one_problem(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n', encoding=encoding)
+    with pytest.raises(DataError) as raised:
+        read_prompts(source("a.jsonl"), tmp_path)
+    reason = "this is UTF-16. Save the file as UTF-8."
+    assert raised.value.problems == (f"source sums: {tmp_path}/a.jsonl: {reason}",)
+
+
 def test_a_thousand_equal_problems_are_one(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", *[{"question": "a"}] * 1000)
     with pytest.raises(DataError) as raised:

@@ -10,6 +10,7 @@ column-wise readers infer one type per column, which turns the answer "2024-01-0
 fields of all other rows.
 """
 
+import codecs
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,6 +164,10 @@ def _rows(path: Path, form: Literal["JSONLines", "Parquet"], problems: _Problems
 
 def _json_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
     with path.open("rb") as lines:
+        if (wrong := _other_format(next((line for line in lines if line.strip()), b""))) is not None:
+            problems.add(f"{path}: {wrong}")
+            return
+        lines.seek(0)
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -178,6 +183,23 @@ def _json_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
                     yield _Located(place, row)
                 else:
                     problems.add_row(path, place, f"a JSON object is expected, found {kind(row)}")
+
+
+def _other_format(line: bytes) -> str | None:
+    """Return why a file is not JSON Lines, and what to do, if its first line with text shows that.
+
+    Otherwise every line of the file would be reported.
+    """
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line[:2]:
+        return "this is UTF-16. Save the file as UTF-8."
+    if line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        try:
+            json.loads(line.decode("utf-8-sig"))
+        except ValueError:
+            return (
+                "this is a JSON array over several lines. Write one object per line, without the brackets around all."
+            )
+    return None
 
 
 def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
