@@ -165,11 +165,25 @@ async def test_all_functions_that_cannot_be_loaded_are_reported_together(build, 
         )
     two, misspelt, number, absent, broken = raised.value.problems
     assert "mine:two(prompt, response) cannot be called as function(prompt, response, answer, metadata)" in two
-    assert f"{tmp_path}/mine.py has no 'lenght'; it has length" in misspelt
+    assert f"{tmp_path}/mine.py has no 'lenght' (did you mean length?); it has length, " in misspelt
     assert "mine:number is a int, not a function" in number
     assert f"absent:f: module absent was not found in the manifest's folder {tmp_path} or on sys.path" in absent
     assert "importing broken failed: ModuleNotFoundError: No module named 'no_such_module'" in broken
     assert 'broken.py", line 1' in broken
+
+
+def test_a_function_that_a_module_lacks_is_refused_with_similar_and_other_names(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    names = [f"score{number}" for number in range(12)] + ["string"]
+    (tmp_path / "with_many.py").write_text("".join(f"def {name}(a, b, c, d): pass\n" for name in names))
+    with pytest.raises(RewardError) as similar:
+        load_function("with_many:strin", str(tmp_path))
+    listed = "; it has string, score0, score1, score2, score3, score4, score5, score6, score7, score8 and 3 more"
+    assert str(similar.value).endswith(f"/with_many.py has no 'strin' (did you mean string?){listed}")
+    with pytest.raises(RewardError) as other:
+        load_function("with_many:xyz", str(tmp_path))
+    listed = "; it has score0, score1, score2, score3, score4, score5, score6, score7, score8, score9 and 3 more"
+    assert str(other.value).endswith(f"/with_many.py has no 'xyz'{listed}")
 
 
 @pytest.mark.parametrize("value", [1e16, -1e200, 10**400])

@@ -21,6 +21,7 @@ from qwen35_trainer.rewards.isolated import IsolatedFunction
 from qwen35_trainer.rewards.reward import Response, RewardError
 
 EXPECTED = "function(prompt, response, answer, metadata)"
+_MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,20 @@ def load_function(target: str, base: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if function is None:
         names = [entry for entry, value in vars(module).items() if callable(value) and not entry.startswith("_")]
-        near = ", ".join(difflib.get_close_matches(name, names) or names[:10]) or "no function"
-        raise RewardError(f"{target}: {module.__file__} has no {name!r}; it has {near}", kind="NoFunction")
+        raise RewardError(f"{target}: {module.__file__} has no {name!r}{_known(name, names)}", kind="NoFunction")
     if not callable(function):
         raise RewardError(f"{target} is a {type(function).__name__}, not a function", kind="NoFunction")
     _check_parameters(target, function)
     return function  # type: ignore[no-any-return]  # getattr is untyped; callable() narrowed it
+
+
+def _known(name: str, names: list[str]) -> str:
+    """Return the end of the message for an unknown name: the similar ones of `names`, and the first _MAX_NAMED of all."""
+    near = difflib.get_close_matches(name, names)
+    listed = [*near, *(each for each in names if each not in near)]
+    more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
+    question = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return f"{question}; it has {', '.join(listed[:_MAX_NAMED]) or 'no function'}{more}"
 
 
 def _of_module(trace: TracebackType | None) -> TracebackType | None:
