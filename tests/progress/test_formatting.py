@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from qwen35_trainer.formatting import bars, count, duration, number, percent, sparkline
+from qwen35_trainer.formatting import bars, count, duration, excerpt, number, percent, sparkline
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,12 @@ def test_numbers_have_three_significant_digits(value: float | None, text: str) -
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (1234, "1,234"), (2_500_000, "2.50 M")])
 def test_counts_are_exact_up_to_a_million(value: int | None, text: str) -> None:
     assert count(value) == text
+
+
+def test_a_long_text_is_cut_to_one_line_of_300_characters() -> None:
+    assert excerpt(" the judge\n\tis ill ") == "the judge is ill"
+    assert excerpt("é" * 300) == "é" * 300
+    assert excerpt("é" * 301) == "é" * 299 + "…"
 
 
 @pytest.mark.parametrize(

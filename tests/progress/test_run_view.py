@@ -111,6 +111,14 @@ def test_lines_are_one_per_event_and_never_broken(run: list[RunRecord]) -> None:
     )
 
 
+def test_a_long_exception_of_a_reward_is_cut() -> None:
+    file = io.StringIO()
+    with view_on(Console(file=file, width=80)) as view:
+        view.write(make_update(1, reward_errors=1, first_reward_error="ValueError: " + "ill " * 100))
+    [line] = [line for line in file.getvalue().splitlines() if line.startswith("reward_error=")]
+    assert (len(line), line[-1]) == (len("reward_error=") + 300, "…")
+
+
 def test_of_one_reward_and_one_source_only_the_mean_is_shown() -> None:
     alone = make_update(1, score_by_reward={"digit": 0.2}, reward_by_source={"easy": 0.2}, first_reward_error="")
     text = "\n".join(panel_lines([alone]))

@@ -64,6 +64,13 @@ def test_failed_rewards_are_listed_by_name_with_the_first_exception_on_one_line(
     ]
 
 
+def test_a_long_exception_of_a_reward_is_cut():
+    long = summary(reward_errors=1, errors_by_reward={"judge": 1}, first_reward_error="ValueError: " + "ill " * 100)
+    _, (name, first) = summary_rows(long)
+    assert name == "first of them"
+    assert (len(first), first[-1]) == (300, "…")
+
+
 @pytest.mark.parametrize(
     ("reason", "message", "saved", "advice"),
     [

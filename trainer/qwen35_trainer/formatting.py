@@ -1,4 +1,4 @@
-"""Formats numbers as text, in the same way for the terminal, the report, the simulator and the operator's console.
+"""Formats numbers and long texts, in the same way for the terminal, the report, the simulator and the operator's console.
 
 A missing number (None) is formatted as "–".
 """
@@ -10,6 +10,7 @@ from typing import Final
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 MISSING: Final = "–"
+MAX_EXCERPT_CHARACTERS: Final = 300
 
 
 def number(value: float | None) -> str:
@@ -51,6 +52,12 @@ def failures(errors: Mapping[str, int], timeouts: Mapping[str, int]) -> str:
         counts = [(errors.get(name, 0), "error"), (timeouts.get(name, 0), "time-out")]
         parts.append(f"{name} {', '.join(counted(value, noun) for value, noun in counts if value)}")
     return "; ".join(parts)
+
+
+def excerpt(text: str) -> str:
+    """Format a text of any length as one line of at most MAX_EXCERPT_CHARACTERS. A line that was cut ends with "…"."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_EXCERPT_CHARACTERS else f"{line[: MAX_EXCERPT_CHARACTERS - 1]}…"
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:

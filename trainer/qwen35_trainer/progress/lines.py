@@ -5,6 +5,7 @@ from typing import Final, Self
 
 from rich.console import Console
 
+from qwen35_trainer import formatting
 from qwen35_trainer.progress.held_out import accuracy_is_meaningful
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
@@ -34,7 +35,7 @@ class LineView:
         failed_before = bool(self._run.first_reward_error)
         self._run.add(record)
         if self._run.first_reward_error and not failed_before:
-            self._line(f"reward_error={_one_line(self._run.first_reward_error)}")
+            self._line(f"reward_error={formatting.excerpt(self._run.first_reward_error)}")
         match record:
             case UpdateRecord():
                 self._line(" ".join(f"{name}={value}" for name, value in _update_fields(self._run, record)))

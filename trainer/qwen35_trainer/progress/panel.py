@@ -128,7 +128,7 @@ def _update_rows(run: RunState, update: UpdateRecord) -> list[tuple[str, Text]]:
     if run.first_reward_error:
         style = "yellow" if update.reward_errors else "dim"
         rows.append(("errors", _styled((f"{formatting.count(update.reward_errors)} of rewards in this update", style))))
-        rows.append(("", _styled((" ".join(run.first_reward_error.split()), "dim"))))
+        rows.append(("", _styled((formatting.excerpt(run.first_reward_error), "dim"))))
     return rows
 
 

@@ -83,7 +83,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if summary["rewardErrors"]:
         rows.append(("reward errors", formatting.failures(summary["errorsByReward"], summary["timeoutsByReward"])))
     if summary["firstRewardError"]:
-        rows.append(("first of them", " ".join(summary["firstRewardError"].split())))
+        rows.append(("first of them", formatting.excerpt(summary["firstRewardError"])))
     return rows
 
 
