@@ -254,7 +254,7 @@ def test_a_reward_function_that_cannot_be_called_is_refused_with_all_else_that_i
     assert refused.code == 2
     assert "2 problems" in refused.text
     assert "spec.rewards[0].function: mine:scor: " in refused.text
-    assert "has no 'scor'; it has score" in refused.text
+    assert "has no 'scor' (did you mean score?); it has score" in refused.text
     assert "spec.model.source.path: the folder " in refused.text
 
 
