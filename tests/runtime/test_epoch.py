@@ -235,6 +235,25 @@ def test_each_epoch_has_the_next_number_and_its_owner_is_recorded(tmp_path):
         assert [path.name for path in tmp_path.glob(".*")] == [epoch.workspace.name], "earlier workspaces are gone"
 
 
+def test_while_the_workspace_of_an_ended_epoch_is_deleted_nothing_in_it_can_be_published(tmp_path, monkeypatch):
+    """A thread may be stuck in the storage, and continue only then."""
+    epoch = begin(tmp_path)
+    made = epoch.place("update-000001")
+    made.mkdir()
+    problems = []
+
+    def deleting(path: Path, **_: object) -> None:
+        try:
+            epoch.publish(made, tmp_path / "update-000001")
+        except (OSError, Superseded) as error:
+            problems.append(error)
+
+    monkeypatch.setattr(shutil, "rmtree", deleting)
+    epoch.end()
+    assert problems
+    assert not (tmp_path / "update-000001").exists()
+
+
 def test_an_earlier_attempt_that_is_late_does_not_take_the_folder_from_a_later_one(tmp_path):
     begin(tmp_path, "new", training="uid", number=2)
     with pytest.raises(Superseded) as raised:

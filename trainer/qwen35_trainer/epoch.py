@@ -265,7 +265,12 @@ class Epoch(FolderWriter):
         with contextlib.suppress(OSError, FolderRefused, Superseded):
             if not keep_record and read_owner(self.folder) == self.owner:
                 self.delete(self.folder / OWNER_FILE)
-        shutil.rmtree(self.workspace, ignore_errors=True)
+        # Renamed first, as by `_revoke`: a thread of this attempt may still write there, and must not publish a part of it.
+        aside = self.workspace.with_name(f"{self.workspace.name}.{secrets.token_hex(4)}.revoked")
+        with contextlib.suppress(OSError):
+            self.workspace.rename(aside)
+        for folder in (aside, self.workspace):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def record_start(self, start: str) -> Epoch:
         """Write owner.json again with `start` in its field of this name, and return the epoch of that record."""

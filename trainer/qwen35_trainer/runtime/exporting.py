@@ -77,12 +77,17 @@ class Exports:
         Superseded and FolderRefused as `export` does.
         """
         making = await done_within(self.seconds, partial(_begin, writer, output))
+        delete = partial(shutil.rmtree, making, ignore_errors=True)
         try:
             problem = await self._run(checkpoint, making / output.name)
             if not problem:
                 await done_within(self.seconds, partial(_finish, writer, making / output.name, output, keep))
-        finally:
-            await done_within(self.seconds, partial(shutil.rmtree, making, ignore_errors=True))
+        except Unfinished:
+            raise  # the thread may still publish the export, which must not be half deleted then
+        except BaseException:
+            await done_within(self.seconds, delete)
+            raise
+        await done_within(self.seconds, delete)
         return problem
 
     async def _run(self, checkpoint: Path, output: Path) -> str:
