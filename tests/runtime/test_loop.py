@@ -202,6 +202,8 @@ class Run:
     has_last_evaluation: bool = False
     resumes_at: int = 0
     """The update of the checkpoint in its own folder from which the run continues. 0: it is new."""
+    resumes_elsewhere: bool = False
+    """Whether that checkpoint is in another folder instead."""
 
     def __post_init__(self) -> None:
         changes = copy.deepcopy(CHANGES | self.changes)  # in this order: later ones may be of parts of earlier ones
@@ -249,7 +251,7 @@ class Run:
             attempt="attempt",
             updates_total=spec.train.updates,
             update=self.resumes_at,
-            begins_saved=self.resumes_at > 0,
+            begins_saved=self.resumes_at > 0 and not self.resumes_elsewhere,
         )
         prompts = [
             EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), np.full(2, row, np.int32))
@@ -788,6 +790,13 @@ async def test_a_run_that_ended_before_its_last_export_makes_it_after_a_resume(s
     assert await run.outcome() == "Succeeded"
     expected = [] if made or wanted == "None" else [(4, str(folder), "")]
     assert [(record.update, record.path, record.problem) for record in run.of(ExportRecord)] == expected
+
+
+async def test_a_finished_run_that_is_resumed_in_another_folder_saves_its_checkpoint_there(start):
+    run = start({"train.updates": 4}, resumes_at=4, resumes_elsewhere=True, has_last_evaluation=True)
+    assert await run.outcome() == "Succeeded"
+    assert run.of(UpdateRecord) == []
+    run.check_saved(4)
 
 
 async def test_a_stop_during_the_last_evaluation_leaves_it_to_the_next_attempt(start):

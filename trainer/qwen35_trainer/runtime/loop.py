@@ -129,6 +129,10 @@ class TrainingLoop:
                 tasks.create_task(self._stop_when_ordered())
                 if self._begins_with_evaluation and not self.stop.is_set():
                     self._ask_for_evaluation(self.coordinator.version)
+                if (
+                    training.update >= training.updates_total and not training.saved
+                ):  # its checkpoint is in another folder
+                    self.inbox.put_nowait(requests.TakeCheckpoint())
                 self.generation.pool.run(tasks, weights, replicas)
                 del weights  # a reference would keep the version in memory
                 await self._drive(tasks)

@@ -91,6 +91,8 @@ class SupervisedLoop:
                 await self._evaluate()
             if training.checkpoint_due():
                 await self._save(tasks)
+        if not training.saved:  # nothing has trained, and the checkpoint is in another folder
+            await self._save(tasks)
         return "Succeeded"
 
     async def _save(self, tasks: asyncio.TaskGroup) -> None:
