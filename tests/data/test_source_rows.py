@@ -1,6 +1,8 @@
 import datetime
 from collections.abc import Mapping
+from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from qwen35_trainer.data.source_rows import RowsDigest, SourceRows, changed, dump_rows, parse_rows
@@ -18,6 +20,14 @@ A, B = {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}
 
 def test_other_values_another_order_and_another_number_of_rows_are_noticed() -> None:
     assert len({rows(A, B), rows(B, A), rows(A), rows(A, {**B, "answer": 3}), rows(A, B, B)}) == 5
+
+
+def test_two_readings_of_a_value_that_only_parquet_has_give_the_same_digest() -> None:
+    """A decoded picture, for example, is another object each time."""
+    for value in (object, lambda: b"12", lambda: datetime.timedelta(1), lambda: Decimal("1.50"), lambda: np.arange(3)):
+        assert rows({"prompt": "1", "more": value()}) == rows({"prompt": "1", "more": value()})
+    assert rows({"more": Decimal("1.50")}) != rows({"more": Decimal("1.51")})
+    assert rows({"more": np.arange(3)}) != rows({"more": np.arange(4)})
 
 
 def test_the_order_of_the_fields_in_a_row_does_not_count() -> None:

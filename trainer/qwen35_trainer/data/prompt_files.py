@@ -228,6 +228,8 @@ def _encoded(feature: Any) -> Any:  # noqa: ANN401  # datasets is untyped
             return datasets.Image(decode=False)
         case datasets.List():
             return datasets.List(_encoded(feature.feature))
+        case datasets.LargeList():
+            return datasets.LargeList(_encoded(feature.feature))
         case dict():
             return {name: _encoded(each) for name, each in feature.items()}
     return feature

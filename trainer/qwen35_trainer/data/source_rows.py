@@ -7,7 +7,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Final
+
+import numpy as np
 
 _DIGEST_BYTES: Final = 8
 
@@ -46,9 +50,16 @@ class RowsDigest:
         return SourceRows(source, self._rows, self._hash.hexdigest())
 
 
-def _text(value: object) -> str:
-    """Return a text for a value that only Parquet files have, such as bytes or a time."""
-    return hashlib.blake2b(value, digest_size=_DIGEST_BYTES).hexdigest() if isinstance(value, bytes) else str(value)
+def _text(value: object) -> object:
+    """Return a value of JSON for one that only Parquet files have. Two readings of a file give the same one."""
+    match value:
+        case bytes():
+            return hashlib.blake2b(value, digest_size=_DIGEST_BYTES).hexdigest()
+        case date() | time() | timedelta() | Decimal():
+            return str(value)
+        case np.ndarray() | np.generic():
+            return value.tolist()
+    return type(value).__name__  # the text of another object may contain its address in memory
 
 
 def dump_rows(sources: Iterable[SourceRows]) -> str:
