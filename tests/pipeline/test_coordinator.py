@@ -303,6 +303,23 @@ def test_a_straggler_moves_to_the_lane_and_its_slot_is_taken_again():
     assert played.replicas[1].running == {(0, 0): [0] * 5}
 
 
+def test_a_straggler_that_its_source_refused_after_it_was_moved_stays_in_the_lane_and_the_source_is_doubted():
+    """The refusal and the decision cross: the replica had refused the sequence when the coordinator moved it."""
+    played = world(4, 4, lane_after=5, lane_breaks_even=False)
+    played.join(2, lane=True)
+    played.generate(0, 5)
+    played.tell(0)
+    (move,) = actions_of(played, do.MoveSequences)
+    moved = move.sequences[0]
+    before = len(played.log)
+    played.send(on.SequenceRefused(moved, move.source, 5))
+    assert played.log[before:] == [], "it is sent nowhere else"
+    states = played.coordinator._placement
+    assert [states.pool[0].doubted, states.pool[1].doubted, states.lane[2].doubted] == [True, False, False]
+    played.trust(0)
+    assert not states.pool[0].doubted
+
+
 def test_of_those_that_wait_for_the_lane_the_earliest_deadline_goes_first():
     played = world(2, groups=1, group_size=1, lag=2, threshold=2.0, lane_after=5, lane_breaks_even=False)
     lane = played.join(1, lane=True)

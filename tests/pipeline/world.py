@@ -273,11 +273,11 @@ class World:
 
     def refuse(self, name: SequenceId, keep: int) -> None:
         """The replica that has a sequence reports that it cannot generate it. The first `keep` of its tokens are available."""
-        replica = next(replica for replica in self.replicas.values() if name in replica.running)
+        number, replica = next(each for each in self.replicas.items() if name in each[1].running)
         self.kept[name] = replica.running.pop(name)[:keep]
         replica.doubted = True
         self._trust_if_all_are_closed()
-        self.send(on.SequenceRefused(name, len(self.kept[name])))
+        self.send(on.SequenceRefused(name, number, len(self.kept[name])))
 
     def trust(self, number: int) -> None:
         self.replicas[number].doubted = False

@@ -373,7 +373,7 @@ async def test_a_sequence_that_could_not_be_generated_completes_its_group_and_is
         await settled()
         [group] = room.generation.take([0])
     assert room.events[1:] == [
-        on.SequenceRefused(NAME, 2),
+        on.SequenceRefused(NAME, POOL, 2),
         on.SequenceFinished(NAME, 2),
         on.ReplicaTrusted(POOL),
         on.SequenceFinished((0, 1), 3),
@@ -425,7 +425,7 @@ async def test_a_response_that_one_replica_refuses_is_generated_by_another(room)
         room.begin()
         room.report(POOL, {NAME: tokens(5)})
         room.fail(POOL, NAME, tokens=tokens(6))
-        assert room.events[1:] == [on.SequenceRefused(NAME, 2)]
+        assert room.events[1:] == [on.SequenceRefused(NAME, POOL, 2)]
         room.start(OTHER, NAME, keep=2)
         room.report(OTHER, {NAME: tokens(7)}, started={NAME: 0})
         assert on.ReplicaTrusted(POOL) in room.events
@@ -435,19 +435,32 @@ async def test_a_response_that_one_replica_refuses_is_generated_by_another(room)
     assert room.generation.failures.errors == {}
 
 
-async def test_a_replica_that_refuses_what_others_generate_is_lost_at_its_next_report(room):
-    names = [(group, 0) for group in range(MAX_FAULTS)]
+async def test_a_replica_that_refuses_what_others_generate_again_and_again_is_lost_at_its_next_report(room):
     async with room.open():
-        for group, _ in names:
+        for group in range(MAX_FAULTS):
+            room.report(POOL)
+            names = [(group, 0), (group, 1)]
             room.begin(group)
-        room.fail(POOL, *names, tokens=tokens(), error="no such file: picture.png")
-        room.start(OTHER, *names)
-        room.report(OTHER, started=dict.fromkeys(names[:-1], 0))
-        room.report(POOL)
-        room.report(OTHER, started={names[-1]: 0})
-        with pytest.raises(ReplicaFailed, match=r"refused 3 sequences in a row .* no such file: picture\.png"):
+            room.fail(POOL, *names, tokens=tokens(), error="no such file: picture.png")
+            room.start(OTHER, *names)
+            room.report(OTHER, started=dict.fromkeys(names, 0))
+        with pytest.raises(ReplicaFailed, match=r"generate, 3 times in a row.* no such file: picture\.png"):
             room.report(POOL)
     assert room.of(on.GroupFailed) == []
+
+
+async def test_a_sequence_that_was_refused_while_the_coordinator_decided_to_move_it_goes_to_its_target(room):
+    """The decision comes before the refusal, and the command after it."""
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5)})
+        room.fail(POOL, NAME, tokens=tokens(6))
+        room.move()
+        assert room.sent(LANE) == [[5, 6]]
+        room.finish(LANE, NAME, tokens=tokens(7))
+        room.finish(POOL, (0, 1), tokens=tokens(1))
+        assert await room.trained() == [[5, 6, 7], [1]]
+    assert room.pool.orders(TakeSequences) == []
 
 
 async def test_a_moving_sequence_that_its_source_refuses_goes_on_to_its_target(room):
@@ -939,14 +952,15 @@ async def test_a_prompt_that_ends_every_replica_is_given_up(room, caplog):
     assert "a response to prompt train/0 could not be generated: 5 or more replicas were lost" in caplog.text
 
 
-async def test_when_all_replicas_are_lost_again_and_again_no_prompt_is_given_up(room):
+@pytest.mark.parametrize("groups", [2, 4])
+async def test_when_all_replicas_are_lost_again_and_again_no_prompt_is_given_up(room, groups):
     async with room.open():
-        for number in range(4):
+        for number in range(groups):
             room.begin(number, position=number)
         for _ in range(2 * MAX_LOSSES):
             room.lose(POOL)
             room.pool.lost.clear()
-            room.start(POOL, *((number, index) for number in range(4) for index in range(2)))
+            room.start(POOL, *((number, index) for number in range(groups) for index in range(2)))
     assert room.of(on.GroupFailed) == []
 
 

@@ -70,11 +70,13 @@ class ReplicaLost:
 class SequenceRefused:
     """A replica could not generate a sequence, which is enqueued again, for any replica.
 
-    Until `ReplicaTrusted`, its replica gets no sequences while the pool has other replicas. tokens: number of response tokens
-    that are available, with which the sequence continues as after the loss of a replica.
+    Until `ReplicaTrusted`, the replica gets no sequences while the pool has other replicas. If the coordinator has just moved the
+    sequence to another replica, it stays there. tokens: number of response tokens that are available, with which the sequence
+    continues as after the loss of a replica.
     """
 
     sequence: SequenceId
+    replica: int
     tokens: int = 0
 
 

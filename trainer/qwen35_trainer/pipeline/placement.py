@@ -223,16 +223,15 @@ class Placement:
         return replica
 
     def refused(self, event: on.SequenceRefused, *, keep: bool) -> None:
-        """Enqueue a sequence that its replica could not generate, and doubt the replica. Does nothing for an unknown sequence.
+        """Doubt a replica that could not generate a sequence, and enqueue the sequence, unless it has moved or left.
 
         keep: whether the sequence keeps the tokens that are available.
         """
+        self.set_doubted(event.replica, doubted=True)
         group = self.groups.get(event.sequence[0])
-        if group is None or (sequence := group.sequences[event.sequence[1]]).replica is None:
+        if group is None or (sequence := group.sequences[event.sequence[1]]).replica != event.replica:
             return
-        replica = sequence.replica
         self._release(event.sequence, sequence)
-        self.set_doubted(replica, doubted=True)
         self._enqueue_again(event.sequence, event.tokens if keep else 0)
 
     def _enqueue_again(self, name: SequenceId, tokens: int) -> None:

@@ -192,13 +192,16 @@ class Generation:
         self._submit(command.replica, names)
 
     def move(self, command: commands.MoveSequences) -> None:
-        names = tuple(name for name in command.sequences if name in self._sequences)  # others have just finished
+        names = [name for name in command.sequences if name in self._sequences]  # others have just finished
         for name in names:
             self._sequences[name].target = command.target
-            self._taking[name, command.source] = time.monotonic()
-        if not self.pool.send(command.source, TakeSequences(names)):
-            # The loss of the source was reported while the coordinator decided to move them: they continue at their target.
-            self._hand_over([name for name in names if self._given_back(name, command.source)])
+        # The source may have refused some, or its loss was reported, while the coordinator decided: they continue at their target.
+        free = [name for name in names if self._sequences[name].holder is None]
+        held = tuple(name for name in names if name not in free)
+        self._taking |= dict.fromkeys(((name, command.source) for name in held), time.monotonic())
+        if held and not self.pool.send(command.source, TakeSequences(held)):
+            free += [name for name in held if self._given_back(name, command.source)]
+        self._hand_over(free)
 
     def cancel(self, command: commands.CancelSequences) -> None:
         """Drop the sequences of a command from the replicas that generate them.
@@ -315,7 +318,7 @@ class Generation:
         self._leave(name, sequence)
         sequence.tokens = completed.tokens
         if sequence.target is None:  # otherwise it moves on to its target
-            self.tell(on.SequenceRefused(name, len(sequence.tokens)))
+            self.tell(on.SequenceRefused(name, replica.number, len(sequence.tokens)))
 
     def _claim_choices(
         self, replica: RolloutReplica, report: EngineReport, ended: Mapping[SequenceId, GeneratedTokens]
@@ -350,7 +353,7 @@ class Generation:
         self._collect([*held, *moving_away])
         for sequence in held.values():
             sequence.target = None
-        given_up = self._losses.lost(replica.name, list(held))
+        given_up = self._losses.lost(replica.name, list(held), len(self._groups))
         for name in [name for name in held if name[0] in given_up]:
             self._finish(Completed(name, held.pop(name).tokens, EndReason.ERROR, GIVEN_UP))
         self.tell(on.ReplicaLost(gone, {name: len(sequence.tokens) for name, sequence in held.items()}))

@@ -38,13 +38,13 @@ class LossCounts:
         self._prompt_of = prompt_of
         self._losses: Counter[int] = Counter()
 
-    def lost(self, replica: str, sequences: Iterable[SequenceId]) -> frozenset[int]:
+    def lost(self, replica: str, sequences: Iterable[SequenceId], pipeline: int) -> frozenset[int]:
         """Count the loss of a replica that generated `sequences`, and return the groups to give up.
 
-        replica: name of the replica. If at least MIN_LOSSES replicas were lost while they generated the same group, the
+        replica: name of the replica. pipeline: number of groups in the pipeline. If at least MIN_LOSSES replicas were lost while they generated the same group, the
         prompt of this group may be the cause. A warning is then logged, with the ids of the prompts with the largest number
-        of such losses. These groups are returned if they have MAX_LOSSES or more, and at most MAX_ALIKE groups in the
-        pipeline have as many.
+        of such losses. These groups are returned if they have MAX_LOSSES or more, and at most MAX_ALIKE groups, and
+        not all in the pipeline, have as many.
         """
         groups = {group for group, _ in sequences}
         self._losses.update(groups)
@@ -62,7 +62,8 @@ class LossCounts:
             f" and {others} others" if others > 0 else "",
         )
         alike = sum(losses >= most for losses in self._losses.values())
-        return suspected if most >= MAX_LOSSES and alike <= MAX_ALIKE else frozenset()
+        is_rare = alike <= MAX_ALIKE and alike < pipeline
+        return suspected if most >= MAX_LOSSES and is_rare else frozenset()
 
     def forget(self, group: int) -> None:
         """Drop the number of losses that were counted for a group, because the group has left the pipeline."""
