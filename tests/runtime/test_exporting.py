@@ -164,16 +164,21 @@ async def test_an_export_whose_disk_does_not_answer_is_a_problem_and_no_error(tm
     answers.set()
 
 
-async def test_an_export_that_is_published_too_late_is_published_whole(tmp_path, monkeypatch, exporter):
-    exporter('mkdir "$OUTPUT"; touch "$OUTPUT/weights"')
+async def test_an_export_that_is_published_too_late_is_published_whole(tmp_path, monkeypatch):
     answers, published = threading.Event(), threading.Event()
     replace = FolderWriter.replace
+
+    async def run(_: Exports, checkpoint: Path, output: Path) -> str:
+        output.mkdir()
+        (output / "weights").touch()
+        return ""
 
     def late(writer: FolderWriter, made: Path, path: Path) -> None:
         answers.wait(PATIENCE)
         replace(writer, made, path)
         published.set()
 
+    monkeypatch.setattr(Exports, "_run", run)
     monkeypatch.setattr(FolderWriter, "replace", late)
     folder, problem = await exports(1.0).export(tmp_path / "update-000001", 1, FolderWriter(tmp_path))
     assert problem.endswith("did not answer within spec.async.stallSeconds 1 s")
