@@ -168,10 +168,13 @@ async def test_an_export_that_is_published_too_late_is_published_whole(tmp_path,
     answers, published = threading.Event(), threading.Event()
     replace = FolderWriter.replace
 
-    async def run(_: Exports, checkpoint: Path, output: Path) -> str:
+    def write(output: Path) -> str:
         output.mkdir()
         (output / "weights").touch()
         return ""
+
+    async def run(_: Exports, checkpoint: Path, output: Path) -> str:
+        return write(output)
 
     def late(writer: FolderWriter, made: Path, path: Path) -> None:
         answers.wait(PATIENCE)
