@@ -41,7 +41,10 @@ class ObjectCache:
                 tasks.create_task(watch.run(client))
 
     async def settled(self) -> None:
-        """Wait until each watch either has listed its objects completely, or has a problem that a person must solve."""
+        """Wait until each watch either has listed its objects completely, or has a problem.
+
+        A problem blocks only the trainings of its namespace (`problems`).
+        """
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
     def incomplete(self, namespace: str | None) -> list[Problem]:

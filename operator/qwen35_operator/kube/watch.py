@@ -42,6 +42,8 @@ LASTING_SECONDS = 10.0
 MAX_REFUSALS = 5
 """Number of refused requests in a row after which a person has to act. A few are normal: an API server that has just started
 knows neither its roles nor the kinds of other API groups for a while."""
+MAX_FAILURES = 5
+"""Number of failures in a row after which nobody waits for the first list: 15 s of errors, or 80 s without an answer."""
 WARNING_SECONDS = 60.0
 """Minimum time between two warnings of one watch about objects that are not the operator's: anybody can make many."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -75,18 +77,20 @@ class Watch:
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the store contains a complete list. Cleared while there is a `problem`."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is known whether the kind can be watched. Never cleared."""
+    """Set once it is known whether the kind can be watched, or MAX_FAILURES have shown that this takes long. Never cleared."""
     seen_at: float = field(default_factory=time.monotonic)
     """When the API server last answered a list or opened the watch, by time.monotonic; at first the start of the process."""
     _version: str = ""  # resourceVersion to continue from; empty if a list is needed first
     _failures: int = 0  # in a row; a stream that ended soon and without an event is one too
     _refusals: int = 0  # in a row
     _errors: ErrorLog = field(init=False)
+    _late: Problem = field(init=False)  # the problem while the first list fails
     _warned: float = -math.inf  # when an object was last reported, by time.monotonic
     _ignored: int = 0  # objects that were not reported since
 
     def __post_init__(self) -> None:
         self._errors = ErrorLog(f"{self.kind.resource} in {where(self.namespace)}")
+        self._late = not_listed((self.kind,), self.namespace)
 
     async def run(self, client: RestClient) -> None:
         """Keep the store up to date, until cancelled."""
@@ -113,6 +117,7 @@ class Watch:
                 self._errors.failed(f"watching {self._errors.watched}: this is a bug: {error!r}", traceback=True)
                 self._version = ""
                 self.restarted(self.kind.name)
+            self._give_up_first_list()
             # Wait after a stream without errors too: a server that always ends it immediately must not get many requests.
             wait = backoff_seconds(self._failures + 1, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
             spread = random.uniform(0.25, 0.5)  # noqa: S311, not a secret: spreads the requests
@@ -141,7 +146,7 @@ class Watch:
                 break
         for key in self.store.replace(self.namespace, records, page.version):
             self.changed(key)
-        if self.problem is None:  # otherwise only the watch shows whether the problem is solved
+        if self.problem in (None, self._late):  # otherwise only the watch shows whether the problem is solved
             self._mark_synced()
         return page.version
 
@@ -215,10 +220,19 @@ class Watch:
         if solved:
             self.recovered()
 
+    def _give_up_first_list(self) -> None:
+        """Record a problem if the first list has failed MAX_FAILURES times.
+
+        The problem blocks the trainings of the namespace. Without it, the leader would wait, and would serve no namespace.
+        """
+        if not self.synced.is_set() and self.problem is None and self._failures >= MAX_FAILURES:
+            self.problem = self._late
+            self.settled.set()
+
     def _mark_unavailable(self, error: ApiError) -> None:
         """Record the problem if only a person can solve it: KubeRay or a permission is missing.
 
-        Other errors are temporary and are not recorded, and neither are the first MAX_REFUSALS - 1 refusals in a row.
+        Other errors are temporary and are not recorded here, and neither are the first MAX_REFUSALS - 1 refusals in a row.
         """
         if self._refusals < MAX_REFUSALS and self.problem is None:
             return

@@ -8,6 +8,8 @@ import pytest
 
 from qwen35_operator.kube import client as client_module
 from qwen35_operator.kube import watch as module
+from qwen35_operator.kube.api_errors import ApiError, Unavailable, Unexpected
+from qwen35_operator.kube.client import JsonObject, Query
 from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, ObjectKind
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.store import Store, TrainingKey
@@ -480,6 +482,55 @@ def test_what_is_not_listed_yet_is_one_problem_of_each_namespace() -> None:
     assert problem.path.split(", ") == sorted({kind.resource for kind in WATCHED}, key=problem.path.index)
     by_namespace = {namespace for _, namespace in cluster.silent_seconds()}
     assert by_namespace == {"a", "b"}, "a namespace without a Role must not hide another one"
+
+
+class OneBrokenNamespace:
+    """A client for which the ConfigMaps of the namespace `bad` cannot be listed while there is an `error`."""
+
+    def __init__(self, error: ApiError) -> None:
+        self.error: ApiError | None = error
+
+    async def get(self, path: str, query: Query | None = None, *, accept: str = "") -> JsonObject:
+        if self.error is not None and "/namespaces/bad/configmaps" in path:
+            raise self.error
+        return {"metadata": {"resourceVersion": "5"}, "items": []}
+
+    @asynccontextmanager
+    async def lines(self, path: str, query: Query, *, accept: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def silence() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        yield silence()
+
+
+@pytest.mark.parametrize("error", [Unavailable(500, "no key"), Unavailable(0, "no answer"), Unexpected(200, "HTML")])
+async def test_a_namespace_that_cannot_be_listed_blocks_only_its_own_trainings_until_it_is_listed(error) -> None:
+    recoveries: list[None] = []
+    cluster = ObjectCache(("good", "bad"), lambda key: None, lambda kind: None, lambda: recoveries.append(None))
+    client = OneBrokenNamespace(error)
+    task = asyncio.create_task(cluster.run(client))
+    await asyncio.wait_for(cluster.settled(), PATIENCE)
+    assert (cluster.problems("good"), cluster.incomplete("good")) == ((), [])
+    broken = [watch.kind for watch in cluster.watches if watch.namespace == "bad" and watch.kind.plural == "configmaps"]
+    assert list(cluster.problems("bad")) == cluster.incomplete("bad") == [not_listed((kind,), "bad") for kind in broken]
+    assert recoveries == []
+    client.error = None
+    await until(lambda: not cluster.problems("bad"), "a list")
+    assert cluster.incomplete("bad") == []
+    assert len(recoveries) == len(broken), "all trainings are enqueued again"
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_a_list_shows_that_objects_can_be_listed_although_the_watch_fails(server, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_FAILURES", 1)
+    server.script = [refuses(400), page(one("a", 2), version=3), refuses(400)]
+    async with watching(server, namespace="team") as watch:
+        await asyncio.wait_for(watch.settled.wait(), PATIENCE)
+        assert watch.problem == not_listed((CONFIG_MAP,), "team")
+        await until(watch.synced.is_set, "a list")
+        assert (watch.problem, watch.recoveries) == (None, 1)
 
 
 async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems_of_a_namespace() -> None:
