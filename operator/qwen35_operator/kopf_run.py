@@ -108,6 +108,7 @@ class KopfRun:
         self._watch.answered()
         if is_watch and self._opened_at is None:
             self._opened_at = self._answered_at
+            self._watch.listed = True
             self._listed.set()
 
     def _run(self) -> None:

@@ -305,7 +305,7 @@ async def test_without_the_definition_it_says_so_once_and_begins_when_it_is_ther
     server.installed = False
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
-        assert seen.watch.problem == not_listed((TRAINING,), None)
+        assert seen.watch.obstacle() == not_listed((TRAINING,), None)
         await until(lambda: "qwen35 crd" in caplog.text, "advice")
         await until(lambda: server.looks > 3, "further looks")
         assert caplog.text.count("the cluster has no such kind") == 1
@@ -337,7 +337,8 @@ async def test_a_missing_permission_is_reported_until_it_is_granted(
 async def test_a_permission_of_one_namespace_that_is_missing_is_named(server, monkeypatch, tmp_path) -> None:
     server.forbidden = {"list"}
     async with following(server, monkeypatch, tmp_path, "team") as seen:
-        await until(lambda: "no list" in seen.watch.problem.message, "a problem")
+        await until(lambda: seen.watch.problem is not None, "a problem")
+        assert "no list" in seen.watch.problem.message
         assert "in namespace team" in seen.watch.problem.fix
 
 
@@ -348,12 +349,13 @@ async def test_a_namespace_that_may_not_be_watched_keeps_no_other_from_being_ser
     server.listed = [body(5), body(6, namespace="refused")]
     async with following(server, monkeypatch, tmp_path, "refused", "team") as seen:
         await until(lambda: seen.version == "5", "the one of the other namespace")
-        await until(lambda: "in namespace refused" in seen.watch.problem.fix, "a problem")
+        await until(lambda: seen.watch.problem is not None, "a problem")
+        assert "in namespace refused" in seen.watch.problem.fix
         assert seen.trainings.obstacles("refused") == [seen.watch.problem]
-        assert seen.trainings.obstacles("team") == []
+        await until(lambda: seen.trainings.obstacles("team") == [], "no problem of the other namespace")
         server.closed = set()
         await until(lambda: seen.version_of(("refused", "demo")) == "6", "the one of the refused namespace")
-        assert seen.trainings.obstacles("refused") == []
+        await until(lambda: seen.trainings.obstacles("refused") == [], "no problem")
 
 
 @pytest.mark.parametrize(
@@ -384,6 +386,25 @@ async def test_a_kopf_starts_when_earlier_ones_have_listed(server, monkeypatch, 
         assert [thread.name for thread in threading.enumerate()].count("kopf") == 1
         server.quick.set()
         await until(lambda: len(seen.trainings) == len(names), "all lists")
+
+
+async def test_a_namespace_is_served_from_its_first_list_on_also_while_kopf_is_started_again(
+    server, monkeypatch, tmp_path, caplog
+) -> None:
+    """A namespace whose kopf waits for its turn to list, or lists, is not served yet."""
+    monkeypatch.setattr(module, "MAX_STARTING", 1)
+    monkeypatch.setattr(module, "START_SECONDS", PATIENCE)
+    server.quick.clear()
+    async with following(server, monkeypatch, tmp_path, "a", "b") as seen:
+        await until(lambda: server.lists == 1, "the first list")
+        assert [seen.trainings.obstacles(name) for name in "ab"] == [[not_listed((TRAINING,), name)] for name in "ab"]
+        server.quick.set()
+        await until(lambda: seen.trainings.obstacles("a") == seen.trainings.obstacles("b") == [], "both lists")
+        monkeypatch.setattr(kopf_run, "SILENT_SECONDS", 0.0)
+        server.quick.clear()
+        await until(lambda: server.lists == 3, "a list of another kopf")
+        assert seen.trainings.obstacles("a") == seen.trainings.obstacles("b") == []
+        server.quick.set()
 
 
 async def test_a_kopf_that_does_not_list_holds_others_up_for_a_limited_time(server, monkeypatch, tmp_path) -> None:

@@ -42,13 +42,13 @@ async def _follow_in(
 
     while True:
         await handlers.wait_until_watchable(client, watch)
-        await _feed(client, watch.namespace, apply)
+        await _feed(client, watch, apply)
         await asyncio.sleep(handlers.RESTART_SECONDS)
 
 
-async def _feed(client: RestClient, namespace: str | None, apply: Callable[[Any], None]) -> None:
+async def _feed(client: RestClient, watch: TrainingWatch, apply: Callable[[Any], None]) -> None:
     """Follow one namespace, or all, until the permission or the definition is gone."""
-    path, version = TRAINING.path(namespace), ""
+    path, version = TRAINING.path(watch.namespace), ""
     while True:
         try:
             if not version:
@@ -56,6 +56,7 @@ async def _feed(client: RestClient, namespace: str | None, apply: Callable[[Any]
                 for raw in page["items"]:
                     apply({"type": None, "object": raw})
                 version = page["metadata"]["resourceVersion"]
+                watch.listed = True
             async with watch_events(client, path, {}, version, accept=PLAIN) as events:
                 async for event in events:
                     version = event["object"]["metadata"]["resourceVersion"]

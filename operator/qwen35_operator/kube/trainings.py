@@ -32,8 +32,10 @@ class TrainingWatch:
     """Whether the trainings of one namespace, or of all namespaces if `namespace` is None, are up to date."""
 
     namespace: str | None
-    problem: Problem | None = field(init=False)
+    problem: Problem | None = None
     """Why the trainings cannot be watched; None while they can."""
+    listed: bool = False
+    """Whether kopf has listed the trainings. Stays so when kopf is started again."""
     seen_at: float = field(default_factory=time.monotonic)
     """When the API server last answered kopf's list or watch, by time.monotonic; at first the start of the process."""
 
@@ -41,7 +43,6 @@ class TrainingWatch:
 
     def __post_init__(self) -> None:
         self.errors = ErrorLog(f"{TRAINING.resource} in {where(self.namespace)}")
-        self.problem = not_listed((TRAINING,), self.namespace)
 
     def answered(self) -> None:
         """Record that the API server has answered a list or a watch of kopf."""
@@ -50,8 +51,10 @@ class TrainingWatch:
     def obstacle(self) -> Problem | None:
         """Return the problem that keeps the stored trainings from being up to date; None if they are up to date.
 
-        The problem is that trainings cannot be watched, or that the API server does not answer.
+        The problem is that trainings cannot be watched or are not listed yet, or that the API server does not answer.
         """
+        if self.problem is None and not self.listed:
+            return not_listed((TRAINING,), self.namespace)
         return self.problem or blind(TRAINING, self.namespace, self.seen_at)
 
 

@@ -78,7 +78,7 @@ def test_an_api_server_that_does_not_answer_for_long_is_an_obstacle() -> None:
     trainings = Trainings()
     [watch] = trainings.watches
     assert trainings.obstacles(None) == [not_listed((TRAINING,), None)]
-    watch.problem = None
+    watch.listed = True
     assert trainings.obstacles(None) == []
     watch.seen_at -= 600
     [obstacle] = trainings.obstacles(None)
@@ -93,7 +93,7 @@ def test_each_namespace_has_obstacles_of_its_own_which_name_it() -> None:
     [obstacle] = trainings.obstacles("other")
     assert obstacle.message == "not listed yet in namespace other."
     for watch in trainings.watches:
-        watch.problem = None
+        watch.listed = True
     trainings.watches[1].seen_at -= 600
     [obstacle] = trainings.obstacles("other")
     assert obstacle.message.startswith("the API server has not answered its watch of namespace other for 60")
