@@ -24,7 +24,7 @@ from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.kubeconfig import uses_pod
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
-from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed
+from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed, where
 from qwen35_trainer.manifest import Problem
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ async def forget_deleted(client: RestClient, namespaces: Sequence[str], training
                 listed, version = await _listed(client, namespace)
             except ApiError as error:  # the next time is soon enough
                 logger.warning("listing %s: %s", TRAINING.resource, error)
+            except Exception:  # one namespace must not end the others
+                logger.exception("listing %s in %s: this is a bug", TRAINING.resource, where(namespace))
             else:
                 trainings.forget_unlisted(namespace, listed, version)
 

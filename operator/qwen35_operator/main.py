@@ -11,9 +11,11 @@ then the watches and kopf end.
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 
 from qwen35_operator import handlers, logs
 from qwen35_operator.kube.client import connect
@@ -39,9 +41,20 @@ def run(
     credentials, or if the certificate of the metrics cannot be used.
     """
     logs.begin(log_format, verbose=verbose)
+    allow_open_files()
     if kubeconfig is not None:
         os.environ["KUBECONFIG"] = kubeconfig  # kopf's login reads it
     asyncio.run(_until_signal(operate(settings, kubeconfig)))
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit of open files as far as it may: each watched namespace needs about 14 of them.
+
+    The usual limit of 1024 would be reached at about 70 namespaces.
+    """
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):  # macOS accepts less than it reports
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 async def _until_signal(operating: Coroutine[None, None, None]) -> None:

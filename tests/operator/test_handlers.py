@@ -262,6 +262,29 @@ async def test_a_deletion_that_nobody_reported_is_noticed(server, monkeypatch) -
         await client.close()
 
 
+async def test_an_error_in_one_namespace_keeps_no_deletion_in_another_from_being_noticed(
+    server, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(module, "FORGET_SECONDS", 0.01)
+    seen, client = Seen("refused", "team"), server.client()
+    seen.trainings.put(body(5))
+    get = client.get
+
+    async def failing(path: str, *arguments: object, **options: str) -> dict:
+        if "/refused/" in path:
+            raise KeyError("a bug")
+        return await get(path, *arguments, **options)
+
+    monkeypatch.setattr(client, "get", failing)
+    task = asyncio.create_task(module.forget_deleted(client, ("refused", "team"), seen.trainings))
+    await until(lambda: not seen.trainings or task.done(), "the deletion")
+    assert not seen.trainings
+    assert f"listing {PLURAL}.{GROUP} in namespace refused: this is a bug" in caplog.text
+    task.cancel()
+    await asyncio.wait({task})
+    await client.close()
+
+
 async def test_credentials_that_are_refused_end_kopf_as_usual(server, monkeypatch, tmp_path, caplog) -> None:
     """kopf would log in again and again if it did not recognise the credentials of a new session."""
     server.unauthorized = True

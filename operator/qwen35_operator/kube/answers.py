@@ -42,6 +42,14 @@ def plurals(path: str, answer: JsonObject) -> set[str]:
     return {str(each.get("name")) for each in resources or ()}
 
 
+def lease(path: str, answer: JsonObject) -> JsonObject:
+    """Return the answer if it is a Lease; its spec may be missing. path: that of the request, for the error."""
+    spec = answer.get("spec") or {}
+    if not _is_object(answer) or not isinstance(spec, dict) or not isinstance(spec.get("leaseTransitions", 0), int):
+        raise _unexpected(path, "a Lease", answer)
+    return answer
+
+
 def watch_event(path: str, line: Any) -> JsonObject:  # noqa: ANN401  # JSON
     """Return a line of a watch as an event, which has a type and an object. path: that of the request, for the error."""
     kind, raw = (line.get("type"), line.get("object")) if isinstance(line, dict) else (None, None)

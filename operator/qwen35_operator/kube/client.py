@@ -197,14 +197,22 @@ class RestClient:
         query = f"?{urlencode(request.query)}" if request.query else ""
         url = f"{self._configuration.host}{request.path}{query}"
         headers = {"Accept": request.accept, "Content-Type": request.content, "User-Agent": "qwen35-operator"}
-        for auth in (await self._configuration.auth_settings()).values():
-            headers[auth["key"]] = auth["value"]  # type: ignore[index]  # the library declares a mapping of objects
+        headers |= await self._credentials()
         answer = await self._rest.request(request.verb, url, headers=headers, body=request.body, _request_timeout=limit)
         response: aiohttp.ClientResponse = answer.response
         self._observer(request.verb, _resource(request.path), response.status)
         if (date := response.headers.get("Date")) is not None:
             self._offset = _offset(date, self._offset)
         return response
+
+    async def _credentials(self) -> dict[str, str]:
+        """Return the headers with the credentials. Raises Unavailable if their file cannot be read now, or their plugin fails."""
+        try:
+            headers = await self._configuration.auth_settings()
+        except (OSError, settings.ConfigException) as problem:
+            raise Unavailable(0, f"no credentials: {_text(problem)}") from problem
+        # The library declares a mapping of objects.
+        return {auth["key"]: auth["value"] for auth in headers.values()}  # type: ignore[index]
 
 
 async def connect(kubeconfig: str | None, observer: RequestObserver, context: str | None = None) -> RestClient:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from qwen35_operator.kube import answers
 from qwen35_operator.kube.api_errors import ApiError, Conflict, NotFound
 from qwen35_operator.kube.client import Client, JsonObject
 from qwen35_operator.kube.kinds import LEASE
@@ -173,7 +174,7 @@ class Election:
 
     async def _try(self) -> float | None:
         try:
-            lease = await self.client.get(LEASE.path(self.namespace, self.name))
+            lease = await self._read()
         except NotFound:
             if self._holds:
                 raise LeaseLost("the Lease was deleted") from None
@@ -191,6 +192,11 @@ class Election:
         if holder and self.clock() - self._observed.since < LEASE_SECONDS:
             return None
         return await self._write(lease)
+
+    async def _read(self) -> JsonObject:
+        """Return the Lease. Raises NotFound if it does not exist."""
+        path = LEASE.path(self.namespace, self.name)
+        return answers.lease(path, await self.client.get(path))
 
     async def _write(self, lease: JsonObject | None) -> float | None:
         """Write the Lease with this process as its holder. lease: the Lease as it was read; None creates it.
@@ -222,12 +228,13 @@ class Election:
 
         Returns the stored Lease, or None if another process has changed or created the Lease first.
         """
+        metadata = {"name": self.name, "namespace": self.namespace}
+        created = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        path = LEASE.path(self.namespace, None if lease is None else self.name)
         try:
             if lease is None:
-                metadata = {"name": self.name, "namespace": self.namespace}
-                body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-                return await self.client.post(LEASE.path(self.namespace), body)
-            return await self.client.put(LEASE.path(self.namespace, self.name), {**lease, "spec": spec})
+                return answers.lease(path, await self.client.post(path, created))
+            return answers.lease(path, await self.client.put(path, {**lease, "spec": spec}))
         except Conflict:
             return None
 
@@ -235,7 +242,7 @@ class Election:
         """Release the Lease, best effort. If this fails, the next leader waits for the Lease to expire."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                lease = await self.client.get(LEASE.path(self.namespace, self.name))
+                lease = await self._read()
                 if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
                     await self._put(lease, {**lease["spec"], "holderIdentity": ""})
         except NotFound:

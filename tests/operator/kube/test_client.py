@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import ConfigException
 
 from qwen35_operator.kube import client as module
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Gone, Invalid, NotFound, Unavailable
@@ -327,6 +328,26 @@ async def test_a_token_of_a_plugin_is_renewed_when_it_has_expired(server, tmp_pa
     await client.get(PODS)
     await client.close()
     assert [request.headers["Authorization"] for request in server.requests] == [f"Bearer {token}" for token in tokens]
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ConfigException("Token file exists but empty.")])
+async def test_credentials_that_cannot_be_read_for_a_moment_are_read_again(server, error) -> None:
+    failures = [error] * 2
+
+    def read_token(_: Configuration) -> None:
+        if failures:
+            raise failures.pop()
+
+    configuration = Configuration()
+    configuration.host, configuration.api_key = server.url, {"BearerToken": "Bearer sesame"}
+    configuration.refresh_api_key_hook = read_token
+    client = RestClient(configuration)
+    server.script = [says({"kind": "Pod"})]
+    with pytest.raises(Unavailable, match=str(error.args[-1])):
+        await client.post(PODS, {})
+    assert await client.get(PODS) == {"kind": "Pod"}
+    assert server.requests[0].headers["Authorization"] == "Bearer sesame"
+    await client.close()
 
 
 async def test_a_request_that_is_called_off_leaves_the_client_usable(server, client) -> None:

@@ -67,6 +67,8 @@ class UnreliableClient:
             await asyncio.sleep(1.4)
         if kind == "answer lost":
             raise Unavailable(0, "reset by peer")
+        if kind == "odd":
+            return {"kind": "Status", "status": "Success"}
         return answer
 
     async def _arrive(self, call: Callable[[], Awaitable[JsonObject]], after: float) -> JsonObject:
@@ -90,7 +92,7 @@ def released() -> MemoryApi:
     """An API server with a Lease that its holder has released."""
     memory = MemoryApi()
     spec = {"holderIdentity": "", "renewTime": "2026-01-01T00:00:00.000000Z", "leaseTransitions": 4}
-    memory.place(PATH, {"metadata": {"name": "operator"}, "spec": spec})
+    memory.place(PATH, {"metadata": {"name": "operator", "namespace": "system"}, "spec": spec})
     return memory
 
 
@@ -150,6 +152,24 @@ def test_the_first_makes_the_lease_waits_a_term_and_keeps_it() -> None:
         assert candidates.lease["holderIdentity"] == "a"
         assert candidates.lease["leaseTransitions"] == 0
         assert candidates.lease["leaseDurationSeconds"] == LEASE_SECONDS
+        await stop(*tasks)
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("memory", [MemoryApi, released], ids=["no Lease", "a Lease"])
+def test_answers_that_are_not_a_lease_are_waited_out(memory) -> None:
+    """As from a proxy in front of the API server."""
+
+    async def scenario() -> None:
+        candidates = Candidates(memory())
+        tasks = candidates.start(candidates.candidate("a", Disturbance("odd", 0, 5), Disturbance("odd", 30, 15)))
+        await asyncio.sleep(29)
+        assert candidates.working == ["a"]
+        await asyncio.sleep(15)
+        assert candidates.working == [], "it could not renew the Lease"
+        await asyncio.sleep(20)
+        assert candidates.working == ["a"]
         await stop(*tasks)
 
     virtual.run(scenario())
@@ -281,7 +301,7 @@ def test_a_lease_that_nobody_has_held_is_taken_and_waited_for_as_one_of_ones_own
 
     async def scenario() -> None:
         candidates = Candidates()
-        candidates.memory.place(PATH, {"metadata": {"name": "operator"}, "spec": spec})
+        candidates.memory.place(PATH, {"metadata": {"name": "operator", "namespace": "system"}, "spec": spec})
         tasks = candidates.start(candidates.candidate("a"))
         await asyncio.sleep(0.1)
         assert (candidates.lease["holderIdentity"], candidates.lease["leaseTransitions"]) == ("a", 0)
