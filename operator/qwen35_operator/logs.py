@@ -12,9 +12,11 @@ import logging
 import re
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.status.printable import printable
@@ -22,8 +24,8 @@ from qwen35_operator.status.printable import printable
 REPEAT_SECONDS = 600.0
 """Time in which the same warning of kopf is logged once."""
 MAX_WARNINGS = 50
-"""Number of different warnings of kopf that are logged in REPEAT_SECONDS."""
-_VARYING = re.compile(r"#\d+/\d+|\?\S*")
+"""Number of different warnings of kopf that are logged in REPEAT_SECONDS, without those that are always logged."""
+_VARYING = re.compile(r"#\d+/\d+|\?\S*|/namespaces/[^/\s]+|@[\w-]+")
 
 type LogFormat = Literal["text", "json"]
 
@@ -63,28 +65,41 @@ class TextLines(logging.Formatter):
         return printable(super().format(record))
 
 
+class _Warning(NamedTuple):
+    """A warning of kopf, without what varies in its text. limited: whether it counts against MAX_WARNINGS."""
+
+    text: str
+    limited: bool
+
+
 class KopfRepeats(logging.Filter):
     """Lets each warning of kopf pass once in REPEAT_SECONDS, and at most MAX_WARNINGS different ones in that time.
 
     kopf logs each failed request, and each namespace has a kopf of its own. While the API server is unavailable, these would
-    be hundreds of lines a minute. Two warnings count as the same if they differ only in the number of the attempt and in the
-    query of the URL, which contains a resourceVersion.
+    be hundreds of lines a minute. Two warnings count as the same if they differ only in the number of the attempt, in the
+    namespace, and in the query of the URL, which contains a resourceVersion. Critical warnings and those with a traceback
+    are always logged once, because they are rare and report bugs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Create a filter that has seen no warnings. clock: returns monotonic seconds."""
         super().__init__()
-        self._logged_at: dict[str, float] = {}
+        self._clock = clock
+        self._logged_at: dict[_Warning, float] = {}
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record. Records of other libraries always are."""
         if record.name.partition(".")[0] != "kopf" or record.levelno < logging.WARNING:
             return True
-        message = _VARYING.sub("", f"{record.name} {record.getMessage()}")
+        limited = record.levelno < logging.CRITICAL and not record.exc_info
+        warning = _Warning(_VARYING.sub("", f"{record.name} {record.getMessage()}"), limited)
         with self._lock:  # called by several threads
-            recent = {each: at for each, at in self._logged_at.items() if record.created - at < REPEAT_SECONDS}
-            new = message not in recent and len(recent) < MAX_WARNINGS
-            self._logged_at = recent | ({message: record.created} if new else {})
+            now = self._clock()
+            recent = {each: at for each, at in self._logged_at.items() if now - at < REPEAT_SECONDS}
+            full = limited and sum(each.limited for each in recent) >= MAX_WARNINGS
+            new = warning not in recent and not full
+            self._logged_at = recent | ({warning: now} if new else {})
         return new
 
 

@@ -60,25 +60,51 @@ async def test_a_line_names_the_training_that_its_task_works_on() -> None:
     assert "training" not in json.loads(JsonLines().format(record("nobody's")))
 
 
-def test_a_warning_of_kopf_is_logged_once_in_ten_minutes_whatever_the_attempt() -> None:
-    def passes(message: str, at: float, name: str = "kopf._cogs.clients.api", level: int = logging.ERROR) -> bool:
-        return repeats.filter(record(message, name=name, levelno=level, created=at))
+class Kopf:
+    """What kopf logs, and whether it passes the filter."""
 
-    repeats = KopfRepeats()
-    failed = "Request attempt #{}/6 failed: GET https://api/namespaces/{}/pods?resourceVersion={} -> refused"
-    assert passes(failed.format(1, "team", 5), 0)
-    assert not passes(failed.format(2, "team", 7), 1)
-    assert passes(failed.format(1, "other", 5), 2)
-    assert passes(failed.format(1, "team", 5), logs.REPEAT_SECONDS)
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.repeats = KopfRepeats(lambda: self.now)
+
+    def passes(
+        self, message: str, *, name: str = "kopf._cogs.clients.api", level: int = logging.ERROR, **fields: object
+    ) -> bool:
+        return self.repeats.filter(record(message, name=name, levelno=level, **fields))
+
+
+def test_a_warning_of_kopf_is_logged_once_in_ten_minutes_whatever_the_attempt_and_the_namespace() -> None:
+    kopf = Kopf()
+    failed = "Request attempt #{}/6 failed: GET https://api/apis/a/v1/namespaces/{}/{}?resourceVersion={} -> refused"
+    assert kopf.passes(failed.format(1, "team", "pods", 5))
+    assert not kopf.passes(failed.format(2, "team", "pods", 7))
+    assert not kopf.passes(failed.format(1, "other", "pods", 5))
+    assert kopf.passes(failed.format(1, "team", "jobs", 5))
+    assert kopf.passes("Watcher for pods.v1@team has failed: why")
+    assert not kopf.passes("Watcher for pods.v1@other has failed: why")
+    assert kopf.passes("Watcher for pods.v1@other has failed: another reason")
+    kopf.now = logs.REPEAT_SECONDS
+    assert kopf.passes(failed.format(1, "team", "pods", 5))
     for _ in range(2):
-        assert passes("frequent", 3, name="qwen35_operator.handlers")
-        assert passes("frequent", 3, level=logging.INFO)
+        assert kopf.passes("frequent", name="qwen35_operator.handlers")
+        assert kopf.passes("frequent", level=logging.INFO)
 
 
-def test_the_number_of_different_warnings_of_kopf_is_limited() -> None:
-    repeats = KopfRepeats()
-    many = [record(f"error {number}", name="kopf", levelno=logging.ERROR, created=0.0) for number in range(500)]
-    assert sum(map(repeats.filter, many)) == logs.MAX_WARNINGS
+def test_a_clock_that_is_set_back_hides_no_warning_of_kopf() -> None:
+    kopf = Kopf()
+    assert kopf.passes("lost", created=1e9)
+    kopf.now = logs.REPEAT_SECONDS
+    assert kopf.passes("lost", created=0.0)
+
+
+def test_the_number_of_different_warnings_of_kopf_is_limited_except_for_bugs_and_critical_ones() -> None:
+    kopf = Kopf()
+    assert sum(kopf.passes(f"error {number}") for number in range(500)) == logs.MAX_WARNINGS
+    for fields in ({"level": logging.CRITICAL}, {"exc_info": (KeyError, KeyError("a bug"), None)}):
+        bugs = [kopf.passes(f"bug {number} {fields}", **fields) for number in range(logs.MAX_WARNINGS + 1)]
+        assert all(bugs)
+        assert not kopf.passes(f"bug 0 {fields}", **fields)
+    assert not kopf.passes("error 1000")
 
 
 @pytest.mark.processes
