@@ -53,7 +53,8 @@ class KopfRun:
         """
         self._loop = asyncio.get_running_loop()
         self._watch = watch
-        self._handlers = registry(lambda event: self._call(apply, event), self._answered, pod_first=pod_first)
+        self._apply = apply
+        self._handlers = registry(lambda event: self._call(self._pass_on, event), self._answered, pod_first=pod_first)
         self._stop = threading.Event()
         self._started_at = 0.0
         self._answered_at: float | None = None
@@ -100,6 +101,11 @@ class KopfRun:
         # A server's URL may have a path of its own, before that of Kubernetes.
         if url.path.endswith(TRAINING.path(self._watch.namespace)):
             self._call(self._record_answer, "watch" in url.query)
+
+    def _pass_on(self, event: Any) -> None:  # noqa: ANN401  # JSON
+        """Apply an event, unless this run is stopped: a later run may have listed since, and this event may be old."""
+        if not self._stop.is_set():
+            self._apply(event)
 
     def _record_answer(self, is_watch: bool) -> None:
         if self._stop.is_set():  # a later run may have begun
