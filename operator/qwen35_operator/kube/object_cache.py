@@ -28,11 +28,16 @@ class ObjectCache:
         availability_changed: called when a kind cannot be watched any more, and when it can be watched again.
         """
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
-        self.watches = [
-            Watch(kind, namespace, self.stores[kind], changed, restarted, availability_changed, availability_changed)
-            for kind in WATCHED
+        notify = changed, restarted, availability_changed, availability_changed
+        self._watches = {
+            namespace: [Watch(kind, namespace, self.stores[kind], *notify) for kind in WATCHED]
             for namespace in (namespaces or (None,))
-        ]
+        }
+
+    @property
+    def watches(self) -> list[Watch]:
+        """The watches of all kinds in all watched namespaces."""
+        return [watch for watches in self._watches.values() for watch in watches]
 
     async def run(self, client: RestClient) -> None:
         """Run all watches, until cancelled."""
@@ -53,7 +58,7 @@ class ObjectCache:
         There is one problem for all kinds whose first list is not complete, and one for each kind that cannot be watched,
         or about which the API server has not answered for MAX_SILENT_SECONDS.
         """
-        watches = [watch for watch in self.watches if watch.namespace == namespace]
+        watches = self._watches.get(namespace, [])
         waiting = [watch.kind for watch in watches if not watch.synced.is_set() and watch.problem is None]
         silent = (blind(watch.kind, namespace, watch.seen_at) for watch in watches if watch.synced.is_set())
         return [
@@ -76,5 +81,5 @@ class ObjectCache:
 
     def problems(self, namespace: str) -> tuple[Problem, ...]:
         """Return the problems of all watches that cover the namespace."""
-        relevant = [watch for watch in self.watches if watch.namespace in (None, namespace)]
+        relevant = [*self._watches.get(None, []), *self._watches.get(namespace, [])]
         return tuple(watch.problem for watch in relevant if watch.problem is not None)

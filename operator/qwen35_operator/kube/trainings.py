@@ -75,8 +75,13 @@ class Trainings:
 
     def __init__(self, namespaces: Sequence[str] = ()) -> None:
         """Create an empty store. namespaces: those whose trainings are watched; empty for all."""
-        self.watches = tuple(TrainingWatch(namespace) for namespace in namespaces or (None,))
+        self._watches = {namespace: TrainingWatch(namespace) for namespace in namespaces or (None,)}
         self._bodies: dict[TrainingKey, _Body] = {}
+
+    @property
+    def watches(self) -> tuple[TrainingWatch, ...]:
+        """The watch of each namespace, or of all namespaces."""
+        return tuple(self._watches.values())
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -127,8 +132,9 @@ class Trainings:
 
     def obstacles(self, namespace: str | None) -> list[Problem]:
         """Return the problems that keep the trainings of a watched namespace from being up to date. namespace: None for all."""
-        problems = (watch.obstacle() for watch in self.watches if watch.namespace == namespace)
-        return [problem for problem in problems if problem is not None]
+        watch = self._watches.get(namespace)
+        problem = None if watch is None else watch.obstacle()
+        return [] if problem is None else [problem]
 
     def silent_seconds(self) -> dict[WatchName, float]:
         """Return the seconds since the API server last answered kopf, for each watched namespace."""

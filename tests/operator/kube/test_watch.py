@@ -13,6 +13,7 @@ from qwen35_operator.kube.client import JsonObject, Query
 from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, ObjectKind
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.store import Store, TrainingKey
+from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.kube.watch import METADATA, METADATA_LIST, PAGE_SIZE, Watch, not_listed
 from qwen35_trainer.manifest import Problem
 from tests.operator.kube import raw_objects
@@ -407,7 +408,7 @@ async def test_a_watch_that_nobody_answers_for_long_is_blind_and_sees_again(serv
     cluster = ObjectCache((), lambda key: None, lambda kind: None)
     async with watching(server) as watch:
         await until(idle(server, 4), "the next try")
-        monkeypatch.setattr(cluster, "watches", [watch])
+        monkeypatch.setattr(cluster, "_watches", {None: [watch]})
         assert cluster.incomplete(None) == []
         watch.seen_at -= module.MAX_SILENT_SECONDS
         [problem] = cluster.incomplete(None)
@@ -482,6 +483,30 @@ def test_what_is_not_listed_yet_is_one_problem_of_each_namespace() -> None:
     assert problem.path.split(", ") == sorted({kind.resource for kind in WATCHED}, key=problem.path.index)
     by_namespace = {namespace for _, namespace in cluster.silent_seconds()}
     assert by_namespace == {"a", "b"}, "a namespace without a Role must not hide another one"
+
+
+class CountedName(str):
+    """The name of a namespace, which counts how often it is compared with another name."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_the_problems_of_a_namespace_are_found_without_a_look_at_all_others() -> None:
+    """Every probe requests those of each namespace, so the work would grow with the square of their number."""
+    names = [CountedName(f"n{number}") for number in range(50)]
+    cluster, trainings = ObjectCache(names, lambda key: None, lambda kind: None), Trainings(names)
+    for name in names:
+        assert cluster.incomplete(name)
+        assert trainings.obstacles(name)
+        assert cluster.problems(name) == ()
+    assert CountedName.comparisons < 10 * len(names)
 
 
 class OneBrokenNamespace:
