@@ -180,6 +180,8 @@ def settings() -> kopf.OperatorSettings:
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.persistence.diffbase_storage = NoDiffs()
     kopf_settings.posting.enabled = False
+    # kopf would kill the whole process if it had not ended this long after an error. `KopfRun.stop` gives up waiting instead.
+    kopf_settings.process.ultimate_exiting_timeout = None
     kopf_settings.scanning.disabled = True
     kopf_settings.networking.request_timeout = 30
     kopf_settings.networking.connect_timeout = 5
