@@ -209,6 +209,17 @@ class Room:
         self.pool.lost.add(number)
         self.generation.lost(replica(number))
 
+    async def lose_beside(self, group: int) -> None:
+        """Lose the replica of the pool while it also generates a new group, which another replica then finishes."""
+        names = [(group, 0), (group, 1)]
+        self.begin(group, position=group % 5)
+        self.lose(POOL)
+        self.start(OTHER, *names)
+        self.finish(OTHER, *names, tokens=tokens(5))
+        await settled()
+        self.generation.forget(group)
+        self.pool.lost.clear()
+
     def of[E](self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -903,13 +914,7 @@ async def test_a_prompt_whose_replicas_are_lost_again_and_again_is_named_and_tho
     async with room.open():
         room.begin(0, position=0)
         for number in range(1, 5):
-            room.begin(number, position=number)
-            room.lose(POOL)
-            room.start(OTHER, (number, 0), (number, 1))
-            room.finish(OTHER, (number, 0), (number, 1), tokens=tokens(5))
-            await settled()
-            room.generation.forget(number)
-            room.pool.lost.clear()
+            await room.lose_beside(number)
             room.start(POOL, (0, 0), (0, 1))
     assert [record.getMessage() for record in caplog.records] == [
         f"rollout-{POOL} is loss number {number} of a replica that generated prompt train/0. If there are more, the prompt may be "
@@ -934,13 +939,7 @@ async def test_a_prompt_that_ends_every_replica_is_given_up(room, caplog):
     async with room.open():
         room.begin(0, position=0)
         for number in range(1, MAX_LOSSES + 1):
-            room.begin(number, position=number % 5)
-            room.lose(POOL)
-            room.start(OTHER, (number, 0), (number, 1))
-            room.finish(OTHER, (number, 0), (number, 1), tokens=tokens(5))
-            await settled()
-            room.generation.forget(number)
-            room.pool.lost.clear()
+            await room.lose_beside(number)
             if number < MAX_LOSSES:
                 room.start(POOL, (0, 0), (0, 1))
     assert [event.group for event in room.of(on.GroupFailed)] == [0]

@@ -18,6 +18,7 @@ import contextlib
 import os
 import shutil
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,17 +78,16 @@ class Exports:
         Superseded and FolderRefused as `export` does.
         """
         making = await done_within(self.seconds, partial(_begin, writer, output))
-        delete = partial(shutil.rmtree, making, ignore_errors=True)
-        try:
+        async with AsyncExitStack() as leftovers:
+            delete = partial(shutil.rmtree, making, ignore_errors=True)
+            leftovers.push_async_callback(done_within, self.seconds, delete)
             problem = await self._run(checkpoint, making / output.name)
             if not problem:
-                await done_within(self.seconds, partial(_finish, writer, making / output.name, output, keep))
-        except Unfinished:
-            raise  # the thread may still publish the export, which must not be half deleted then
-        except BaseException:
-            await done_within(self.seconds, delete)
-            raise
-        await done_within(self.seconds, delete)
+                try:
+                    await done_within(self.seconds, partial(_finish, writer, making / output.name, output, keep))
+                except Unfinished:
+                    leftovers.pop_all()  # the thread may still publish the export, which must not be half deleted then
+                    raise
         return problem
 
     async def _run(self, checkpoint: Path, output: Path) -> str:

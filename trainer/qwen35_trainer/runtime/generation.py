@@ -306,11 +306,10 @@ class Generation:
     def _end(self, replica: RolloutReplica, completed: Completed) -> None:
         """Finish a sequence, or let it be tried again if the replica could not generate it and no other has tried."""
         name = completed.sequence
-        if completed.reason is not EndReason.ERROR:
+        is_error = completed.reason is EndReason.ERROR
+        if not is_error:
             self._refusals.generated(name, replica.number)
-            self._finish(completed)
-            return
-        if not self._refusals.refused(name, replica.number, completed.error):
+        if not (is_error and self._refusals.refused(name, replica.number, completed.error)):
             self._finish(completed)
             return
         sequence = self._sequences[name]
