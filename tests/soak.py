@@ -12,7 +12,7 @@ lanes, when nothing else runs.
 
 Every run has a seed, which is printed and repeats it: hypothesis draws its examples from it, and test files come in the order
 that it gives. Most tests of some kinds are tests of `make test`, run once more in another order or with other versions. Such a
-kind draws a part of its files, a third if the soak has 60 minutes and all from 180 on. Of the other files it runs the tests that
+kind draws a part of its files, a sixth if the soak has 60 minutes and all from 360 on. Of the other files it runs the tests that
 are marked `soak` or have random examples. The fork server is off, so every process does its own imports. A kind that fails does
 not stop the others. The exit code is 1 when a run failed or a kind has no run.
 """
@@ -44,7 +44,7 @@ OLD_VERSIONS_INTERPRETER = REPOSITORY / ".venv-oldest" / "bin" / "python"
 SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
 INSTALLED = "runtime/test_installed.py"
 MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
-MINUTES_OF_ALL = 180
+MINUTES_OF_ALL = 360
 """A soak of at least this length draws all files."""
 
 

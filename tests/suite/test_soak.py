@@ -146,7 +146,7 @@ def test_only_kinds_that_repeat_tests_of_make_test_get_a_share(
 ) -> None:
     command = [sys.executable, "-c", "import os; print('share', os.environ.get('QWEN35_TESTS_SHARE'))"]
     monkeypatch.setattr(soak.Kind, "command", lambda *_: command)
-    for drawn, printed in ((True, "share 0.33"), (False, "share None")):
+    for drawn, printed in ((True, "share 0.17"), (False, "share None")):
         assert soak.run(soak.Kind("one", soak.Lane.ALONE, ("suite",), drawn=drawn), 1, 60 / soak.MINUTES_OF_ALL)
         assert printed in capsys.readouterr().out
     assert {kind.name.split(",")[0] for kind in soak.kinds() if kind.drawn} == {
