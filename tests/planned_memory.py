@@ -21,6 +21,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "experts": 8,
         "expertsPerToken": 2,
     },
+    # The activations of their MLPs are most of what they hold, as in the published models with fused kernels.
+    "wide": HEADS | {"hiddenSize": 64, "intermediateSize": 4096, "linearValueHeads": 4, "layers": 4},
+    "wide experts": HEADS
+    | {
+        "hiddenSize": 64,
+        "intermediateSize": 1024,
+        "linearValueHeads": 4,
+        "layers": 4,
+        "experts": 4,
+        "expertsPerToken": 2,
+    },
 }
 ALLOWED = 0.1
 """Relative difference between planned and counted bytes."""

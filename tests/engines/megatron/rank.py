@@ -7,7 +7,7 @@ import copy
 import gc
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -41,7 +41,7 @@ from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa
 from qwen35_trainer.engines.megatron.config import transformer_config  # noqa: E402
 from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
 from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
-from qwen35_trainer.engines.megatron.optimizer import copies_of, gradients_of  # noqa: E402
+from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, copies_of, gradients_of  # noqa: E402
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks  # noqa: E402
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses  # noqa: E402
 from qwen35_trainer.engines.micro_batch import Offsets  # noqa: E402
@@ -51,7 +51,7 @@ from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
 from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
 from qwen35_trainer.models.qwen3_5 import products  # noqa: E402
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build  # noqa: E402
-from qwen35_trainer.weights.parked_tensors import bytes_on  # noqa: E402
+from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on  # noqa: E402
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
 from tests.distributed.samples import spec_of  # noqa: E402
 from tests.engines.megatron.fused_adam import installed  # noqa: E402
@@ -270,6 +270,36 @@ def memory_of_save(
         engine.save(folder)
         windows = [len(each) for each in engine._weights.windows(window // 4)]
     return {"before": before, "peak": live.maximum, "windows": windows}
+
+
+def checkpointed(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int, folder: Path) -> dict[str, int]:
+    """Save and restore. The most bytes that gradients and moments had on the device together whenever something came there, how
+    often something came, and how many moments were read of which this rank holds nothing."""
+    together, unused = [], 0
+    with _after_a_batch(spec, batch, vocabulary) as (engine, _):
+        optimizer, put = engine._optimizer, engine._optimizer.put
+
+        def then_counted(call: Callable[..., None]) -> Callable[..., None]:
+            def counted(*arguments: Any) -> None:
+                call(*arguments)
+                moments = (each for group in range(optimizer.groups) for each in optimizer.moments(group))
+                together.append(min(bytes_on(optimizer.gradients, CPU), bytes_on(moments, CPU)))
+
+            return counted
+
+        def recorded(parameter: torch.nn.Parameter, name: str, values: torch.Tensor) -> None:
+            nonlocal unused
+            unused += name != WEIGHT and not optimizer.holds_state_of(parameter)
+            put(parameter, name, values)
+
+        with (
+            patch.object(ParkedTensors, "restore", then_counted(ParkedTensors.restore)),
+            patch.object(MegatronOptimizer, "prepare_state", then_counted(MegatronOptimizer.prepare_state)),
+            patch.object(optimizer, "put", recorded),
+        ):
+            engine.save(folder)
+            engine.restore(folder)
+    return {"together": max(together), "came": len(together), "unused": unused}
 
 
 def train_with_fsdp(

@@ -29,6 +29,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
             "offload": {"parameters": True, "gradients": True, "optimizer": True},
         },
     ),
+    "wide": ("wide", 1, {"micro": 8}),
+    "wide experts": ("wide experts", 1, {"micro": 8}),
     "float32": ("small", 2, {"precision": "FP32", "activationCheckpointing": True}),
 }
 
@@ -69,6 +71,23 @@ def test_a_save_holds_a_window_of_the_state_and_one_parameter(groups, tmp_path) 
     assert counted["peak"] - counted["before"] <= 4 * table
     state = 12 * parameters.text(size).total
     assert state > 20 * table
+
+
+@pytest.mark.torch
+def test_a_checkpoint_never_has_gradients_and_moments_on_the_device_together(groups, tmp_path) -> None:
+    """Both ranks have the whole model, and each holds the moments of a part of it."""
+    document = planned_memory.spec("small", 2, offload={"optimizer": True})
+    document["train"]["engine"] = "Megatron"
+    for counted in groups(2).run(
+        "checkpointed",
+        spec=document,
+        batch=planned_memory.batch(),
+        vocabulary=planned_memory.VOCABULARY,
+        folder=tmp_path,
+    ):
+        assert counted["came"] > 4
+        assert counted["together"] == 0
+        assert counted["unused"] == 0
 
 
 @pytest.mark.torch

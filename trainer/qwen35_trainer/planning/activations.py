@@ -42,6 +42,9 @@ class Computation:
     """Number of ranks that divide the matrix products of each expert. Each of them has the routed tokens of all of them."""
     context: int = 1
     """Number of context-parallel ranks. The functions here do not divide by it, because `tokens` is already divided."""
+    by_megatron: bool = False
+    """Whether megatron-core's layers compute. Its MLP adds an offset of 0 to a half of its input, which makes a copy, keeps the
+    product of an expert before and after the router's weight, and its output gate keeps a sigmoid in float32."""
 
 
 def _norm(width: int, channels: float, groups: float, kernels: Kernels) -> float:
@@ -64,7 +67,7 @@ def full_attention(shape: ModelSizes, computation: Computation) -> float:
     if c == 4 and shape.output_gate:
         norms += 4 * query  # in float32 the norm keeps the product itself, with the gate
     mixed = c * (query + 2 * key) + c * query + 4 * heads
-    gate = c * query if shape.output_gate else 0
+    gate = (4 if computation.by_megatron else c) * query if shape.output_gate else 0
     return computation.tokens * (norms + mixed + gate + c * query)
 
 
@@ -96,13 +99,15 @@ def feed_forward(shape: ModelSizes, computation: Computation) -> float:
     In a mixture-of-experts model, the router and the experts are counted instead of the MLP.
     """
     c, parts, hidden = computation.width, computation.tensor, shape.hidden
+    # Two halves of the input, the activated half, and the product; with megatron-core its copies (`by_megatron`).
+    kept, kept_of_expert = (5, 6) if computation.by_megatron else (4, 4)
     if not shape.experts:
-        return computation.tokens * 4 * c * shape.intermediate / parts
+        return computation.tokens * kept * c * shape.intermediate / parts
     per_token, width = shape.experts_per_token, shape.expert_intermediate
     router = (4 * hidden if c == 2 else 0) + 4 * shape.experts + 20 * per_token + 4
-    shared = c * (1 + 4 * shape.shared_intermediate / parts + hidden) if shape.shared_intermediate else 0
+    shared = c * (1 + kept * shape.shared_intermediate / parts + hidden) if shape.shared_intermediate else 0
     # The tokens are gathered from all ranks of an expert, and each rank has its part of the channels between the products.
-    experts = per_token * (computation.expert_tensor * (2 * c * hidden + 28) + 4 * c * width)
+    experts = per_token * (computation.expert_tensor * (2 * c * hidden + 28) + kept_of_expert * c * width)
     return computation.tokens * (router + shared + experts)
 
 

@@ -139,7 +139,7 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
     # Sequence parallelism divides what is between matrix products too, so every term is divided.
     length = micro.length + -micro.length % cut.tensor
     tokens = micro.tokens * length / micro.length / cut.tensor
-    computation = Computation(width, kernels, tokens, length, expert_tensor=cut.expertTensor)
+    computation = Computation(width, kernels, tokens, length, expert_tensor=cut.expertTensor, by_megatron=True)
     full = sum((number + 1) % shape.full_attention_interval == 0 for part in stage.parts for number in part)
     recompute, virtual = spec.train.activationCheckpointing, cut.virtualPipeline
     begun = min(stage.begun, micro.count * virtual)

@@ -162,7 +162,9 @@ def restore(
         def read(name: str, *slices: slice, moment: str = moment) -> Tensor:
             return state.read(f"{name}.{moment}", *slices)
 
-        weights.load(read, partial(put, name=moment))
+        # With several copies of a model, a rank holds the moments of a part of its parameters. Reading those of all would
+        # multiply what the storage has to deliver by the number of copies.
+        weights.load(read, partial(put, name=moment), wanted=optimizer.holds_state_of)
 
 
 def _lacking(

@@ -12,6 +12,7 @@ such a kernel only with Transformer Engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
@@ -138,20 +139,31 @@ class MegatronEngine(UpdatingEngine):
         return shards
 
     def save(self, folder: Path) -> None:
-        self._offload.need(TRAINED, WEIGHTS, *self._moments)
-        # Gradients have values only within an update. Without them there is room for what is gathered.
-        gradients = ParkedTensors(self._optimizer.gradients, self._device, keep_values=False, for_others=False)
-        try:
+        with self._without_gradients():
             checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
-        finally:
-            gradients.restore()
 
     def saved(self, *, wait: bool = False) -> bool:
         return True  # `save` returns when all ranks have written
 
     def restore(self, folder: Path) -> None:
-        self._offload.need(TRAINED, WEIGHTS, *self._moments)
-        checkpoint.restore(folder, self._weights, self._optimizer, self._shapes)
+        with self._without_gradients():
+            checkpoint.restore(folder, self._weights, self._optimizer, self._shapes)
+
+    @contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        """Context manager: the body has all tensors on the device but the gradients, which have values only within an update.
+
+        The gradients leave before the optimizer state comes and return after it has left, because the device may not
+        hold both. Without them there is room for what a checkpoint gathers.
+        """
+        self._offload.need(TRAINED)
+        gradients = ParkedTensors(self._optimizer.gradients, self._device, keep_values=False, for_others=False)
+        try:
+            self._offload.need(TRAINED, WEIGHTS, *self._moments)
+            yield
+        finally:
+            self._offload.need(TRAINED)
+            gradients.restore()
 
     def _forward_backward(self, update: UpdateStep, shares: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
         self._offload.need(TRAINED, GRADIENTS)

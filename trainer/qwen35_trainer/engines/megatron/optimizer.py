@@ -120,6 +120,10 @@ class MegatronOptimizer:
         dist.all_reduce(values, group=copies_of(parameter))
         return values
 
+    def holds_state_of(self, parameter: nn.Parameter) -> bool:
+        """Return whether this rank holds optimizer state of a parameter, or of a part of it."""
+        return self._own(parameter) is not None
+
     @torch.no_grad()
     def put(self, parameter: nn.Parameter, name: str, values: Tensor) -> None:
         """Set a tensor that the optimizer holds for a parameter. With WEIGHT, set the parameter, too.

@@ -80,27 +80,33 @@ class PublishedModel:
         self._entries = _entries(_named(stages), shapes, layers)
 
     @torch.no_grad()
-    def load(self, read: Read, put: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_) -> None:
-        """Call `put` for each of this rank's parameters, with the parameter and its new values.
+    def load(
+        self,
+        read: Read,
+        put: Callable[[nn.Parameter, Tensor], object] = Tensor.copy_,
+        wanted: Callable[[nn.Parameter], bool] = lambda _: True,
+    ) -> None:
+        """Call `put` for each of this rank's wanted parameters, with the parameter and its new values.
 
         By default, `put` sets the parameter. The new values are this rank's part of the published tensors that `read`
-        returns. `read` is called only for tensors of which this rank has a part.
+        returns. `read` is called only for tensors of which this rank has a part. wanted: returns whether a parameter
+        gets new values; the tensors of others are not read. By default, all do.
         """
         for entry in self._entries:
-            for parameter, value in zip(entry.own, self._parts(entry, read), strict=True):
-                put(parameter, value)
+            for number, parameter in enumerate(entry.own):
+                if wanted(parameter):
+                    put(parameter, self._part(entry, number, read))
 
-    def _parts(self, entry: _Entry, read: Read) -> Iterator[Tensor]:
-        """Yield this rank's part of each parameter of an entry."""
+    def _part(self, entry: _Entry, number: int, read: Read) -> Tensor:
+        """Return this rank's part of one parameter of an entry. number: its position in `entry.own`."""
         group = _group(entry)
-        for number in range(len(entry.own)):
-            if entry.of_experts:
-                expert = parallel_state.get_expert_model_parallel_rank() * len(entry.own) + number
-                tensors = [read(name, slice(expert, expert + 1))[0] for name in entry.published]
-            else:
-                tensors = [read(name) for name in entry.published]
-            whole = entry.row.arrangement.merge(tensors, self._shape)
-            yield entry.row.arrangement.cut(whole, group.size(), self._shape)[group.rank()]
+        if entry.of_experts:
+            expert = parallel_state.get_expert_model_parallel_rank() * len(entry.own) + number
+            tensors = [read(name, slice(expert, expert + 1))[0] for name in entry.published]
+        else:
+            tensors = [read(name) for name in entry.published]
+        whole = entry.row.arrangement.merge(tensors, self._shape)
+        return entry.row.arrangement.cut(whole, group.size(), self._shape)[group.rank()]
 
     @torch.no_grad()
     def publish(self, value: Callable[[nn.Parameter], Tensor], window: range | None = None) -> Iterator[PublishedPart]:
