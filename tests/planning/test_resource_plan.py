@@ -13,7 +13,14 @@ from qwen35_trainer.catalog.links import LINKS
 from qwen35_trainer.catalog.models import MODELS
 from qwen35_trainer.commands import app
 from qwen35_trainer.manifest import parse_spec
-from qwen35_trainer.planning import fsdp_memory, host_memory, megatron_memory, rollout_memory, train_memory
+from qwen35_trainer.planning import (
+    fsdp_memory,
+    host_memory,
+    megatron_memory,
+    memory_plan,
+    rollout_memory,
+    train_memory,
+)
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.train_time import train_time
 from qwen35_trainer.progress.records import UpdateRecord, to_line
@@ -133,6 +140,53 @@ def test_a_bucket_counts_only_where_the_transport_has_buckets():
         assert large_train.shared == train.shared
         assert large_rollout.shared - rollout.shared == pytest.approx(in_store * replicas * more)
         assert large_rollout.staging - rollout.staging == pytest.approx((not in_store) * replicas * more)
+
+
+def test_changes_keep_the_version_before_in_trainer_and_replicas_and_a_late_reader_of_rdma_a_third_one():
+    """27B in bfloat16 on 4 train nodes; 8 replicas in a pod."""
+    shape = MODELS["Qwen/Qwen3.5-27B"]
+    version = host_memory.version_bytes(shape, spec_of())
+
+    def pods(**publication):
+        spec = spec_of(
+            mode="FullyAsync",
+            rewards=[{"type": "Math"}],
+            rollout={},
+            train={"nodes": 4},
+            publication={"folder": "/shared", **publication},
+        )
+        return host_memory.train_pod(shape, spec, 0.0), host_memory.rollout_pod(shape, spec, 0.0)
+
+    for transport in ("ObjectStore", "Folder"):
+        (train, rollout), (train_of_changes, rollout_of_changes) = (
+            pods(transport=transport),
+            pods(transport=transport, wholeEvery=6),
+        )
+        assert rollout_of_changes.staging - rollout.staging == pytest.approx(8 * version)
+        assert train_of_changes.staging - train.staging == pytest.approx(version / 4)
+        in_store = transport == "ObjectStore"
+        assert train_of_changes.shared - train.shared == pytest.approx(in_store * 0.5 * version / 4)
+    train, rollout = pods(transport="RDMA")
+    assert (train.staging, rollout.staging) == pytest.approx((3 * version / 4, 2 * 8 * version))
+    assert pods(transport="RDMA", wholeEvery=6)[1].staging == rollout.staging
+
+
+def test_sleeping_replicas_of_vllm_with_adapters_keep_their_base_weights_in_the_host():
+    """27B on 8 H100, each with a replica: 8 × 54.7 GB while the ranks train, with the vision tower."""
+
+    def tensors(engine, **train):
+        spec = spec_of(
+            mode="Colocated",
+            rewards=[{"type": "Math"}],
+            rollout={"engine": engine},
+            train={"offload": {"parameters": True}} | train,
+        )
+        [pod] = memory_plan.memory_plan(MODELS["Qwen/Qwen3.5-27B"], spec, "H100").pods
+        return pod.tensors
+
+    assert tensors("VLLM") == tensors("Torch")
+    adapters = {"lora": {"rank": 8}}
+    assert tensors("VLLM", **adapters) - tensors("Torch", **adapters) == pytest.approx(8 * 54.7e9, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """The memory of a pod: what its processes hold in host memory, and what is in /dev/shm.
 
 train pod      offloaded state; two versions of each rank's shard of the published weights: one is read while the next
-               one is written (`weights/segment.py`); what a save of a checkpoint takes at least
-rollout pod    a whole version for each replica while the replica loads it; with RDMA two versions, which other replicas read
-               (`weights/relay.py`)
+               one is written (`weights/segment.py`), and with RDMA a third one while a replica is late; a copy of the
+               shard if versions are published as changes; what a save of a checkpoint takes at least
+rollout pod    a whole version for each replica while the replica loads it; two versions with RDMA, because other replicas
+               read them (`weights/relay.py`), and if versions are published as changes to the one before
+Colocated      one pod has both; with LoRA, also the base weights of each sleeping replica of vLLM, which moves them to host memory
 /dev/shm       Ray's object store: a batch. With router replay, the experts of a batch in train pods, and those of all sequences
                in the pipeline in rollout pods. With the transports Auto and ObjectStore, a train pod also has the published
                shards there, instead of in its processes, and a rollout pod has one bucket (a part of a version) for
@@ -30,6 +32,9 @@ CPU_PROCESS_BYTES = 1.2 * 2**30
 SAVED_TOGETHER_BYTES = 2 * 2**29
 """Maximum bytes of the tensors of two files of a checkpoint, of which the Megatron engine gathers one while it writes the other, if
 no single tensor is larger: `engines/megatron/checkpoint.py`."""
+CHANGED_SHARE = 0.1
+"""Assumed size of the changes between two versions, as a share of a version. Measured: 1.6 % at a learning rate of 1e-6, and
+8.3 % at 1e-5 (docs/benchmarks.md)."""
 TOKEN_BYTES = 4 + 4 + 1
 """Bytes of a response token in a batch: its id, its log-prob, and whether it trains."""
 
@@ -72,7 +77,11 @@ def version_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
 def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory:
     """Return the memory of a pod of the train pool. tensors: bytes of tensors that one rank has in host memory."""
     devices, version = spec.accelerator.devicesPerNode, version_bytes(shape, spec)
-    staged = 0.0 if spec.mode == "SFT" else 2 * version * devices / spec.world_size
+    shard = 0.0 if spec.mode == "SFT" else version * devices / spec.world_size  # of all ranks of the pod
+    staged = shard * (3 if spec.publication.transport == "RDMA" and spec.mode == "FullyAsync" else 2)
+    before, changes = 0.0, 0.0
+    if _publishes_changes(spec):
+        before, changes = shard, shard * min(1.0, CHANGED_SHARE * (spec.publication.wholeEvery - 1))
     in_store = _uses_object_store(spec)
     parallel = spec.train.parallelism
     ranks_of_share = parallel.context * (parallel.tensor * parallel.pipeline if spec.train.engine == "Megatron" else 1)
@@ -84,8 +93,8 @@ def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemor
         "train",
         devices * _process_bytes(spec),
         devices * tensors + save_bytes(shape, spec),
-        buckets if in_store else buckets + staged,
-        batch + (staged if in_store else 0.0),
+        before + (buckets if in_store else buckets + staged),
+        batch + (staged + changes if in_store else 0.0),
     )
 
 
@@ -117,7 +126,7 @@ def rollout_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMem
         return None
     devices, version = spec.accelerator.devicesPerNode, version_bytes(shape, spec)
     replicas = max(1.0, devices / spec.rollout.tensorParallel)
-    versions = 2 if spec.publication.transport == "RDMA" else 1
+    versions = 2 if spec.publication.transport == "RDMA" or _publishes_changes(spec) else 1
     # Each node of a replica that is larger than a node has a whole version, and the first one the records of all tokens.
     staged, bucket = replicas * versions * version, _bucket_bytes(spec, version)
     in_store = _uses_object_store(spec)
@@ -145,8 +154,28 @@ def colocated_pod(
         choices = _batches_in_pipeline(spec) * _choices_bytes(shape, spec)
         staging, shared = 2 * version_bytes(shape, spec), _batch_bytes(spec) + choices
     more = max(0.0, spec.accelerator.devicesPerNode * parked - save_bytes(shape, spec))
-    tensors = train.tensors + rollout.tensors + more
+    tensors = train.tensors + rollout.tensors + more + _base_weights_of_sleepers(shape, spec)
     return PodMemory("train", train.processes + rollout.processes, tensors, staging, shared)
+
+
+def _base_weights_of_sleepers(shape: ModelSizes, spec: TrainingSpec) -> float:
+    """Return the bytes that the sleeping replicas of a pod keep in host memory.
+
+    A replica of vLLM that gets adapters cannot get its base weights from a publication when it wakes. On an accelerator, vLLM
+    copies them to pinned host memory while the replica sleeps. Without adapters they are discarded.
+    """
+    rollout = spec.rollout
+    on_cpu = spec.accelerator.profile == "CPU"
+    if spec.train.lora is None or rollout is None or rollout.engine != "VLLM" or on_cpu:
+        return 0.0
+    replicas = max(1.0, spec.accelerator.devicesPerNode / rollout.tensorParallel)
+    width = 2 if spec.model.precision == "BF16" else 4
+    return replicas * width * (parameters.text(shape).total + parameters.vision(shape))
+
+
+def _publishes_changes(spec: TrainingSpec) -> bool:
+    """Return whether versions are published as changes to the version before, which trainer and replicas then keep."""
+    return spec.publication.wholeEvery > 1 and spec.publication.transport in ("Auto", "ObjectStore", "Folder")
 
 
 def _process_bytes(spec: TrainingSpec) -> float:
