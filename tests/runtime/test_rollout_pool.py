@@ -7,6 +7,7 @@ makes a replica late.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -478,9 +479,16 @@ async def test_a_replica_that_loads_its_weights_again_after_it_woke_up_is_not_lo
     assert cluster.listener.losses == []
 
 
-@pytest.mark.parametrize(("step", "limit"), [("opening", LIMITS.open), ("loading", LIMITS.publish)])
-async def test_a_replica_that_hangs_before_it_has_joined_is_replaced(step, limit):
-    cluster = Cluster()
+@pytest.mark.parametrize(
+    ("step", "open_seconds", "limit"),
+    [
+        ("opening", LIMITS.open, LIMITS.open),
+        ("loading", LIMITS.open, LIMITS.publish),
+        ("loading", 90.0, 90.0),  # a first load also allocates memory, and registers it with RDMA
+    ],
+)
+async def test_a_replica_that_hangs_before_it_has_joined_is_replaced(step, open_seconds, limit):
+    cluster = Cluster(limits=replace(LIMITS, open=open_seconds))
     cluster.prepare = lambda actor, name: getattr(actor.worker, step).clear()
     async with cluster.running():
         await settled()

@@ -76,6 +76,14 @@ def test_memory_is_registered_for_the_first_version_and_used_again(pair: Pair) -
     assert (pair.trainer.registrations, pair.replica.registrations) == registered
 
 
+def test_memory_for_a_late_reader_stays_registered_so_that_its_address_never_gets_another_key(pair: Pair) -> None:
+    """A replica that knows the address would fail to read: NIXL refuses other metadata for it."""
+    for version, needed in ((1, ()), (2, (1,)), (3, (1, 2)), (4, (3,)), (5, (3, 4)), (6, (5,)), (7, (5, 6))):
+        published = pair.publish(version, frozenset(needed))
+        assert pair.trainer.registrations == (2 if version < 3 else 3) * RANKS
+    assert is_version(fetch(pair.receiver, published), 7)
+
+
 def test_no_memory_stays_registered_when_its_owner_is_deleted(pair: Pair) -> None:
     network = pair.network
     fetch(pair.receiver, pair.publish(0))

@@ -1,8 +1,10 @@
 """Versions that travel as changes: exact for every replica, whatever it has, and smaller where little changes."""
 
+import asyncio
 import threading
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +87,37 @@ def test_a_version_is_copied_for_its_changes_while_the_process_answers_calls(
         fetch(arriving, published)
     assert len(copying) == 1
     assert copying[0] is not threading.current_thread(), "that of the event loop"
+
+
+def test_a_fetch_waits_for_the_writes_of_a_cancelled_one(open_way: Callable[[str], Way], monkeypatch) -> None:
+    """After a failed probe, a replica cancels the fetch of the next version, and fetches its own one to compare."""
+    versions, arriving = published_versions(open_way("ObjectStore with changes"), WHOLE_EVERY + 1), reader()
+    own, following = versions[0], versions[WHOLE_EVERY]
+    begun, released, written = threading.Event(), threading.Event(), threading.Event()
+    decode = shard_streams._decode
+
+    def once_late(*arguments: Any) -> Any:
+        if begun.is_set():
+            return decode(*arguments)
+        begun.set()
+        assert released.wait(60)
+        damaged = decode(*arguments)
+        written.set()
+        return damaged
+
+    async def cancelled_and_fetched() -> HostWeights:
+        late = asyncio.ensure_future(arriving.fetch(following))
+        assert await asyncio.to_thread(begun.wait, 60)
+        late.cancel()
+        fetching = asyncio.ensure_future(arriving.fetch(own))
+        await asyncio.wait([fetching], timeout=0.2)  # without the wait, it would end here
+        released.set()
+        await asyncio.gather(late, return_exceptions=True)
+        assert await asyncio.to_thread(written.wait, 60)
+        return await fetching
+
+    monkeypatch.setattr(shard_streams, "_decode", once_late)
+    assert bits(asyncio.run(cancelled_and_fetched())) == bits(weights_of(0))
 
 
 @pytest.mark.parametrize("had", [None, 0, 1, 2, 3, 4, 5])

@@ -602,19 +602,21 @@ class RolloutPool:
             await self._loaded(replica, newest.manifest.version)
 
     async def _loaded(self, replica: RolloutReplica, version: int) -> None:
-        """Wait until a replica has loaded `version`.
+        """Wait until a replica that is starting has loaded `version`.
 
-        Raises ReplicaFailed if that takes longer than PoolLimits.publish seconds.
+        Raises ReplicaFailed if that takes longer than PoolLimits.publish seconds, or PoolLimits.open if that is longer:
+        the first load includes that the replica allocates its memory and, with RDMA, registers it.
         """
+        seconds = max(self._limits.publish, self._limits.open)
         try:
-            async with asyncio.timeout(self._limits.publish):
+            async with asyncio.timeout(seconds):
                 while replica.version < version:
                     for report in await replica.channel.receive():
                         self._distribution.reported(replica, report)
                         self._note_probe(report)
                         replica.version = max(replica.version, -1 if report.loaded is None else report.loaded)
         except TimeoutError as error:
-            raise ReplicaFailed(_late(replica, version, self._limits.publish)) from error
+            raise ReplicaFailed(_late(replica, version, seconds)) from error
 
     def _join(self, replica: RolloutReplica) -> None:
         replica.state = f"works on {', '.join(replica.hosts)}"

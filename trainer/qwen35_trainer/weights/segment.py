@@ -193,16 +193,16 @@ def _locked(descriptor: int, kind: int) -> bool:
 class SegmentPool:
     """The segments to which one version after another is written: one is in service while the next one is written.
 
-    A third segment exists only while an older version is still needed or read. The memory of an old version is not freed:
+    A third segment is created if an older version is still needed or read. The memory of an old version is not freed:
     a segment that nobody needs is written again, because the first write to memory takes ten times as long as later
-    writes.
+    writes. Without `turns`, further segments that nobody needs are closed.
     """
 
     def __init__(self, turns: int = 0) -> None:
         """Create an empty pool.
 
-        turns: number of segments that the first `claim` creates together, and that are kept even if nobody needs them;
-        0: each segment is created when it is needed.
+        turns: number of segments that the first `claim` creates together. All segments of one size are then kept even if
+        nobody needs them. 0: each segment is created when it is needed.
         """
         self._segments: list[MemorySegment] = []
         self._turns = turns
@@ -230,8 +230,9 @@ class SegmentPool:
             elif segment.data.size == size:
                 free.append(segment)
         wanted = max(1, self._turns - len(kept))
-        free = free[:wanted]  # further ones are closed
-        if missing := wanted - len(free):
+        if not self._turns:
+            free = free[:wanted]  # further ones are closed
+        if (missing := wanted - len(free)) > 0:
             # Together, because the memory of a new segment counts as free until it is written.
             _check_room(size, copies=missing)
         if not free:

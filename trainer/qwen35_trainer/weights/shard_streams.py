@@ -170,6 +170,7 @@ class StreamReceiver:
         self._read = read
         self._pool = SegmentPool()
         self._before: HostWeights | None = None  # the version to which changes may be applied
+        self._fetching = asyncio.Lock()  # one fetch at a time: a cancelled one may still write to the memory
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
         """Fetch a version and verify its checksums.
@@ -178,6 +179,10 @@ class StreamReceiver:
         WeightsDamaged, naming the damaged tensors, and TooLittleMemory if a copy of the weights does not fit into
         memory. After an error, the version that was fetched last is unchanged.
         """
+        async with self._fetching:
+            return await self._fetch(published)
+
+    async def _fetch(self, published: PublishedWeights) -> HostWeights:
         manifest, source = published.manifest, published.source
         assert isinstance(source, VersionBuckets)
         await asyncio.to_thread(_check, manifest, source)  # hundreds of thousands of parts, for the largest models
@@ -185,13 +190,13 @@ class StreamReceiver:
         memory = np.empty(manifest.layout.size, np.uint8) if place is None else place.data
         damaged = set[int]()
         # In a thread, because it may copy hundreds of gigabytes, and this process must answer calls meanwhile.
-        steps = await asyncio.to_thread(self._missing_steps, manifest, source.steps, memory)
+        steps = await _to_its_end(self._missing_steps, manifest, source.steps, memory)
         for step in steps:
             damaged, first = set[int](), 0  # those of earlier steps do not count: the last one verifies every part
             for bucket in step.buckets:
                 parts = manifest.parts[first : first + len(bucket.parts)]
                 data = await self._read(source, bucket)
-                damaged |= await asyncio.to_thread(_decode, manifest, parts, bucket.parts, data, memory)
+                damaged |= await _to_its_end(_decode, manifest, parts, bucket.parts, data, memory)
                 first += len(bucket.parts)
                 del data  # so that it can be freed before the next bucket arrives
         raise_if_damaged(manifest, damaged)
@@ -216,6 +221,20 @@ class StreamReceiver:
                     before.copy_to(memory)
                     return steps[number:]
         return steps
+
+
+async def _to_its_end[**P, R](call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+    """Run a call that writes to the memory of a version in a thread.
+
+    If the caller is cancelled, wait for the end of the call, which nothing can stop, before the cancellation continues. A
+    later fetch may use the same memory.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments, **options))
+    try:
+        return await asyncio.shield(running)
+    finally:
+        if not running.done():
+            await asyncio.wait([running])
 
 
 def _encoded(room: Memory, before: Memory | None, item_bytes: int, *, as_changes: bool) -> EncodedPart:

@@ -113,9 +113,14 @@ class NixlAgent:
         Newer metadata of an agent adds the memory that it has registered since then.
         """
         entry = (source.agent, source.metadata)
-        if entry not in self._known:
+        if entry in self._known:
+            return
+        try:
             self._agent.add_remote_agent(source.metadata)
-            self._known.add(entry)
+        except self._errors:  # NIXL then forgets all that it knew of the agent
+            self._known = {other for other in self._known if other[0] != source.agent}
+            raise
+        self._known.add(entry)
 
 
 class _NixlRead:

@@ -3,6 +3,9 @@
 Registering pins memory, which takes about as long as writing to it for the first time: at least 0.2 s per GB on an idle
 machine, and ten times as long where a hypervisor provides the pages. The two segments that are written in turn are
 therefore made together, for the first version, while the run starts.
+
+A third segment, made while a replica was late, is kept. If it were unregistered, a later one could get its address, and NIXL
+refuses other metadata for an address that a reader knows.
 """
 
 from __future__ import annotations
@@ -39,8 +42,7 @@ class RegisteredSegments:
     def claim(self, version: int, size: int, needed: frozenset[int] = frozenset()) -> RegisteredSegment:
         """Return a registered segment of `size` bytes for `version`, locked for writing.
 
-        A free segment of this size is used again. Free segments that the pool drops, because it has enough of them or
-        they have another size, are unregistered. needed: versions whose segments must not be overwritten. Raises
+        A free segment of this size is used again. Free segments of another size are unregistered. needed: versions whose segments must not be overwritten. Raises
         TooLittleMemory if a new segment must be created and does not fit into the memory.
         """
         claimed = self._pool.claim(version, size, needed)
