@@ -119,6 +119,8 @@ class Trainer:
         """Called in the middle of each call of a method."""
         self.groups: list[int] = []
         """All that have trained."""
+        self.batches: list[list[int]] = []
+        """Those of each batch, in the order of their samples in it."""
         self.saves: list[Path] = []
         self.needed: dict[int, frozenset[int]] = {}
         """For each version that was copied, the earlier ones whose memory had to stay."""
@@ -126,6 +128,7 @@ class Trainer:
     async def train(self, batch: TrainBatch, rates: Sequence[float]) -> list[UpdateMetrics]:
         await self._work("train")
         self.groups += np.unique(batch.group).tolist()
+        self.batches.append(list(dict.fromkeys(batch.group.tolist())))
         return [UpdateMetrics(0.5, 1.0, rate, int(batch.trainable.sum()), {}) for rate in rates]
 
     async def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
@@ -165,11 +168,13 @@ class Scores:
     def __init__(self) -> None:
         self.seconds, self.error = 0.5, None
         self.error: Exception | None
+        self.late: dict[str, float] = {}
+        """Further seconds for the group of a prompt."""
 
     async def score_group(
         self, prompt: Prompt, responses: Sequence[ResponseTokens], *, in_trial: bool
     ) -> tuple[CombinedScore, ...]:
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(self.seconds + self.late.get(prompt.id, 0.0))
         if self.error is not None:
             raise self.error
         return tuple(CombinedScore(float(index), {"index": float(index)}, {}) for index in range(len(responses)))
@@ -966,6 +971,14 @@ COLOCATED: dict[str, object] = {
     "train": {"nodes": 2, "updates": 3, "batch": {"promptsPerUpdate": PER_UPDATE, "microBatchSequences": 2}},
     "checkpoint": {"everyUpdates": 3},
 }
+
+
+async def test_the_updates_of_a_batch_train_in_the_order_of_the_data_whichever_group_finished_first(start):
+    """In order of completion, the first update would get the groups of short responses, and the last one those of long ones."""
+    run = start(COLOCATED | {"async": {"stallSeconds": STALL_SECONDS, "updatesPerBatch": 2}, "train.updates": 4})
+    run.scores.late = {f"train/{row}": (5.0, 1.0, 9.0, 3.0)[row % 4] for row in range(PROMPTS)}
+    assert await run.outcome() == "Succeeded"
+    assert run.trainer.worker.batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def recording(calls: list[str]) -> type[Writer]:

@@ -230,7 +230,7 @@ class Generation:
                 self._leave((group, index), sequence)
 
     def take(self, groups: Sequence[int]) -> list[ScoredGroup]:
-        """Remove the groups of a batch from this object, and return them with their rewards."""
+        """Remove the groups of a batch from this object, and return them with their rewards, in the order of `groups`."""
         taken = []
         for number in groups:
             group = self._groups[number]

@@ -332,7 +332,9 @@ class TrainingLoop:
 
     async def _train(self, order: do.TrainGroups, waited: float) -> None:
         settings, training = self.coordinator.settings, self.training
-        groups = self.generation.take(order.groups)
+        # In the order of dispatch, which is that of the data. In that of completion, the first update of a batch would
+        # get the shortest responses, and the last one the longest.
+        groups = self.generation.take(sorted(order.groups))
         started = time.time()
         batch, age = await asyncio.to_thread(
             assemble,  # seconds for long responses, in which replicas wait for answers
