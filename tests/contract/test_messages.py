@@ -49,6 +49,7 @@ reports = st.builds(
     stopAcknowledged=st.none() | words,
     reason=st.none() | words,
     message=words,
+    warning=words,
     update=counts,
     updates=st.none() | counts,
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),

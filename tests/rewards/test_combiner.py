@@ -43,6 +43,12 @@ def test_skip_leaves_the_sample_out_and_keeps_the_other_scores() -> None:
     assert (scored.value, scored.parts, scored.errors) == (None, {"b": 3.0}, {"a": "KeyError: 'x'"})
 
 
+def test_rewards_that_lower_the_sum_or_only_observe_are_penalties() -> None:
+    terms = [term("Math"), term("repeats", weight=-0.5), term("observed", weight=0.0)]
+    scored = combine(PROMPT, terms, [Score(1.0), Score(1.0), Score(0.0)])
+    assert (scored.value, scored.penalties) == (0.5, {"repeats", "observed"})
+
+
 def test_fail_ends_the_run_with_reward_prompt_and_reason() -> None:
     with pytest.raises(RewardFailed, match="reward a, onError Fail, prompt s/0: KeyError: 'x'"):
         combine(PROMPT, [term("a", on_error="Fail")], [ERROR])

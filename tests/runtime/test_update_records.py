@@ -173,6 +173,16 @@ def test_a_response_is_right_when_every_reward_gives_full_marks():
     assert record.first_reward_error == "reward a, prompt hard/0: Timeout: too slow"
 
 
+def test_a_penalty_does_not_count_for_accuracy():
+    """A right answer without repetitions gets 0 from the penalty, and one with repetitions 1."""
+    penalty = frozenset({"repeats"})
+    right = CombinedScore(1.0, {"Math": 1.0, "repeats": 0.0}, {}, penalties=penalty)
+    repeated = CombinedScore(0.5, {"Math": 1.0, "repeats": 1.0}, {}, penalties=penalty)
+    wrong = CombinedScore(-0.5, {"Math": 0.0, "repeats": 1.0}, {}, penalties=penalty)
+    groups = [group("easy", [sequence(1)] * 3, right, repeated, wrong)]
+    assert evaluation_record(groups, update=5, version=2, time=1.0).accuracy == pytest.approx(2 / 3)
+
+
 def test_pass_at_k_is_the_share_of_k_draws_with_a_right_answer():
     rights = [(1, 0, 0, 1, 0, 0), (0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 0)]
     groups = [group("easy", [sequence(1)] * 6, *(scored(float(r), a=float(r)) for r in each)) for each in rights]

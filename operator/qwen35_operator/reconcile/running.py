@@ -107,4 +107,6 @@ def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
     if (skew := stall.skew(situation.observed.report)) is not None and abs(skew) > stall.MAX_SKEW_SECONDS:
         ahead = "behind" if skew > 0 else "ahead of"
         return yes("ClockSkew", f"the head's clock is {abs(skew):.0f} s {ahead} the API server's; set it by NTP")
+    if situation.report is not None and situation.report.warning:
+        return yes("TrainerWarning", situation.report.warning)
     return None if held is None else yes("NodesFixedByQueue", held)

@@ -78,6 +78,7 @@ REASONS: Final[Mapping[str, str]] = {
     "PodFault": "A pod failed recently.",
     "ProgressUnreadable": "The trainer's report cannot be read, or is of an attempt that does not exist.",
     "ClockSkew": "The clock of the head's node differs from the API server's.",
+    "TrainerWarning": "The trainer reports a problem with which it continues; the message explains it.",
     "NodesFixedByQueue": "The queue holds the attempt at its size; the next attempt gets the new one.",
     "NewRelease": "The operator's release, or its settings, name another trainer image or version of Ray.",
     "Cleaned": "The children were deleted, cleanupSecondsAfterFinished after the end.",

@@ -187,6 +187,17 @@ def test_an_attempt_is_not_stalled_by_a_time_in_which_no_report_could_arrive(wor
     assert world.status.attempts[-1].reason == "Stalled", "it could have reported since"
 
 
+def test_what_the_trainer_warns_of_is_a_degraded_condition_while_it_lasts(world):
+    world.report(warning="every call of reward judge failed")
+    world.reconcile()
+    degraded = world.condition("Degraded")
+    assert (world.status.state, degraded.status, degraded.reason) == ("Running", "True", "TrainerWarning")
+    assert degraded.message == "every call of reward judge failed"
+    world.report(warning="")
+    world.reconcile()
+    assert world.condition("Degraded").status == "False"
+
+
 @pytest.mark.parametrize(("skew", "message"), [(-3600, "3600 s behind"), (3600, "3600 s ahead of")])
 def test_a_trainer_whose_clock_is_off_is_not_taken_for_stalled(world, skew, message):
     clock = world.now.timestamp() + skew

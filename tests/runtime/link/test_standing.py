@@ -180,6 +180,28 @@ def test_an_end_is_reported_within_the_contracts_lengths():
     assert (report.state, len(report.reason or ""), len(report.message)) == ("Failed", 128, 4096)
 
 
+def test_a_reward_whose_calls_all_fail_is_a_warning_from_the_fifth_batch_until_it_works():
+    def batch(number: int, failed: int) -> UpdateRecord:
+        return update(
+            number,
+            calls_by_reward={"judge": 16, "Math": 16},
+            errors_by_reward={"judge": failed - 1, "Math": 3},
+            timeouts_by_reward={"judge": 1},
+            first_reward_error=f"reward judge, prompt s/{number}: no route to host",
+        )
+
+    standing = Standing(1)
+    for number in range(1, 5):
+        standing = standing.after(batch(number, 16)).after(update(number, seconds=0.0))
+    assert standing.progress(0.0).warning == "", "four batches, each with a second update without calls"
+    warning = standing.after(batch(5, 16)).progress(0.0).warning
+    assert "reward judge failed" in warning
+    assert "reward judge, prompt s/5: no route to host" in warning
+    assert standing.after(batch(5, 15)).after(batch(6, 16)).progress(0.0).warning == ""
+    long = replace(standing, failing={"n" * 2000: 9}).progress(0.0)
+    assert len(long.warning) == 1024
+
+
 def test_the_pace_is_the_mean_of_the_latest_updates_and_needs_three():
     standing = Standing(1).after(update(1, seconds=9.0)).after(update(2, seconds=1.0))
     assert standing.progress(0.0).secondsPerUpdate is None

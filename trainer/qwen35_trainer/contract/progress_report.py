@@ -68,6 +68,8 @@ class ProgressReport(ContractMessage):
     """Name of the RayCluster in which the driver runs; None outside a RayCluster. An attempt gets another
     RayCluster each time its queue admits it again. A report with the name of an earlier RayCluster describes a
     driver that an eviction has ended."""
+    warning: Annotated[str, Field(max_length=1024)] = ""
+    """A problem with which the attempt continues, explained for people. Empty if the trainer knows of none."""
     phase: Annotated[str, Field(max_length=256)] = ""
     """Activity of the driver, such as "loading the model" or "training"."""
     update: ReportedCount = 0
@@ -84,7 +86,8 @@ class ProgressReport(ContractMessage):
     """Mean seconds of the latest updates; None until three updates have ended."""
     reward: float | None = None
     accuracy: ReportedShare | None = None
-    """Share, 0 to 1, of the held-out responses in the latest evaluation to which every reward gave at least 1.
+    """Share, 0 to 1, of the held-out responses in the latest evaluation to which every reward with a weight above 0 gave
+    at least 1.
 
     None before the first evaluation, and in mode SFT. With graded rewards also None as long as the share
     is 0 while the mean reward is not.

@@ -164,6 +164,9 @@ class UpdateRecord:
     with `onError: Skip`."""
     reward_by_source: dict[str, float] = field(default_factory=dict)
     """Data source → mean reward of the samples of its prompts."""
+    calls_by_reward: dict[str, int] = field(default_factory=dict)
+    """Name of a reward → number of its calls since the previous batch, failed ones included. Responses that could not be
+    generated count under "generation". Empty in the records of earlier releases."""
     reward_errors: int = 0
     """Number of failed reward calls since the previous batch, in trained and untrained groups: the sum over
     `errors_by_reward` and `timeouts_by_reward`."""
@@ -205,7 +208,7 @@ class EvaluationRecord:
     samples: int
     """Number of held-out responses or, in SFT, examples."""
     accuracy: float | None = None
-    """Share, 0 to 1, of the responses to which every reward gives at least 1."""
+    """Share, 0 to 1, of the responses to which every reward with a weight above 0 gives at least 1."""
     pass_at_k: dict[int, float] = field(default_factory=dict)
     """k → pass@k: the probability, 0 to 1, that at least one of k responses to a prompt is accurate, estimated from all
     responses to the prompt, and averaged over prompts. k is each power of 2 up to `evaluation.samplesPerPrompt`, and

@@ -125,20 +125,24 @@ def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -
         values[term.name] = value
         if total is not None:
             total += term.weight * value
-    return CombinedScore(total, values, errors, timeouts)
+    penalties = frozenset(term.name for term in terms if term.weight <= 0)
+    return CombinedScore(total, values, errors, timeouts, penalties)
 
 
 @dataclass
 class Failures:
-    """Counts the failed calls of each reward: time-outs, and all other errors."""
+    """Counts the calls of each reward, and those that failed: time-outs, and all other errors."""
 
     errors: Counter[str] = field(default_factory=Counter)
     timeouts: Counter[str] = field(default_factory=Counter)
     first: str = ""
     """Reward, prompt and reason of the first failure, cut to _MAX_FIRST_CHARACTERS."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """Name of a reward → number of its calls, failed ones included."""
 
     def add(self, prompt: str, scored: CombinedScore) -> None:
-        """Count the failures of one response. prompt: id of the prompt. scored: combined score of the response."""
+        """Count the calls for one response. prompt: id of the prompt. scored: combined score of the response."""
+        self.calls.update(scored.parts.keys() | scored.errors.keys())
         for name in scored.errors:
             counts = self.timeouts if name in scored.timeouts else self.errors
             counts[name] += 1

@@ -40,12 +40,15 @@ class CombinedScore:
     errors: error messages by name of the reward. A response that could not be generated has one error,
       under "generation".
     timeouts: the names of the rewards whose call timed out. They are also keys of `errors`.
+    penalties: the names of the rewards whose weight is not above 0, for which a high score is not better. They do not
+      count for accuracy.
     """
 
     value: float | None
     parts: Mapping[str, float]
     errors: Mapping[str, str]
     timeouts: frozenset[str] = frozenset()
+    penalties: frozenset[str] = frozenset()
 
     def first_error(self, prompt: str) -> str:
         """Return a text that names the first failed reward, the prompt and the reason. `errors` must not be empty."""

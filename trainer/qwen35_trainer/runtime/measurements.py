@@ -269,6 +269,7 @@ def update_record(
         tokens_per_second=None if pipeline is None else pipeline.tokens_per_second,
         score_by_reward=_score_by_reward(groups),
         reward_by_source=_reward_by_source(groups),
+        calls_by_reward=dict(failures.calls),
         reward_errors=failures.total(),
         errors_by_reward=dict(failures.errors),
         timeouts_by_reward=dict(failures.timeouts),
@@ -308,8 +309,8 @@ def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: in
 
 
 def _right(score: CombinedScore) -> bool:
-    """Return whether a response is accurate: every reward gave it at least 1."""
-    return not score.errors and all(part >= 1.0 for part in score.parts.values())
+    """Return whether a response is accurate: every reward with a weight above 0 gave it at least 1, and none failed."""
+    return not score.errors and all(part >= 1.0 for name, part in score.parts.items() if name not in score.penalties)
 
 
 def _pass_at_k(outcomes: Sequence[list[bool]]) -> dict[int, float]:

@@ -26,6 +26,8 @@ from qwen35_trainer.runtime.measurements import TrainingClock
 
 PACE_WINDOW = 20
 """Number of latest versions in the median time per version, and of latest updates in the mean time per update."""
+FAILING_BATCHES = 5
+"""Number of batches in a row in which every call of a reward failed, after which the report contains a warning."""
 MIN_PACE_SAMPLES = 3
 """Minimum number of versions or updates for a time per version or per update. With fewer, that time is None."""
 
@@ -65,6 +67,10 @@ class Standing:
     latest: UpdateRecord | None = None
     seconds_per_update: tuple[float, ...] = ()
     """Durations of the latest updates, in seconds, the oldest first."""
+    failing: Mapping[str, int] = field(default_factory=dict)
+    """Name of a reward → number of latest batches in a row before which every one of its calls failed."""
+    first_reward_error: str = ""
+    """Reward, prompt and reason of a failed call before the latest batch that had one."""
     accuracy: float | None = None
     """Held-out accuracy in the latest evaluation. None before the first evaluation, in SFT, and if the accuracy is 0
     although the mean reward is not (graded rewards)."""
@@ -144,6 +150,8 @@ class Standing:
             samples=self.samples + record.samples,
             tokens=self.tokens + record.tokens,
             latest=record,
+            failing=_failing(self.failing, record),
+            first_reward_error=record.first_reward_error or self.first_reward_error,
             seconds_per_update=(*self.seconds_per_update, max(0.0, record.seconds))[-PACE_WINDOW:],
             busy={} if first else self.busy,
             idle={name: _share(1 - self.busy.get(name, 0.0) / record.seconds) for name in self.hosts}
@@ -164,6 +172,7 @@ class Standing:
             message=end.message[:4096],
             head=self.head,
             cluster=self.cluster,
+            warning=self._warning()[:1024],
             phase=self.phase[:256],
             update=self.update,
             updates=self.updates,
@@ -187,6 +196,15 @@ class Standing:
             **measured,
         )
 
+    def _warning(self) -> str:
+        names = ", ".join(sorted(name for name, batches in self.failing.items() if batches >= FAILING_BATCHES))
+        if not names:
+            return ""
+        return (
+            f"every call of reward {names} failed before each of the latest {FAILING_BATCHES} batches or more, so the run does "
+            f"not learn what the manifest says. A failure: {self.first_reward_error}"
+        )
+
 
 def checkpoint_report(path: Path, update: int, time: float) -> CheckpointReport:
     """Return the entry of a checkpoint or an export in a report. time: when it became complete, in Unix seconds."""
@@ -206,6 +224,16 @@ def _measured(latest: UpdateRecord) -> dict[str, Any]:
         "trainIdle": None if latest.train_idle is None else _share(latest.train_idle),
         "tokensPerSecond": _finite(latest.tokens_per_second),
     }
+
+
+def _failing(before: Mapping[str, int], record: UpdateRecord) -> Mapping[str, int]:
+    """Return `Standing.failing` after a record. A reward without calls since the previous batch keeps its number."""
+    failed = {
+        name: record.errors_by_reward.get(name, 0) + record.timeouts_by_reward.get(name, 0) == calls
+        for name, calls in record.calls_by_reward.items()
+    }
+    counted = {name: before.get(name, 0) + 1 if all_failed else 0 for name, all_failed in failed.items()}
+    return {**before, **counted}
 
 
 def _accuracy(evaluation: EvaluationRecord) -> float | None:
