@@ -49,7 +49,7 @@ def test_the_trainer_is_given_time_to_answer(live_training: LiveTraining):
     assert order["reason"] == "Suspend"
     live_training.report(stopAcknowledged=order["id"], phase="saving")
     live_training.until(
-        lambda: "is saving" in live_training.whole_condition("Reconciling")["message"], "the acknowledgement is seen"
+        lambda: "is ending" in live_training.whole_condition("Reconciling")["message"], "the acknowledgement is seen"
     )
     assert live_training.job() is not None
     saved = {"uri": "/checkpoints/update-1", "update": 1, "time": order["time"]}

@@ -54,7 +54,8 @@ def _head(view: TrainingView, now: datetime) -> Table:
 
 
 def _state_rows(view: TrainingView) -> list[tuple[str, RenderableType]]:
-    """Return the rows about the state with its reason, the unmet conditions, and the problem that Degraded reports.
+    """Return the rows about the state with its reason, the unmet conditions, the problem that Degraded reports, and the
+    warnings of an accepted spec.
 
     A further row appears while the operator has not handled the latest change of the spec. Each row is a label and its
     content.
@@ -69,6 +70,9 @@ def _state_rows(view: TrainingView) -> list[tuple[str, RenderableType]]:
     degraded = view.condition("Degraded")
     if degraded is not None and degraded.status == "True" and not view.ended:
         rows.append(("degraded", Text.assemble((f"{degraded.reason}: ", "yellow"), degraded.message)))
+    accepted = view.condition("Accepted")
+    if accepted is not None and accepted.status == "True" and accepted.message and not view.ended:
+        rows.append(("note", Text(accepted.message, style="yellow")))
     if (view.status.observedGeneration or 0) < view.generation and view.status.conditions:
         rows.append(("", Text("the operator has not handled the latest change of the spec yet", style="yellow")))
     return rows

@@ -50,7 +50,8 @@ def decide(situation: AttemptSituation) -> Verdict | None:
         )
         return Verdict("Succeeded", "Succeeded", message, (PostEvent("Normal", "Succeeded", message),), changes)
     if report is not None and report.state == "Stopped" and order is not None and report.stopAcknowledged == order.id:
-        return stop.stopped(situation, order, "saved and stopped as asked")
+        how = "saved and stopped as asked" if stop.saves(situation) else "stopped as asked, without checkpoint.storage"
+        return stop.stopped(situation, order, how)
     if job is not None and job.held and job.deleting is None:
         return None
     evidence = _evidence_of_failure(situation)

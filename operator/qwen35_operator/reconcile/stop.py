@@ -63,8 +63,7 @@ def stay_stopped(situation: Situation) -> Verdict | None:
             message = "the pods of the last attempt are being deleted"
             after = leftovers.STRAY_CLUSTER_SECONDS if observed.clusters else None
             return Verdict("Suspending", "Cleaning", message, after=after)
-        message = "set spec.suspend: false to continue from the last checkpoint"
-        return Verdict("Suspended", "Suspended", message)
+        return Verdict("Suspended", "Suspended", f"set spec.suspend: false to {_next_start(situation)}")
     remaining = time_to_deadline(situation)
     if remaining is not None and remaining <= 0:
         message = f"spec.activeDeadlineSeconds {situation.spec.activeDeadlineSeconds} are over"
@@ -84,6 +83,11 @@ def stopped(situation: AttemptSituation, order: StopOrder, how: str) -> Verdict:
         return Verdict("Failed", DEADLINE, message, (PostEvent("Warning", DEADLINE, message),), changes)
     changes = attempts.ended(observed, attempt, now, outcome="Suspended", reason=order.reason, message=message)
     return Verdict("Suspending", "Stopping", message, (PostEvent("Normal", "Stopped", message),), changes, after=0.0)
+
+
+def saves(situation: Situation) -> bool:
+    """Return whether the trainer saves a checkpoint when it is asked to stop: only if the training has storage for it."""
+    return situation.spec.checkpoint.storage is not None
 
 
 def time_to_deadline(situation: Situation) -> float | None:
@@ -124,7 +128,7 @@ def _order(situation: AttemptSituation, reason: str) -> Verdict:
         # No trainer has reported yet, so there is nothing to save.
         return stopped(situation, order, "stopped before the trainer had started")
     writes = child_writes.order_to_stop(situation.observed, situation.training, number, order)
-    event = PostEvent("Normal", "Stopping", f"attempt {number} is asked to save and stop: {reason}")
+    event = PostEvent("Normal", "Stopping", f"attempt {number} is asked to {_asked(situation)}: {reason}")
     grace = float(situation.spec.checkpoint.graceSeconds)
     return Verdict("Suspending", "Stopping", _waiting(situation, order), (*writes, event), after=grace)
 
@@ -143,5 +147,20 @@ def _is_report_lost(situation: AttemptSituation) -> bool:
 def _waiting(situation: AttemptSituation, order: StopOrder) -> str:
     report = situation.report
     acknowledged = report is not None and report.stopAcknowledged == order.id
-    answer = "is saving" if acknowledged else "has not answered yet"
-    return f"attempt {situation.attempt.number} was asked to save and stop ({order.reason}); the trainer {answer}"
+    busy = "is saving" if saves(situation) else "is ending"
+    answer = busy if acknowledged else "has not answered yet"
+    request = f"attempt {situation.attempt.number} was asked to {_asked(situation)} ({order.reason})"
+    return f"{request}; the trainer {answer}"
+
+
+def _asked(situation: Situation) -> str:
+    return "save and stop" if saves(situation) else "stop, without checkpoint.storage to save to"
+
+
+def _next_start(situation: Situation) -> str:
+    """Return where the next attempt will start, for a message."""
+    if not saves(situation):
+        return "start from the beginning: without checkpoint.storage nothing was saved"
+    if situation.observed.status.lastCheckpoint is None:
+        return "start; no checkpoint was saved so far"
+    return "continue from the last checkpoint"

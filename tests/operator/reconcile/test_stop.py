@@ -4,7 +4,7 @@ import pytest
 
 from qwen35_operator.desired.object_names import LAST_CHECKPOINT
 from qwen35_trainer.manifest import Problem
-from tests.operator.reconcile.world import World
+from tests.operator.reconcile.world import SPEC, World
 
 
 @pytest.fixture
@@ -35,6 +35,33 @@ def test_the_job_goes_once_the_trainer_has_saved(world):
     assert not world.pods
     assert world.status.lastCheckpoint.update == 7
     assert world.status.attempts[-1].outcome == "Suspended"
+
+
+def test_without_storage_no_message_promises_a_checkpoint():
+    world = World(spec={**SPEC, "checkpoint": {"graceSeconds": 300}})
+    world.until_running()
+    world.edit(suspend=True)
+    world.reconcile()
+    messages = [world.condition("Ready").message]
+    world.report("Stopped", stopAcknowledged=world.order.id)
+    world.reconcile()
+    messages.append(world.status.attempts[-1].message)
+    world.settle()
+    assert world.status.state == "Suspended"
+    messages += [world.condition("Ready").message, *(event.message for event in world.events)]
+    assert not [
+        text for text in messages if "save and stop" in text or "saved and" in text or "last checkpoint" in text
+    ]
+    assert "start from the beginning" in world.condition("Ready").message
+
+
+def test_no_message_promises_a_checkpoint_to_a_training_suspended_before_its_first_one(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    world.report("Stopped", stopAcknowledged=world.order.id)
+    world.settle(3)
+    assert world.status.state == "Suspended"
+    assert world.condition("Ready").message == "set spec.suspend: false to start; no checkpoint was saved so far"
 
 
 def test_a_trainer_that_cannot_be_read_still_gets_the_order(world):
