@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.atomic_files import FolderWriter
 from qwen35_trainer.epoch import Epoch, Owner, read_owner, take
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.runtime import checkpoint_store
 from qwen35_trainer.runtime.checkpoint_store import (
     CheckpointError,
@@ -188,6 +189,22 @@ async def test_a_disk_that_does_not_even_tell_its_free_space_is_a_failure_of_the
     monkeypatch.setattr(shutil, "disk_usage", fail)
     with pytest.raises(StorageFailed, match=r"was not saved: Input/output error \(.*/state\)"):
         await CheckpointStore(tmp_path, 2).save(progress(20), write)
+    assert names(tmp_path) == []
+
+
+async def test_too_little_memory_of_a_rank_is_not_a_failure_of_the_storage(tmp_path):
+    """Another disk would not help, and the failure policy treats both differently."""
+
+    class OutOfMemoryError(RuntimeError):
+        """As PyTorch's."""
+
+    async def write(folder: Path) -> None:
+        (folder / "state").write_text("a part")
+        raise OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(MemoryError, match=r"update-000020 was not saved: .*CUDA out of memory") as raised:
+        await CheckpointStore(tmp_path, 2).save(progress(20), write)
+    assert reason_of(raised.value) is FailureReason.OUT_OF_MEMORY
     assert names(tmp_path) == []
 
 

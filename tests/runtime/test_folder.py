@@ -109,6 +109,39 @@ def test_a_folder_in_which_nothing_was_trained_is_used_by_the_corrected_manifest
     assert (folder.logs / "driver.log").read_text() == "why it failed"
 
 
+def test_a_corrected_manifest_resumes_in_a_folder_in_which_nothing_was_trained(folder, manifest, write, tmp_path):
+    """The attempts of a training always resume, also those of one that was deleted and applied again under its name."""
+    claim(folder, manifest)
+    folder.metrics.write_text(EVALUATED)
+    folder.journal.write_text("prompts of other data")
+    corrected = load_manifest(write(tmp_path / "corrected", {"model.source.random.layers": 4}))
+    folder.check(corrected, resume=True, in_cluster=True)
+    claim(folder, corrected, resume=True)
+    assert load_manifest(folder.manifest) == corrected
+    assert sorted(path.name for path in folder.root.iterdir()) == ["owner.json", "run.id", "run.yaml"]
+
+
+@pytest.mark.parametrize("file", ["run.yaml", "run.id"])
+def test_a_killed_claim_of_a_corrected_manifest_leaves_no_records_of_the_other_one(
+    folder, manifest, write, tmp_path, monkeypatch, file
+):
+    claim(folder, manifest)
+    folder.journal.write_text("prompts of other data")
+    corrected = load_manifest(write(tmp_path / "corrected", {"model.source.random.layers": 4}))
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == file:
+            raise Killed
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(Killed):
+            claim(folder, corrected)
+    assert not folder.journal.exists()
+
+
 def test_a_folder_in_which_another_run_trained_meanwhile_is_not_claimed(folder, manifest):
     claim(folder, manifest)
     folder.check(manifest, resume=False)
@@ -168,6 +201,7 @@ def test_a_run_may_continue_with_changes_unless_its_weights_would_mean_something
     folder, manifest, write, tmp_path, changes, refused
 ):
     claim(folder, manifest)
+    TRAINED["an update"](folder)
     other = load_manifest(write(tmp_path / "other", changes))
     with nullcontext() if refused is None else pytest.raises(FolderRefused, match=refused):
         folder.check(other, resume=True)
@@ -208,6 +242,14 @@ def read_only(tmp_path):
 def test_a_place_that_cannot_be_written_is_refused_by_name(manifest, read_only):
     with pytest.raises(FolderRefused, match=rf"{read_only} cannot be written \(.+\); name another folder"):
         RunFolder(read_only / "a" / "b").check(manifest, resume=False)
+
+
+def test_a_place_of_a_claim_that_cannot_be_written_is_refused_with_what_helps_in_a_cluster(manifest, read_only):
+    """Nobody wrote --output there, and another folder of the same claim would be as read-only."""
+    with pytest.raises(FolderRefused, match=r"let user \d+ and group \d+ of the pods write") as raised:
+        RunFolder(read_only / "a").check(manifest, resume=True, in_cluster=True)
+    assert "--output" not in str(raised.value)
+    assert "another folder" not in str(raised.value)
 
 
 def test_a_claim_that_fails_leaves_nothing(manifest, tmp_path):

@@ -83,6 +83,22 @@ def megatron_with(**settings: object) -> TrainingSpec:
     )
 
 
+@pytest.mark.parametrize("package", ["wandb", "mlflow"])
+def test_a_metrics_service_needs_its_package(monkeypatch, package: str) -> None:
+    """trainer-cpu has neither. Without this check each attempt would fail only when its driver opens the service."""
+    settings = {"wandb": {"project": "p"}, "mlflow": {"trackingUri": "http://mlflow", "experiment": "e"}}
+    document = spec_with().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    spec = TrainingSpec.model_validate(document | {"rollout": None, "tracking": {package: settings[package]}})
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == package else find_spec(name))
+    [problem] = machine.uninstalled(spec)
+    assert (problem.path, problem.message) == (
+        f"spec.tracking.{package}",
+        f"the package {package}, which it needs, is not installed.",
+    )
+    monkeypatch.setattr(machine, "find_spec", lambda name: name)
+    assert machine.uninstalled(spec) == []
+
+
 @pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 def test_settings_of_megatron_core_are_compared_with_the_installed_version() -> None:
     spec = megatron_with(bias_activation_fuson=True, cuda_graph_warmup_steps="many", bias_dropout_fusion=True)

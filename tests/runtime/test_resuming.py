@@ -6,14 +6,17 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from qwen35_trainer.epoch import FolderRefused, Superseded
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord
-from qwen35_trainer.runtime import checkpoint_store
+from qwen35_trainer.runtime import checkpoint_store, driver
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job
@@ -552,3 +555,18 @@ def test_checkpoints_that_do_not_name_their_attempt_are_not_of_the_last_one(run,
         contents.write_text(json.dumps(json.loads(contents.read_text()) | {"progress.json": meta.stat().st_size}))
     run("a").start(shared / "update-000020").end()
     assert run("a").find("auto").checkpoint.progress.update == 20
+
+
+def test_too_little_memory_for_a_checkpoint_does_not_say_that_the_checkpoint_is_wrong(tmp_path):
+    """The operator would not try again with a wrong one, and the user would look for another."""
+
+    class OutOfMemoryError(RuntimeError):
+        """As PyTorch's."""
+
+    async def restore(path: Path) -> None:
+        raise OutOfMemoryError("CUDA out of memory")
+
+    pool: Any = SimpleNamespace(restore=restore)
+    with pytest.raises(MemoryError, match=r"could not be loaded: CUDA out of memory") as raised:
+        asyncio.run(driver._restore(pool, tmp_path))
+    assert reason_of(raised.value) is FailureReason.OUT_OF_MEMORY

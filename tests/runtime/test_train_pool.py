@@ -64,8 +64,9 @@ def test_a_rank_that_does_not_finish_writing_is_named_at_the_deadline():
         writing = asyncio.ensure_future(TrainPool(ranks, deadline=0.01).saved())
         await _turns()
         ranks[0].answers["saved"].set_result(None)
-        with pytest.raises(Stalled, match=r"the train pool \(train-1\) did not finish writing a checkpoint"):
+        with pytest.raises(Stalled, match=r"the train pool \(train-1\) did not finish writing a checkpoint") as raised:
             await writing
+        assert str(raised.value).endswith("If it was only slow, raise spec.async.stallSeconds")
 
     asyncio.run(play())
 

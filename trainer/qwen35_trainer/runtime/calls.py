@@ -57,13 +57,19 @@ async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float 
 
 
 async def answers(
-    calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, seconds: float | None, names: Sequence[str] = ()
+    calls: Sequence[ray.ObjectRef[Any]],
+    *,
+    of: str,
+    act: str,
+    seconds: float | None,
+    names: Sequence[str] = (),
+    field: str = "",
 ) -> list[Any]:
     """Await the results of calls that run at the same time. The first failed call ends the wait for all others.
 
     of: name of the actor or the pool. act: description of what the calls do. names: names of the actors, in the order of
-    `calls`. Error messages contain these texts. seconds: deadline of all calls; None: no deadline. Raises the same
-    errors as `answer`.
+    `calls`. Error messages contain these texts. seconds: deadline of all calls; None: no deadline. field: the field of
+    the manifest that sets the deadline, for the message; "" if none does. Raises the same errors as `answer`.
 
     When a process ends, its peers raise an error about a broken connection before Ray reports the lost process. After
     an error, this function therefore waits up to LOSS_DETECTION_SECONDS for Ray's report. If Ray reports a loss, this
@@ -83,15 +89,19 @@ async def answers(
     except TimeoutError as error:  # after Ray's errors, some of which are also TimeoutErrors
         silent = [name for name, call in zip(names, running, strict=False) if call.cancelled()]
         assert seconds is not None, "without a deadline, nothing times out"
-        raise stalled(f"{of} ({', '.join(silent)})" if silent else of, act, seconds) from error
+        raise stalled(f"{of} ({', '.join(silent)})" if silent else of, act, seconds, field) from error
 
 
-def stalled(of: str, act: str, seconds: float) -> Stalled:
+def stalled(of: str, act: str, seconds: float, field: str = "") -> Stalled:
     """Return the error for a call that was not answered within `seconds`.
 
-    of: name of the actor or actors. act: description of what the call does.
+    of: name of the actor or actors. act: description of what the call does. field: the field of the manifest that sets
+    the limit; "" if none does.
     """
-    return Stalled(f"{of} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last")
+    advice = f". If it was only slow, raise {field}" if field else ""
+    return Stalled(
+        f"{of} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last{advice}"
+    )
 
 
 async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Killed | None:

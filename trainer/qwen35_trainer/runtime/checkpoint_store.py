@@ -30,7 +30,7 @@ from pathlib import Path
 
 from qwen35_trainer.atomic_files import FolderWriter, sync
 from qwen35_trainer.epoch import Epoch, FolderRefused, Superseded
-from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.runtime.background import Unfinished, done_within
 
 META_FILE, CONTENTS_FILE, MANIFEST_FILE, ROWS_FILE = "progress.json", "contents.json", "manifest.yaml", "rows.json"
@@ -116,8 +116,8 @@ class CheckpointStore:
 
         progress: the state of the run, for progress.json. write: called with an empty folder, into which it writes all
         files of the train ranks. Raises StorageFailed if the files cannot be written, old checkpoints cannot be deleted,
-        or the storage does not answer in time; Superseded if another attempt owns the folder; and FolderRefused if
-        owner.json is damaged.
+        or the storage does not answer in time; Superseded if another attempt owns the folder; FolderRefused if
+        owner.json is damaged; and MemoryError if a rank had too little memory.
         """
         final = self.path_of(progress.update)
         earlier, made = True, None
@@ -214,7 +214,7 @@ class CheckpointStore:
 
         final: the path at which the checkpoint would be. earlier: whether earlier checkpoints may exist. The result is
         Superseded if another attempt owns the folder, which explains why writing failed, FolderRefused if owner.json is
-        damaged, and otherwise StorageFailed.
+        damaged, MemoryError if a rank had too little memory, and otherwise StorageFailed.
         """
         what = f"checkpoint {final} was not saved"
         reason = _reason(error) + _full(self.folder, error)  # before room is made
@@ -226,6 +226,8 @@ class CheckpointStore:
                 self.writer.check()
             except (Superseded, FolderRefused) as ended:
                 return _ended(what, ended)
+        if reason_of(error) is FailureReason.OUT_OF_MEMORY:
+            return MemoryError(f"{what}: {reason}")
         return StorageFailed(f"{what}: {reason}; {_advice(earlier=earlier)}")
 
     def _unanswered(self, what: str) -> StorageFailed:

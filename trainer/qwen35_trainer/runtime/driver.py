@@ -241,7 +241,8 @@ class Driver(Process):
         replicas, train_actors = self._start_workers()
         train = self._train_pool(train_actors)
         self._phase = "loading the model"
-        loading = asyncio.ensure_future(train.start(START_SECONDS))  # replicas join later, each when it is ready
+        limit = max(START_SECONDS, self._job.spec.async_.stallSeconds)
+        loading = asyncio.ensure_future(train.start(limit))  # replicas join later, each when it is ready
         opening = asyncio.ensure_future(self._open(scoring))
         if not await self._waited(opening):
             loading.cancel()
@@ -522,6 +523,8 @@ async def _restore(train: TrainPool, path: Path) -> None:
     except (Stalled, ActorLost):
         raise
     except Exception as error:
+        if reason_of(error) is FailureReason.OUT_OF_MEMORY:
+            raise MemoryError(f"checkpoint {path} could not be loaded: {_message(error)}") from error
         # What the ranks raised may be wrapped by PyTorch, which keeps the number of an OSError in the text.
         kind = StorageFailed if isinstance(error, OSError) or "[Errno " in str(error) else CheckpointError
         raise kind(

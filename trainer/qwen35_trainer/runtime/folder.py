@@ -103,11 +103,12 @@ class RunFolder:
         """Raise FolderRefused if a run may not use the folder. Changes nothing.
 
         manifest: manifest of the run. resume: whether --resume is given. Without --resume, the run may use only a new or
-        empty folder, or the folder of a run that has trained nothing. how_to_resume: the command that continues the run
-        in this folder, for the message. in_cluster: whether the run is a training of a cluster, for the message.
+        empty folder, or the folder of a run that has trained nothing. With --resume, the run in the folder must have the
+        same fixed fields, unless it has trained nothing. how_to_resume: the command that continues the run in this
+        folder, for the message. in_cluster: whether the run is a training of a cluster, for the message.
         """
-        if (problem := unwritable(self.root)) is not None:
-            raise FolderRefused(f"--output {problem}")
+        if (problem := unwritable(self.root, in_cluster=in_cluster)) is not None:
+            raise FolderRefused(problem if in_cluster else f"--output {problem}")
         if self.manifest.exists():
             self._check_owner(manifest, resume=resume, how_to_resume=how_to_resume, in_cluster=in_cluster)
         elif self.root.exists() and any(not self._is_from_claim(path) for path in self.root.iterdir()):
@@ -128,24 +129,26 @@ class RunFolder:
         Raises FolderRefused if that is impossible, and Superseded if another attempt owns the folder.
 
         epoch: the period in which this run owns the folder. identity: result of `next_identity`. resume: whether the
-        run continues an earlier one. If not, the records of an earlier run, which has trained nothing, are deleted;
-        its logs stay.
+        run continues an earlier one. If not, or if the earlier run has other fixed fields, the records of the earlier
+        run, which has trained nothing, are deleted; its logs stay.
 
-        The manifest is written first. If the process is killed before that, it leaves a folder without a run; if it is
-        killed after that, it leaves a run that can be resumed.
+        Earlier records are deleted first, so that no run can resume with those of another one. Then the manifest is
+        written. If the process is killed before that, it leaves a folder without a run or that of the earlier run; if it
+        is killed after that, it leaves a run that can be resumed.
         """
         new = not self.manifest.exists()
-        if not new and not resume and self.has_trained:
+        begins = not resume or (not new and bool(self._differences(manifest)))
+        if not new and begins and self.has_trained:
             raise FolderRefused(f"--output {self.root} holds a run that trained meanwhile; name another folder")
         name = self.root / "run.id"
         try:
-            epoch.write(self.manifest, dump_manifest(manifest), durable=True)
-            if not resume or not name.exists():
-                epoch.write(name, f"{identity}\n", durable=True)
-            if not new and not resume:
+            if not new and begins:
                 for records in (self.metrics, self.samples, self.journal, self.summary, self.root / "report.html"):
                     epoch.delete(records)
                 epoch.delete(self.tensorboard)
+            epoch.write(self.manifest, dump_manifest(manifest), durable=True)
+            if not resume or not name.exists():
+                epoch.write(name, f"{identity}\n", durable=True)
         except OSError as error:
             if new:
                 with contextlib.suppress(OSError, Superseded):
@@ -188,6 +191,19 @@ class RunFolder:
                     f"  {how_to_resume}"
                 )
             return
+        # The checkpoints of a cluster lie elsewhere; `find_start` compares their manifests.
+        if (lines := listed(self._differences(manifest))) and self.has_trained:
+            elsewhere = "another folder in spec.checkpoint.storage" if in_cluster else "another folder"
+            raise FolderRefused(
+                f"--output {self.root} holds a run with another manifest ({self.manifest}):\n{lines}\n"
+                f"Restore these values to resume it, or name {elsewhere} for a new run"
+            )
+
+    def _differences(self, manifest: Manifest) -> Sequence[Difference]:
+        """Return the fixed fields in which the run of this folder differs from a manifest.
+
+        Raises FolderRefused if run.yaml cannot be read.
+        """
         try:
             earlier = spec_in(self.manifest)
         except (OSError, ValueError) as error:
@@ -195,12 +211,7 @@ class RunFolder:
                 f"--output {self.root}: {self.manifest} does not say whose folder this is ({type(error).__name__}); "
                 "restore it, or name another folder"
             ) from error
-        if lines := listed(differences(earlier, manifest.spec)):
-            elsewhere = "another folder in spec.checkpoint.storage" if in_cluster else "another folder"
-            raise FolderRefused(
-                f"--output {self.root} holds a run with another manifest ({self.manifest}):\n{lines}\n"
-                f"Restore these values to resume it, or name {elsewhere} for a new run"
-            )
+        return differences(earlier, manifest.spec)
 
 
 def spec_in(file: Path) -> Mapping[str, Any]:
@@ -220,12 +231,16 @@ def listed(differences: Sequence[Difference | str]) -> str:
     return "\n".join(f"  {difference}" for difference in differences)
 
 
-def unwritable(folder: Path) -> str | None:
+def unwritable(folder: Path, *, in_cluster: bool = False) -> str | None:
     """Return why a folder cannot be written, and what to do. None: the folder can be written.
 
     The folder does not have to exist. The check creates a temporary folder in `folder`, or in its nearest existing
-    parent, and removes the temporary folder.
+    parent, and removes the temporary folder. in_cluster: whether the folder is on a volume of a pod, for the message.
     """
+    advice = "name another folder"
+    if in_cluster:
+        user = f"user {os.getuid()} and group {os.getgid()}"
+        advice = f"let {user} of the pods write to this folder of the claim (docs/howto/volumes.md)"
     # Path.exists raises PermissionError in a folder that may not be searched, and is False for a broken link.
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     within = "" if nearest == folder else f": {nearest}"
@@ -235,7 +250,7 @@ def unwritable(folder: Path) -> str | None:
     try:  # permissions alone do not show it for /proc and for a read-only disk
         Path(tempfile.mkdtemp(prefix=".qwen35-", dir=nearest)).rmdir()
     except OSError as error:
-        return f"{folder}: {nearest} cannot be written ({error.strerror}); name another folder"
+        return f"{folder}: {nearest} cannot be written ({error.strerror}); {advice}"
     return None
 
 

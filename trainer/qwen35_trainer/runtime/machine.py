@@ -110,10 +110,10 @@ def device(profile: ProfileName) -> torch.device:
 def uninstalled(spec: TrainingSpec) -> list[Problem]:
     """Return the reasons why the installed packages cannot run a spec. The list is empty if they can.
 
-    The package of an engine may be missing or have another version than the required one, or vLLM or megatron-core may
-    lack an argument or a setting of the spec.
+    The package of an engine or of a metrics service may be missing or have another version than the required one, or
+    vLLM or megatron-core may lack an argument or a setting of the spec.
     """
-    return [*_vllm(spec), *_megatron(spec), *_mindspeed(spec)]
+    return [*_vllm(spec), *_megatron(spec), *_mindspeed(spec), *_trackers(spec)]
 
 
 def _megatron(spec: TrainingSpec) -> Iterator[Problem]:
@@ -152,6 +152,16 @@ def _mindspeed(spec: TrainingSpec) -> Iterator[Problem]:
         message = "the package mindspeed, which it needs for profile Ascend, is not installed."
         fix = "Install MindSpeed from its repository (docs/howto/ascend.md has the steps), or set it to FSDP."
         yield Problem("spec.train.engine", message, fix)
+
+
+def _trackers(spec: TrainingSpec) -> Iterator[Problem]:
+    for package, settings in (("wandb", spec.tracking.wandb), ("mlflow", spec.tracking.mlflow)):
+        if settings is not None and find_spec(package) is None:
+            yield Problem(
+                f"spec.tracking.{package}",
+                f"the package {package}, which it needs, is not installed.",
+                f"Run pip install 'qwen35[{package}]', in a cluster in an image of your own, or leave it out.",
+            )
 
 
 def _vllm(spec: TrainingSpec) -> list[Problem]:

@@ -79,8 +79,8 @@ def find_start(
         return RunStart(None, None, _claim_on(folder.root))
     place = checkpoint_folder(folder, spec, base)
     option = "--output" if spec.checkpoint.storage is None else "spec.checkpoint.storage.path"
-    if (problem := unwritable(place)) is not None:
-        raise FolderRefused(f"{option} {problem}")
+    if (problem := unwritable(place, in_cluster=in_cluster)) is not None:
+        raise FolderRefused(f"spec.checkpoint.storage: {problem}" if in_cluster else f"{option} {problem}")
     # First, because another attempt may save and claim while this one looks. Its claim then refuses what has changed.
     output, claim = _claim_on(folder.root), _claim_on(place)
     present = _CheckpointFolder(place, claim.owner, tuple(CheckpointStore(place, spec.checkpoint.keep).complete))

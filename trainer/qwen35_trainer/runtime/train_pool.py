@@ -20,6 +20,9 @@ from qwen35_trainer.runtime.site import WorkerLocation, rank_order
 from qwen35_trainer.weights.memory_change import MemoryChange
 from qwen35_trainer.weights.published import PublishedWeights, joined
 
+DEADLINE_FIELD = "spec.async.stallSeconds"
+"""The field of the manifest with the maximum time of a call."""
+
 
 class TrainPool:
     """All train workers. Every worker gets the same calls, in the same order and with the same arguments.
@@ -56,7 +59,14 @@ class TrainPool:
         )
         began = time.time()
         joined = [worker.join.remote(rank, ranks, host, port) for rank, worker in enumerate(self._workers)]
-        await answers(joined, of="the train pool", act="loading the model", seconds=seconds, names=self._names)
+        await answers(
+            joined,
+            of="the train pool",
+            act="loading the model",
+            seconds=seconds,
+            names=self._names,
+            field=DEADLINE_FIELD,
+        )
         return began, time.time()
 
     async def _in_order_of_ranks(self, seconds: float) -> list[Any]:
@@ -155,7 +165,9 @@ class TrainPool:
         return await self._answers([getattr(worker, method).remote(*arguments) for worker in self._workers], act)
 
     async def _answers(self, calls: Sequence[ray.ObjectRef[Any]], act: str) -> list[Any]:
-        return await answers(calls, of="the train pool", act=act, seconds=self._deadline, names=self._names)
+        return await answers(
+            calls, of="the train pool", act=act, seconds=self._deadline, names=self._names, field=DEADLINE_FIELD
+        )
 
 
 def _without_first_tokens(sequences: Sequence[NDArray[np.int32]]) -> TrainBatch:
