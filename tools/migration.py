@@ -26,7 +26,7 @@ VERL_KEY: Final = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+")
 VERL_NOTES: Final[Mapping[str, str]] = {
     "actor_rollout_ref.actor.clip_ratio_high": "The default here is 0.28, in verl 0.2.",
     "actor_rollout_ref.actor.fsdp_config.fsdp_size": "verl gives the devices of one copy, this field the number of copies.",
-    "actor_rollout_ref.actor.kl_loss_type": "`low_var_kl` is `K3`, `kl` is `K1`, `mse` is `K2`.",
+    "actor_rollout_ref.actor.kl_loss_type": "`low_var_kl` is `K3`, `kl` is `K1`, `mse` is `K2`. In the loss, the gradient of `K1` is 0 on average: use `K2` or `K3` there, in both.",
     "actor_rollout_ref.actor.loss_agg_mode": "`token-mean` is `TokenMean`, `seq-mean-token-sum` is `SequenceMeanTokenSum`, and so on.",
     "actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_load_balancing_type": "`none` is 0, even if `moe_aux_loss_coeff` is set. "
     "A loss here is computed for each sequence, as in `seq_aux_loss`; there is no `aux_loss` or `global_aux_loss`.",
@@ -78,6 +78,7 @@ VERL_NOTES: Final[Mapping[str, str]] = {
 TRL_NOTES: Final[Mapping[str, str]] = {
     "beta": "0 is `placement: None`; otherwise set `placement: Loss`.",
     "delta": "Has an effect for negative advantages only, in both.",
+    "epsilon_high": "With `cispo`, TRL's value is the maximum weight itself, without a lower bound: write it minus 1, and `clipLow: 0.999`.",
     "dtype": "`bfloat16` is `BF16`, `float32` is `FP32`. Master weights and optimizer states are in float32 in both cases.",
     "loss_type": "TRL's `dapo` and `bnpo` are `PPOClip` with `aggregation: TokenMean`, `grpo` with `SequenceMeanTokenMean`, `dr_grpo` "
     "with `SequenceMeanTokenSumNorm`. `cispo` is `CISPO`, `sapo` is `SAPO` with `SequenceMeanTokenMean`.",
