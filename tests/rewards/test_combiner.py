@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.manifest.rewards import OnError, RewardSpec
 from qwen35_trainer.rewards.combiner import Combiner, Failures, combine
-from qwen35_trainer.rewards.reward import RewardError, RewardFailed, RewardSetupError, Score
+from qwen35_trainer.rewards.reward import (
+    GENERATION,
+    CombinedScore,
+    RewardError,
+    RewardFailed,
+    RewardSetupError,
+    Score,
+)
 from qwen35_trainer.rewards.reward_settings import RewardTerm, needs_answers
 
 PROMPT = "s/0"
@@ -90,6 +97,14 @@ def test_failures_are_counted_by_reward_with_time_outs_apart_and_the_first_in_wo
         failures.add(prompt, combine(PROMPT, terms, scores))
     assert (failures.errors, failures.timeouts, failures.total()) == ({"a": 1}, {"a": 1, "b": 2}, 4)
     assert failures.first == "reward a, prompt s/1: KeyError: 'x'"
+
+
+def test_a_response_that_could_not_be_generated_is_a_failure_but_not_a_call_of_a_reward() -> None:
+    """Otherwise a few of them would look like a reward of which every call fails."""
+    failures = Failures()
+    failures.add("s/0", CombinedScore(None, {}, {GENERATION: "the prompt is too long"}))
+    failures.add("s/1", combine(PROMPT, [term("a"), term("b", on_error="Skip")], [Score(1.0), ERROR]))
+    assert (failures.calls, failures.errors) == ({"a": 1, "b": 1}, {GENERATION: 1, "b": 1})
 
 
 def test_the_words_of_the_first_failure_are_bounded() -> None:

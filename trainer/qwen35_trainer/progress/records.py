@@ -165,8 +165,8 @@ class UpdateRecord:
     reward_by_source: dict[str, float] = field(default_factory=dict)
     """Data source → mean reward of the samples of its prompts."""
     calls_by_reward: dict[str, int] = field(default_factory=dict)
-    """Name of a reward → number of its calls since the previous batch, failed ones included. Responses that could not be
-    generated count under "generation". Empty in the records of earlier releases."""
+    """Name of a reward → number of its calls since the previous batch, failed ones included. Empty in the records of
+    earlier releases."""
     reward_errors: int = 0
     """Number of failed reward calls since the previous batch, in trained and untrained groups: the sum over
     `errors_by_reward` and `timeouts_by_reward`."""

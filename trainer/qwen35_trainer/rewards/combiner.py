@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from qwen35_trainer.rewards.reward import CombinedScore, RewardFailed, Score
+from qwen35_trainer.rewards.reward import GENERATION, CombinedScore, RewardFailed, Score
 from qwen35_trainer.rewards.reward_settings import RewardTerm
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Failures:
 
     def add(self, prompt: str, scored: CombinedScore) -> None:
         """Count the calls for one response. prompt: id of the prompt. scored: combined score of the response."""
-        self.calls.update(scored.parts.keys() | scored.errors.keys())
+        self.calls.update((scored.parts.keys() | scored.errors.keys()) - {GENERATION})  # no reward was called then
         for name in scored.errors:
             counts = self.timeouts if name in scored.timeouts else self.errors
             counts[name] += 1

@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # they import numpy and pydantic, which the processes of rewa
     from qwen35_trainer.data.prompt import Prompt
 
 
+GENERATION: Final = "generation"
+"""Key of the responses that could not be generated, in errors whose other keys are names of rewards."""
+
+
 @dataclass(frozen=True)
 class ResponseTokens:
     """A response before it is decoded.

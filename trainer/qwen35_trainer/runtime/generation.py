@@ -34,7 +34,7 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.overlong import with_overlong_penalty
-from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
+from qwen35_trainer.rewards.reward import GENERATION, CombinedScore, GroupScorer, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import (
     NO_TOKENS,
     Completed,
@@ -62,8 +62,6 @@ from qwen35_trainer.weights.probe import ProbeResult
 
 logger = logging.getLogger(__name__)
 
-GENERATION = "generation"
-"""Key of the sequences that could not be generated, in counts of failures whose other keys are names of rewards."""
 GIVEN_UP = f"{MAX_LOSSES} or more replicas were lost while they generated responses to this prompt"
 """Error of a sequence that no replica gets any more."""
 MAX_LOGGED_FAILURES = 100

@@ -42,7 +42,8 @@ class RegisteredSegments:
     def claim(self, version: int, size: int, needed: frozenset[int] = frozenset()) -> RegisteredSegment:
         """Return a registered segment of `size` bytes for `version`, locked for writing.
 
-        A free segment of this size is used again. Free segments of another size are unregistered. needed: versions whose segments must not be overwritten. Raises
+        A free segment of this size is used again. Free segments of another size are unregistered. needed:
+        versions whose segments must not be overwritten. Raises
         TooLittleMemory if a new segment must be created and does not fit into the memory.
         """
         claimed = self._pool.claim(version, size, needed)
