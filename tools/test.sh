@@ -3,20 +3,20 @@
 #
 #   setup ─► system packages ─┬─► lint ─────────────────────┐
 #                             ├─► the rest ─────────────────┤
-#   test bed (Go) ────────────┼─► cluster ──────────────────┼─► quiet ─► what failed, core-seconds by folder
-#                             └─► control plane, engines ───┘
+#                             ├─► runtime ─► cluster * ─────┼─► quiet ─► what failed, core-seconds by folder
+#                             └─► control plane, engines * ─┘
+#   test bed ─► * waits for it
 #
-# Tests that start clusters mostly wait, and the other tests mostly compute, so they run in parallel, in lanes of about the same
-# length. Tests that assert a limit in seconds (marked `quiet`) run last, when nothing else runs. Fails when any part fails, and
-# lists the failures at the end.
+# Tests that start clusters or whole runs often wait, and the other tests mostly compute, so they run in parallel, in lanes of
+# about the same length. Whole runs need no test bed, so they run while Go builds it. Tests that assert a limit in seconds (marked
+# `quiet`) run last, when nothing else runs. Fails when any part fails, and lists the failures at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # A process that computes on all cores would slow the other lanes, and its threads spin while they wait for each other.
 export OMP_NUM_THREADS=1
-CONTROL_PLANE=(tests/controlplane tests/helm)
+RUNTIME=(tests/runtime)
 CLUSTER=(tests/cluster)
-ENGINES=(tests/distributed tests/engines tests/gpu tests/recipes)
-SIMULATOR=(tests/simulate tests/simulate_cli) # in the lane of the engines, so that lanes are of about the same length
+CONTROL_PLANE_AND_ENGINES=(tests/controlplane tests/helm tests/engines)
 
 set_up() { make --no-print-directory "$@"; }
 
@@ -37,7 +37,7 @@ if [[ -n $(ls -A "$QWEN35_TESTS_RESULTS") ]]; then
     echo "QWEN35_TESTS_RESULTS=$QWEN35_TESTS_RESULTS holds files, maybe of an earlier run: name a new or empty folder" >&2
     exit 1
 fi
-verdict=$QWEN35_TESTS_RESULTS/set-up
+test_bed=$QWEN35_TESTS_RESULTS/test-bed
 
 logged() { # name, command
     local name=$1 code log=$QWEN35_TESTS_RESULTS/$1.log; shift
@@ -47,27 +47,34 @@ logged() { # name, command
     return $code
 }
 lane() { logged "$1" python -u -m pytest "${@:2}"; } # name, arguments of pytest
-clusters() { # starts as soon as the test bed and the rest of the set-up are ready
-    logged "test bed" set_up testbed || return 1
-    until [[ -s $verdict ]]; do kill -0 $$ && sleep 0.5 || return 1; done
-    [[ $(<"$verdict") == done ]] || return 1
-    lane "control plane, engines" -m "not quiet" "${CONTROL_PLANE[@]}" "${ENGINES[@]}" "${SIMULATOR[@]}" &
-    local other=$! failed=0
-    lane "cluster" -m "not quiet" "${CLUSTER[@]}" || failed=1
-    wait "$other" || failed=1
+build_test_bed() { logged "test bed" set_up testbed && touch "$test_bed"; }
+has_test_bed() { # waits until it is built, or cannot be built
+    while kill -0 "$builder" 2>/dev/null; do kill -0 $$ && sleep 0.5 || return 1; done
+    [[ -e $test_bed ]]
+}
+runtime_then_cluster() {
+    local failed=0
+    lane "runtime" -m "not quiet" "${RUNTIME[@]}" || failed=1
+    has_test_bed && lane "cluster" -m "not quiet" "${CLUSTER[@]}" || failed=1
     return $failed
 }
+control_plane_and_engines() {
+    has_test_bed && lane "control plane, engines" -m "not quiet" "${CONTROL_PLANE_AND_ENGINES[@]}"
+}
 
-clusters &
-clusters=$!
-set_up setup && set_up system && echo done >"$verdict" || { echo failed >"$verdict"; wait "$clusters"; exit 1; }
-failed=0
+build_test_bed &
+builder=$!
+set_up setup && set_up system || { wait; exit 1; }
 logged lint set_up lint &
-lint=$!
-elsewhere=("${CONTROL_PLANE[@]}" "${CLUSTER[@]}" "${ENGINES[@]}" "${SIMULATOR[@]}")
+lanes=($!)
+runtime_then_cluster &
+lanes+=($!)
+control_plane_and_engines &
+lanes+=($!)
+failed=0
+elsewhere=("${RUNTIME[@]}" "${CLUSTER[@]}" "${CONTROL_PLANE_AND_ENGINES[@]}")
 lane "the rest" -m "not quiet" "${elsewhere[@]/#/--ignore=}" || failed=1
-wait "$lint" || failed=1
-wait "$clusters" || failed=1
+for started in "${lanes[@]}"; do wait "$started" || failed=1; done
 # Folders run one after the other, so that the control plane of one does not run during the timed tests of another. Only files
 # with such tests are collected, because collecting all files imports torch and many other packages.
 files_with_quiet() { grep -rl --include='test_*.py' 'mark\.quiet' "$1" | sort; }
