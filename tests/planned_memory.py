@@ -21,6 +21,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "experts": 8,
         "expertsPerToken": 2,
     },
+    "vision": HEADS
+    | {
+        "hiddenSize": 96,
+        "intermediateSize": 192,
+        "linearValueHeads": 4,
+        "layers": 4,
+        "vision": {"depth": 6, "heads": 4, "headDim": 32, "intermediateSize": 256},
+    },
     # The activations of their MLPs are most of what they hold, as in the published models with fused kernels.
     "wide": HEADS | {"hiddenSize": 64, "intermediateSize": 4096, "linearValueHeads": 4, "layers": 4},
     "wide experts": HEADS

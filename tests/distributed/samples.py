@@ -1,6 +1,7 @@
 """Batches and specs that tests of several ranks share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,20 @@ SCENES: list[list[Any]] = [
     *([2, (1, 4, 6), 1], [4], [1, (1, 2, 2), 2, (1, 4, 2), 1], [3, ("video", (2, 4, 2)), 1]),
     *([2], [1, (1, 2, 4)], [5], [2, ("video", (1, 2, 2)), (1, 4, 4), 1]),
 ]
+
+
+def with_scenes(batch: TrainBatch, seed: int = 0) -> TrainBatch:
+    """The same responses to prompts of which most show pictures."""
+    scenes = [SCENES[number % len(SCENES)] for number in range(batch.samples)]
+    shown = [show(scene, 10 * seed + number) for number, scene in enumerate(scenes)]
+    return replace(
+        batch,
+        prompts=np.concatenate([tokens.numpy() for tokens, _ in shown]).astype(np.int32),
+        prompt_lengths=np.array([len(tokens) for tokens, _ in shown]),
+        pictures=tuple(
+            pictures if len(scene) > 1 else None for scene, (_, pictures) in zip(scenes, shown, strict=True)
+        ),
+    )
 
 
 def scenes_of(seed: int) -> TrainBatch:

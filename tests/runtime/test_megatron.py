@@ -8,7 +8,8 @@ from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 
 pytestmark = [pytest.mark.soak, pytest.mark.processes]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-grpo.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE, PICTURES = EXAMPLES / "tiny-grpo.yaml", EXAMPLES / "tiny-grpo-vision.yaml"
 MEGATRON = ("train.engine=Megatron", "accelerator.devicesPerNode=2")
 
 
@@ -31,3 +32,16 @@ def test_the_example_learns(command, tmp_path) -> None:
     ended = command.run(EXAMPLE, *settings, output=tmp_path / "out")
     assert ended.code == 0, ended.err
     assert ended.of(EvaluationRecord)[-1].accuracy >= 0.9
+
+
+def test_pictures_train_and_the_replicas_compute_what_the_ranks_compute(command, tmp_path) -> None:
+    changes = [*MEGATRON, "train.parallelism.tensor=2", "train.batch.removePadding=false", "train.updates=4"]
+    changes += ["evaluation.atStart=false"]
+    settings = [word for change in changes for word in ("--set", change)]
+    ended = command.run(PICTURES, *settings, output=tmp_path / "out")
+    assert ended.code == 0, ended.err
+    updates = ended.of(UpdateRecord)
+    assert len(updates) == 4
+    fresh = [record for record in updates if record.lag_max == 0]
+    assert fresh
+    assert all(abs(record.behaviour_kl) < 1e-5 for record in fresh), "published weights, the tower's among them, train"

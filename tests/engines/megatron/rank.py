@@ -56,6 +56,7 @@ from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  
 from tests.distributed.samples import spec_of  # noqa: E402
 from tests.engines.megatron.fused_adam import installed  # noqa: E402
 from tests.live_bytes import LiveBytes  # noqa: E402
+from tests.models.scenes import vision_language  # noqa: E402
 from tests.publications import published_by  # noqa: E402
 
 
@@ -73,18 +74,22 @@ def train(
     sleeps: bool = False,
     group_numbers: int = grouped_step.GROUP_NUMBERS,
     file_bytes: int = checkpoint_writer.FILE_BYTES,
+    pictured: dict[str, Any] | None = None,
+    pictures: bool = False,
 ) -> dict[str, Any]:
     """Log-probs of the first batch's trained tokens (samples, longest response), metrics of each update, the gradient of the first
     update before clipping, what is published before and after, the bytes that each sleep gave back, and what was on the device
     while the model computed.
 
-    The model is the spec's random one, or what a `folder` holds. layout: degrees, if not those of the spec. spoilt: whether
+    The model is the spec's random one, what a `folder` holds, or a `pictured` vision-language one, whose batches have `pictures` or
+    not. layout: degrees, if not those of the spec. spoilt: whether
     the loss is NaN. fused: whether the optimizer is the stand-in for FusedAdam. sleeps: whether the engine sleeps after each batch.
     group_numbers: maximum number of values of a group of parameters that step together. file_bytes: `FILE_BYTES` of the save.
     """
-    parsed, source = _parsed(spec, folder)
+    parsed, source = _parsed(spec, folder, pictured)
+    degrees = None if layout is None else Layout(**layout)
     with installed() if fused else nullcontext(), patch.object(grouped_step, "GROUP_NUMBERS", group_numbers):
-        engine = MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
+        engine = MegatronEngine(source, parsed, CPU, layout=degrees, pictures=pictures)
     if restore is not None:
         engine.restore(restore)
     first = published_by(engine)
@@ -118,10 +123,24 @@ def train(
     }
 
 
+def towers(
+    spec: dict[str, Any], batches: list[TrainBatch], *, layout: dict[str, Any], pictured: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """This rank's copy of the vision tower after the batches. After each backward pass, the copies get different gradients."""
+    parsed, source = _parsed(spec, None, pictured)
+    engine = MegatronEngine(source, parsed, CPU, layout=Layout(**layout), pictures=True)
+    own = {name: each for name, each in engine._stages[0].named_parameters() if name.startswith("visual.")}
+    for parameter in own.values():
+        parameter.register_hook(lambda gradient: gradient * (1 + 0.1 * torch.distributed.get_rank()))
+    for batch in batches:
+        engine.train(_share_of(engine, batch), [1e-3])
+    return {name: each.detach().clone() for name, each in own.items()}
+
+
 def predictions(spec: dict[str, Any], batch: TrainBatch, *, folder: Path) -> list[torch.Tensor]:
     """Log-probs of the response tokens of each sample under the prediction head, 0 for tokens that do not train. One process."""
     parsed, source = _parsed(spec, folder)
-    engine = MegatronEngine(source, parsed, CPU)
+    engine = MegatronEngine(source, parsed, CPU, pictures=False)
     losses, of_head = engine._losses, engine._loss_of_head
     samples: list[Any] = []
     tables: dict[int, torch.Tensor] = {}
@@ -140,9 +159,9 @@ def predictions(spec: dict[str, Any], batch: TrainBatch, *, folder: Path) -> lis
     return [tables[sample] for sample in range(batch.samples)]
 
 
-def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) -> dict[str, int]:
+def memory(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int, pictures: bool = False) -> dict[str, int]:
     """Bytes of this rank's tensors between two batches, and at most during the second one."""
-    with _after_a_batch(spec, batch, vocabulary) as (engine, live):
+    with _after_a_batch(spec, batch, vocabulary, pictures=pictures) as (engine, live):
         state = live.now
         engine.train(_share_of(engine, batch), [1e-3])
     return {"state": state, "peak": live.maximum}
@@ -235,7 +254,7 @@ def memory_of_step(spec: dict[str, Any], batch: TrainBatch, *, vocabulary: int) 
 
 @contextmanager
 def _after_a_batch(
-    spec: dict[str, Any], batch: TrainBatch, vocabulary: int
+    spec: dict[str, Any], batch: TrainBatch, vocabulary: int, *, pictures: bool = False
 ) -> Iterator[tuple[MegatronEngine, LiveBytes]]:
     """An engine that has trained a batch, and what counts its tensors from then on."""
     parsed, problems = parse_spec(spec)
@@ -243,7 +262,7 @@ def _after_a_batch(
     settings = ModelSettings(parsed.model, seed=0, vocabulary=vocabulary, max_length=4096, base=Path())
     gc.collect()
     with LiveBytes() as live:
-        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU)
+        engine = MegatronEngine(Origin(lambda: build(settings)), parsed, CPU, pictures=pictures)
         engine.train(_share_of(engine, batch), [1e-3])
         gc.collect()
         live.restart()
@@ -309,10 +328,12 @@ def train_with_fsdp(
     rate: float = 1e-3,
     restore: Path | None = None,
     save: Path | None = None,
+    pictured: dict[str, Any] | None = None,
+    pictures: bool = False,
 ) -> dict[str, Any]:
     """The same by the FSDP engine, whose degrees are all 1: metrics, and what is published after."""
-    parsed, source = _parsed(spec, None)
-    engine = FSDPEngine(source, parsed, CPU)
+    parsed, source = _parsed(spec, None, pictured)
+    engine = FSDPEngine(source, parsed, CPU, pictures=pictures)
     if restore is not None:
         engine.restore(restore)
     metrics: list[UpdateMetrics] = []
@@ -346,9 +367,9 @@ def settings_of(spec: dict[str, Any], names: list[str]) -> list[dict[str, str]]:
     return [{name: str(getattr(stage.config, name)) for name in names} for stage in stages]
 
 
-def refusal_of_settings(spec: dict[str, Any]) -> tuple[str, bool]:
+def refusal_of_settings(spec: dict[str, Any], *, pictured: dict[str, Any] | None = None) -> tuple[str, bool]:
     """The text of the refusal of an engine, and whether there were model-parallel groups at that time."""
-    parsed, source = _parsed(spec, None)
+    parsed, source = _parsed(spec, None, pictured)
     try:
         MegatronEngine(source, parsed, CPU)
     except ValueError as error:
@@ -449,9 +470,13 @@ def forget() -> None:
             each.probs = None
 
 
-def _parsed(spec: dict[str, Any], folder: Path | None) -> tuple[TrainingSpec, Origin]:
+def _parsed(
+    spec: dict[str, Any], folder: Path | None, pictured: dict[str, Any] | None = None
+) -> tuple[TrainingSpec, Origin]:
     parsed, problems = parse_spec(spec)
     assert parsed is not None, problems
+    if pictured is not None:
+        return parsed, Origin(lambda: vision_language(**pictured))
     if folder is None:
         return parsed, Origin(partial(remembering, parsed, 0))
     return parsed, origin(parsed.model, seed=0, vocabulary=VOCABULARY, max_length=LONGEST, base=folder)

@@ -21,29 +21,33 @@ TEXT_CLASS = {
 }
 
 
-def folder_of(place: Path, shape: str, **options: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """A spec that reads a folder of published shape as a text model, and the tensors of that model."""
+def folder_of(
+    place: Path, shape: str, *, text: bool = False, **options: Any
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A spec that reads a folder of published shape, and the tensors of its model. text: config.json names the text model."""
     model = published.write(place / "model", shape, **options)
+    spec = spec_of(2)
+    spec["model"]["source"] = {"path": "model"}
+    tensors = {name: each.detach() for name, each in model.named_parameters()}
+    if not text:
+        return spec, tensors
     file = place / "model" / "config.json"
     config = json.loads(file.read_text())
     config["architectures"] = [TEXT_CLASS.get(name, name) for name in config["architectures"]]
     file.write_text(json.dumps(config))
-    spec = spec_of(2)
-    spec["model"]["source"] = {"path": "model"}
-    tensors = {
-        name.replace("model.language_model.", "model."): each.detach() for name, each in model.named_parameters()
-    }
-    return spec, {name: each for name, each in tensors.items() if not name.startswith("model.visual.")}
+    of_text = {name.replace("model.language_model.", "model."): each for name, each in tensors.items()}
+    return spec, {name: each for name, each in of_text.items() if not name.startswith("model.visual.")}
 
 
 @pytest.mark.parametrize(
     ("shape", "options", "layout"),
     [
         ("27B, untied", {}, {"pipeline": 2}),
-        ("27B, untied", {}, {"pipeline": 2, "virtual": 2}),
+        ("27B, untied", {"text": True}, {"pipeline": 2, "virtual": 2}),
         ("35B-A3B", {}, {"expert": 2}),
         ("35B-A3B", {"per_expert": True}, {"tensor": 2, "sequence": True, "expert_tensor": 2}),
         ("0.8B, tied", {}, {"tensor": 2, "sequence": True}),
+        ("0.8B, tied", {"text": True}, {"tensor": 2, "sequence": True}),
     ],
 )
 def test_what_is_loaded_is_published_bit_for_bit(
@@ -56,30 +60,21 @@ def test_what_is_loaded_is_published_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("shape", "text", "layout", "message"),
+    ("shape", "layout", "message"),
     [
-        ("35B-A3B", False, {}, "spec.train.engine: Megatron trains text models"),
-        ("35B-A3B", True, {"expert": 3}, "expert: 3 does not divide the model's 4 experts"),
-        ("27B, untied", True, {"expert": 2}, "expert: 2, but the model has no experts"),
-        ("27B, untied", True, {"tensor": 4}, "tensor: 4 does not divide num_key_value_heads 2"),
-        ("0.8B, tied", True, {"pipeline": 2}, "output layer is its embedding"),
-        ("27B, untied", True, {"virtual": 2}, "virtualPipeline: 2, but pipeline is 1"),
-        ("27B, untied", True, {"pipeline": 2, "virtual": 3}, "virtualPipeline: 3 does not divide the model's 4 layers"),
-        (
-            "27B, untied",
-            True,
-            {"pipeline": 2, "virtual": 4},
-            "virtualPipeline: 4 × pipeline 2 is above the model's 4 layers",
-        ),
+        ("35B-A3B", {"expert": 3}, "expert: 3 does not divide the model's 4 experts"),
+        ("27B, untied", {"expert": 2}, "expert: 2, but the model has no experts"),
+        ("27B, untied", {"tensor": 4}, "tensor: 4 does not divide num_key_value_heads 2"),
+        ("0.8B, tied", {"pipeline": 2}, "output layer is its embedding"),
+        ("27B, untied", {"virtual": 2}, "virtualPipeline: 2, but pipeline is 1"),
+        ("27B, untied", {"pipeline": 2, "virtual": 3}, "virtualPipeline: 3 does not divide the model's 4 layers"),
+        ("27B, untied", {"pipeline": 2, "virtual": 4}, "virtualPipeline: 4 × pipeline 2 is above the model's 4 layers"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_by_name(
-    groups: Callable[[int], Group], tmp_path: Path, shape: str, text: bool, layout: dict[str, Any], message: str
+    groups: Callable[[int], Group], tmp_path: Path, shape: str, layout: dict[str, Any], message: str
 ) -> None:
     spec, _ = folder_of(tmp_path, shape)
-    if not text:
-        file = tmp_path / "model" / "config.json"
-        file.write_text(json.dumps(published.SHAPES[shape]))
     with pytest.raises(AssertionError, match=message):
         groups(2).run("train", spec=spec, batches=[], layout=layout, folder=tmp_path)
 
@@ -105,5 +100,5 @@ def test_a_tensor_with_a_nan_is_named(groups: Callable[[int], Group], tmp_path: 
             break
     else:
         pytest.fail(f"no file has {name}")
-    with pytest.raises(AssertionError, match=r"model\.layers\.0\.mlp\.up_proj\.weight: 1 of"):
+    with pytest.raises(AssertionError, match=r"model\.language_model\.layers\.0\.mlp\.up_proj\.weight: 1 of"):
         groups(2).run("train", spec=spec, batches=[], layout={"tensor": 2}, folder=tmp_path)

@@ -52,6 +52,21 @@ def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("pictures", [False, True], ids=["text only", "pictures"])
+@pytest.mark.parametrize("parallelism", [{"tensor": 2}, {"pipeline": 2}], ids=str)
+def test_planned_memory_has_the_vision_tower(groups, parallelism: dict[str, int], pictures: bool) -> None:
+    """Its state is compared: the batch shows no picture."""
+    document = planned_memory.spec("vision", 2, parallelism=parallelism)
+    document["train"]["engine"] = "Megatron"
+    batch, vocabulary = planned_memory.batch(), planned_memory.VOCABULARY
+    counted = groups(2).run("memory", spec=document, batch=batch, vocabulary=vocabulary, pictures=pictures)
+    size, spec = planned_memory.shape("vision"), planned_memory.parsed(document)
+    planned = megatron_memory.rank_memory(size, spec, "Torch", on_cpu=True, pictures=pictures)
+    assert parameters.vision(size) > 0.5 * parameters.text(size).total
+    assert_within(planned.state, max(each["state"] for each in counted))
+
+
+@pytest.mark.torch
 def test_a_save_holds_a_window_of_the_state_and_one_parameter(groups, tmp_path) -> None:
     """The whole state would be 12 bytes for each parameter. There are the tensors of the file that is written, those of the next
     window, and while a table is published its gathered values and a copy."""

@@ -21,6 +21,7 @@ from tests.distributed.group import Group
 from tests.distributed.samples import batch_of, policy_spec_of, spec_of
 from tests.distributed.test_parity import (
     OFFLOAD,
+    PICTURED,
     SCORES,
     TEXT,
     batches,
@@ -80,6 +81,27 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
         {"tensor": 2, "sequence": True, "pipeline": 2, "virtual": 2},
         {"batch": {"microBatchSequences": 2}},
     ),
+    "1 process, vision-language": (1, "vision-language", {}, {"activationCheckpointing": True}),
+    "2 data-parallel, vision-language MoE": (2, "vision-language MoE", {}, {"batch": {"microBatchSequences": 4}}),
+    "tensor 2, vision-language": (2, "vision-language", {"tensor": 2}, {"batch": {"microBatchSequences": 3}}),
+    "tensor 2, expert 2, vision-language MoE": (
+        2,
+        "vision-language MoE",
+        {"tensor": 2, "sequence": True, "expert": 2},
+        {"batch": {"microBatchSequences": 4}},
+    ),
+    "pipeline 2, virtual 2, vision-language MoE": (
+        2,
+        "vision-language MoE",
+        {"pipeline": 2, "virtual": 2},
+        {"batch": {"microBatchSequences": 2}},
+    ),
+    "tensor 2, pipeline 2, vision-language": (
+        4,
+        "vision-language",
+        {"tensor": 2, "sequence": True, "pipeline": 2},
+        {"batch": {"microBatchSequences": 4}},
+    ),
 }
 
 
@@ -87,11 +109,19 @@ UNEVEN = {"dense, 6 layers": {"layers": 6}}
 """The virtual stages of the first of two pipeline stages then have two layers each, and those of the second one."""
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+SELDOM = ("1 process, vision-language", "2 data-parallel, vision-language MoE", "tensor 2, vision-language")
+"""Layouts whose parts others have, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak) if name in SELDOM else name for name in LAYOUTS]
+)
 def test_updates_are_those_of_a_plain_loop(groups: Callable[[int], Group], name: str) -> None:
     ranks, kind, layout, train = LAYOUTS[name]
-    spec = spec_of(ranks, random=TEXT[kind], **train)
-    results = groups(ranks).run("train", spec=spec, batches=batches(kind), layout=layout)
+    spec = spec_of(ranks, random=TEXT.get(kind), **train)
+    results = groups(ranks).run(
+        "train", spec=spec, batches=batches(kind), layout=layout, pictured=PICTURED.get(kind), pictures=kind in PICTURED
+    )
     [result, *_], expected = results, reference(kind)
     built = library_model(kind).state_dict()
     assert result["first"].keys() == built.keys()

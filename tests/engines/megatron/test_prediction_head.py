@@ -173,10 +173,17 @@ def samples() -> TrainBatch:
 
 
 def spec_in(
-    place: Path, shape: str, ranks: int, *, detached: bool = False, per_expert: bool = False, **train: Any
+    place: Path,
+    shape: str,
+    ranks: int,
+    *,
+    detached: bool = False,
+    per_expert: bool = False,
+    text: bool = True,
+    **train: Any,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The spec of a training with the head, and the tensors of the folder under the names of the module, with its head."""
-    spec, tensors = folder_of(place, shape, per_expert=per_expert, whole_head=True)
+    spec, tensors = folder_of(place, shape, text=text, per_expert=per_expert, whole_head=True)
     spec["accelerator"]["devicesPerNode"] = ranks
     spec["train"] |= {"engine": "Megatron", "multiTokenPrediction": {"lossWeight": WEIGHT, "detached": detached}}
     spec["train"]["batch"] |= train.pop("batch", {})
@@ -305,7 +312,7 @@ def test_a_checkpoint_without_the_head_is_refused_by_its_tensors(
 def test_a_head_that_cannot_train_is_refused_by_name(
     groups: Callable[[int], Group], tmp_path: Path, fields: dict[str, Any], whole: bool, message: str
 ) -> None:
-    spec, _ = folder_of(tmp_path, DENSE, whole_head=whole)
+    spec, _ = folder_of(tmp_path, DENSE, text=True, whole_head=whole)
     spec["train"]["multiTokenPrediction"] = {}
     file = tmp_path / "model" / "config.json"
     config = json.loads(file.read_text())
@@ -316,7 +323,7 @@ def test_a_head_that_cannot_train_is_refused_by_name(
 
 
 def test_a_head_that_cannot_train_is_refused_before_any_process_starts(tmp_path: Path) -> None:
-    spec, _ = folder_of(tmp_path, DENSE)
+    spec, _ = folder_of(tmp_path, DENSE, text=True)
     spec["train"]["multiTokenPrediction"] = {}
     parsed, problems = parse_spec(spec)
     assert parsed is not None, problems
@@ -329,3 +336,21 @@ def test_a_head_that_cannot_train_is_refused_before_any_process_starts(tmp_path:
     assert depth.path == embeddings.path == "spec.train.multiTokenPrediction"
     assert depth.message.startswith("mtp_num_hidden_layers of the model's config.json is 3")
     assert embeddings.message.startswith("mtp_use_dedicated_embeddings")
+
+
+def test_in_a_vision_language_folder_it_trains_as_with_the_text_model_alone(
+    groups: Callable[[int], Group], tmp_path: Path
+) -> None:
+    both = []
+    for text in (True, False):
+        place = tmp_path / str(text)
+        spec, tensors = spec_in(place, EXPERTS, 2, text=text, **MICRO)
+        both.append(groups(2).run("train", spec=spec, batches=[samples()], layout={"pipeline": 2}, folder=place)[0])
+        assert all(torch.equal(both[-1]["first"][name], each) for name, each in tensors.items()), "load, then export"
+    alone, inside = both
+    assert inside["metrics"] == alone["metrics"]
+    after = {name.replace("model.language_model.", "model."): each for name, each in inside["published"].items()}
+    assert all(torch.equal(after[name], each) for name, each in alone["published"].items())
+    assert all(
+        torch.equal(each, inside["first"][name]) for name, each in after.items() if name.startswith("model.visual.")
+    )

@@ -19,7 +19,7 @@ import pytest
 from qwen35_trainer.manifest import load_manifest, parse_spec
 from qwen35_trainer.manifest.training import TrainingSpec
 from tests.distributed.group import Group
-from tests.distributed.samples import batch_of
+from tests.distributed.samples import batch_of, with_scenes
 from tests.engines.megatron.test_folders import folder_of
 from tests.models import qwen3_moe
 
@@ -111,10 +111,16 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
         folder_of(tmp_path, SHAPES["-A" in recipe.model.name], whole_head=with_head)
     count = UPDATES * spec.samples_per_update
     batch = batch_of(count, 0, supervised=recipe.mode == "SFT")
+    pictures = recipe.data.train[0].name == "geo3k"
+    batch = with_scenes(batch) if pictures else batch
     size = 1 if recipe.mode == "SFT" else recipe.algorithm.groupSize
     group = None if batch.group is None else np.arange(count) // size
     results = groups(RANKS).run(
-        "train", spec=document, batches=[replace(batch, group=group, updates=UPDATES)], folder=tmp_path
+        "train",
+        spec=document,
+        batches=[replace(batch, group=group, updates=UPDATES)],
+        folder=tmp_path,
+        pictures=pictures,
     )
     metrics = results[0]["metrics"]
     assert len(metrics) == UPDATES
@@ -125,6 +131,8 @@ def test_its_settings_train(groups: Callable[[int], Group], tmp_path: Path, file
     assert all(("mtp_nll" in each.means) == with_head for each in metrics)
     before, after = results[0]["first"], results[0]["published"]
     assert before.keys() == after.keys()
-    assert any(not before[name].equal(values) for name, values in after.items())
+    changed = {name for name, values in after.items() if not before[name].equal(values)}
+    assert changed
+    assert any(name.startswith("model.visual.") for name in changed) is pictures
     if recipe.train.offload.optimizer:
         assert {each["Optimizer"] for rank in results for each in rank["passes"]} == {0}

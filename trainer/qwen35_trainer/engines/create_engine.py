@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 def create(source: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool) -> TrainEngine:
     """Build this rank's engine, which `spec.train.engine` names. Collective.
 
-    source: where the weights come from. pictures: whether any rank's batches may contain pictures; only FSDP
-    can train on them. Raises the exceptions of the engine's constructor, such as ValueError if the manifest
-    does not fit the model.
+    source: where the weights come from. pictures: whether any rank's batches may contain pictures. Raises the exceptions
+    of the engine's constructor, such as ValueError if the manifest does not fit the model.
     """
     if spec.train.engine == "FSDP":
         from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # each engine's libraries take seconds to import
@@ -30,4 +29,4 @@ def create(source: Origin, spec: TrainingSpec, device: torch.device, *, pictures
         cpu.install()
     from qwen35_trainer.engines.megatron.engine import MegatronEngine
 
-    return MegatronEngine(source, spec, device)
+    return MegatronEngine(source, spec, device, pictures=pictures)

@@ -62,16 +62,13 @@ class PodMemory:
 def version_bytes(shape: ModelSizes, spec: TrainingSpec) -> float:
     """Return the bytes of a published version: all weights in the model's precision, or only
     the adapters in float32 with LoRA.
-
-    The Megatron engine publishes no vision tower.
     """
     from qwen35_trainer.planning.fsdp_memory import adapter_parameters
 
     if (lora := spec.train.lora) is not None:
         return 4.0 * adapter_parameters(shape, lora.rank, lora.targets)
     width = 2 if spec.model.precision == "BF16" else 4
-    megatron = spec.train.engine == "Megatron"
-    return float(width * (parameters.text(shape).total + (0 if megatron else parameters.vision(shape))))
+    return float(width * (parameters.text(shape).total + parameters.vision(shape)))
 
 
 def train_pod(shape: ModelSizes, spec: TrainingSpec, tensors: float) -> PodMemory:

@@ -2,6 +2,8 @@
 
 parameters        in the model's precision: those of this pipeline stage, with matrices divided over tensor-parallel ranks and
                   experts over expert-parallel ranks
+vision tower      whole on every rank of the first stage. It has gradients and optimizer state only if the data contain pictures
+                  (`engines/megatron/pictures.py`)
 gradients         float32 buffers of all these parameters, allocated once
                   (megatron-core, `DistributedDataParallelConfig.grad_reduce_in_fp32`)
 optimizer state   two float32 moments of the gradient for each parameter, and float32 master weights if the model is in
@@ -85,16 +87,18 @@ def _sizes(layers: int, stages: int) -> list[int]:
     return [rest - rest // 2, *[middle] * (stages - 2), rest // 2]
 
 
-def stage_parameters(shape: ModelSizes, stage: Stage, *, with_head: bool = False) -> Parameters:
-    """Return the numbers of parameters of a stage, before tensor-parallel and expert-parallel ranks divide them.
+def stage_parameters(shape: ModelSizes, stage: Stage, *, with_head: bool = False, pictures: bool = False) -> Parameters:
+    """Return the numbers of parameters of a stage that train, before tensor-parallel and expert-parallel ranks divide them.
 
-    with_head: whether the last stage has the head for multi-token prediction.
+    with_head: whether the last stage has the head for multi-token prediction. pictures: whether the vision tower trains.
     """
     held = Parameters()
     for part in stage.parts:
         held += parameters.layers(shape, part.start, len(part))
     if stage.is_first:
         held += parameters.embedding(shape)
+        if pictures:
+            held += Parameters(repeated=parameters.vision(shape))
     if stage.is_last:
         held += Parameters(repeated=shape.hidden)
         if not (shape.tied and stage.is_first):
@@ -106,24 +110,30 @@ def stage_parameters(shape: ModelSizes, stage: Stage, *, with_head: bool = False
     return held
 
 
-def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_cpu: bool = False) -> RankMemory:
+def rank_memory(
+    shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, on_cpu: bool = False, pictures: bool = False
+) -> RankMemory:
     """Return the memory of a rank of the Megatron engine, on the pipeline stage that needs most at its peak.
 
     on_cpu: whether the rank runs without an accelerator. Then gloo's reduce-scatter copies the buffer of gradients.
+    pictures: whether the data contain pictures, so that the vision tower trains.
     """
     cut = spec.train.parallelism
     all_stages = stages(shape.layers, cut.pipeline, cut.virtualPipeline)
-    ranks = [_stage_memory(shape, spec, stage, kernels, on_cpu=on_cpu) for stage in all_stages]
+    ranks = [_stage_memory(shape, spec, stage, kernels, on_cpu=on_cpu, pictures=pictures) for stage in all_stages]
     return max(ranks, key=lambda rank: rank.device.total)
 
 
-def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, on_cpu: bool) -> RankMemory:
+def _stage_memory(
+    shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: Kernels, *, on_cpu: bool, pictures: bool
+) -> RankMemory:
     cut, width = spec.train.parallelism, 2 if spec.model.precision == "BF16" else 4
     with_head = stage.is_last and spec.train.multiTokenPrediction is not None
-    held, micro = stage_parameters(shape, stage, with_head=with_head), MicroBatchSize.of(spec)
+    held, micro = stage_parameters(shape, stage, with_head=with_head, pictures=pictures), MicroBatchSize.of(spec)
     dense, experts = _on_rank(held, cut)
+    frozen = parameters.vision(shape) if stage.is_first and not pictures else 0
     master = 4 if width == 2 else 0  # float32 parameters are their own master copies
-    weights, offload = width * (dense + experts), spec.train.offload
+    weights, offload = width * (dense + experts + frozen), spec.train.offload
     gradients = 4 * (dense + experts)
     optimizer = (master + 8) * (dense / spec.data_parallel + experts / spec.expert_data_parallel)
     reference = weights if spec.mode != "SFT" and spec.algorithm.kl.placement != "None" else 0.0
@@ -165,7 +175,7 @@ def _stage_memory(shape: ModelSizes, spec: TrainingSpec, stage: Stage, kernels: 
         moments["start"] = state.with_parts(parameters=twice, optimizer=-state.optimizer)
         joined = _joined_numbers(shape, cut, with_table=largest_matrix > 0)
         if spec.mode != "SFT":
-            published = width * (dense / spec.data_parallel + experts / spec.expert_data_parallel)
+            published = width * ((dense + frozen) / spec.data_parallel + experts / spec.expert_data_parallel)
             without = -gradients if offload.gradients else 0.0
             moments["publication"] = state.with_parts(gradients=without, published=published + width * joined)
         moments["checkpoint"] = state.with_parts(

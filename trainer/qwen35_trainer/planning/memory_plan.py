@@ -52,7 +52,9 @@ def memory_plan(
     memory = float("inf") if device is None else DEVICES[device].memory
     fused = device is not None and DEVICES[device].profile == "NVIDIA"
     if spec.train.engine == "Megatron":
-        train = megatron_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", on_cpu=on_cpu)
+        train = megatron_memory.rank_memory(
+            shape, spec, "Fused" if fused else "Torch", on_cpu=on_cpu, pictures=pictures
+        )
     else:
         train = fsdp_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", pictures=pictures)
     replica = None if spec.rollout is None else replica_memory(shape, spec, memory)

@@ -12,6 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from torch.nn import functional as F
 
 from qwen35_trainer.engines.megatron.layout import Layout, stage_sizes
+from qwen35_trainer.engines.megatron.pictures import sections
 from qwen35_trainer.manifest.megatron import SettingValue
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.qwen3_moe import MODEL_TYPE
@@ -61,6 +62,7 @@ def transformer_config(
         hidden_dropout=0.0,
         attention_dropout=0.0,
         attention_softmax_in_fp32=True,
+        mrope_section=sections(model),
         **({} if is_qwen3 else _linear_attention(model)),
         tensor_model_parallel_size=layout.tensor,
         sequence_parallel=layout.sequence,

@@ -40,7 +40,7 @@ from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer,
 from qwen35_trainer.engines.megatron.published_model import PublishedModel, Read
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses
-from qwen35_trainer.engines.megatron.weight_table import ModelShape
+from qwen35_trainer.engines.megatron.weight_table import TEXT, TOWER, ModelShape, text_prefix
 from qwen35_trainer.engines.micro_batch import MicroBatch, Offsets, TokenTable, micro_batch
 from qwen35_trainer.engines.origin import Origin
 from qwen35_trainer.engines.published_precision import published_precision
@@ -50,7 +50,7 @@ from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.manifest.megatron import FIELD
 from qwen35_trainer.models.qwen3_5 import HFModule, prediction_head
 from qwen35_trainer.models.qwen3_5.checkpoint_files import check_finite
-from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.classes import HFConfig, text_part
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
 from qwen35_trainer.weights.parked_tensors import ParkedTensors
 from qwen35_trainer.weights.staging import WeightShard
@@ -60,20 +60,28 @@ class MegatronEngine(UpdatingEngine):
     """One rank of training with megatron-core. It needs an initialised process group.
 
     origin: where the weights come from, the same on every rank. layout: degrees of parallelism; None: the
-    manifest's degrees. Raises ValueError naming every setting of the model that this engine cannot compute. If the
+    manifest's degrees. pictures: whether any rank's batches may contain pictures; without pictures the vision tower does not
+    train. Raises ValueError naming every setting of the model that this engine cannot compute. If the
     engine can compute the model, the error names every degree that does not fit the model or the number of ranks.
     """
 
     _ranks: MegatronRanks
 
     def __init__(
-        self, origin: Origin, spec: TrainingSpec, device: torch.device, *, layout: Layout | None = None
+        self,
+        origin: Origin,
+        spec: TrainingSpec,
+        device: torch.device,
+        *,
+        layout: Layout | None = None,
+        pictures: bool = True,
     ) -> None:
         model = origin.construct()
         self._model_config, self._layout = model.config, layout or Layout.of(spec.train.parallelism)
-        _check(self._model_config, self._layout, spec)
+        self._text, self._pictures = text_part(model.config), pictures and hasattr(model.model, "visual")
+        _check(self._text, self._layout, spec, pictures=self._pictures)
         accelerator_libraries.require_mindspeed(spec)
-        _check_settings(self._model_config, self._layout, spec)
+        _check_settings(self._text, self._layout, spec)
         self._shapes = _shapes(model, origin, with_head=spec.train.multiTokenPrediction is not None)
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         super().__init__(spec, MegatronRanks.of(self._layout, timeout, spec.seed), device)
@@ -81,13 +89,18 @@ class MegatronEngine(UpdatingEngine):
         fields, self._offload = spec.train.offload, Offload(device, self._host_blocks)
         self._reference: list[StageModel] | None = None
         if self._uses_kl:
-            self._reference, weights = self._build(None)
-            weights.load(read)
+            self._reference = self._build(model, None)
+            self._published(self._reference).load(read)
             if fields.parameters:
                 self._offload.add(REFERENCE, partial(_tensors_of, self._reference))
                 self._offload.need()
         self._router_losses = RouterLosses(device) if self._has_router_losses else None
-        self._stages, self._weights = self._build(self._router_losses)
+        self._stages = self._build(model, self._router_losses)
+        self._weights = self._published(self._stages)
+        self._trained_shapes = {
+            name: shape for name, shape in self._shapes.items() if self._pictures or not name.startswith(TOWER)
+        }
+        self._saved_weights = self._published(self._stages, only_trained=True)
         self._stages[0].config.finalize_model_grads_func = _sum_gradients
         self._trained = [with_gradient_buffers(stage) for stage in self._stages]
         if fields.gradients:
@@ -111,22 +124,27 @@ class MegatronEngine(UpdatingEngine):
             lambda group: self._offload.need(TRAINED, GRADIENTS, WEIGHTS, self._moments[group])
         )
 
-    def _build(self, router_losses: RouterLosses | None) -> tuple[list[StageModel], PublishedModel]:
-        """Build this rank's part of the model, without its values.
+    def _build(self, model: HFModule, router_losses: RouterLosses | None) -> list[StageModel]:
+        """Build this rank's part of a model, without its values.
 
-        router_losses: where the routers add their losses; None: they have none.
+        model: the model in transformers. router_losses: where the routers add their losses; None: they have none.
         """
-        stages = build_stages(
-            self._model_config,
+        return build_stages(
+            model,
             self._layout,
             PRECISIONS[self._spec.model.precision],
             recompute=self._spec.train.activationCheckpointing,
             router_losses=router_losses,
             head=self._spec.train.multiTokenPrediction,
             overrides=self._spec.train.overrideTransformerConfig,
+            reads_pictures=self._pictures,
         )
-        shape = ModelShape.of(self._model_config)
-        return stages, PublishedModel(stages, shape, self._shapes, self._model_config.num_hidden_layers)
+
+    def _published(self, stages: Sequence[StageModel], *, only_trained: bool = False) -> PublishedModel:
+        """Return the parameters of this rank's part of a model as parts of published tensors: all, or those that train."""
+        shapes = self._trained_shapes if only_trained else self._shapes
+        layers = self._text.num_hidden_layers
+        return PublishedModel(stages, ModelShape.of(self._text), shapes, layers, only_trained=only_trained)
 
     def shards(self) -> list[WeightShard]:
         self._offload.need(TRAINED)
@@ -140,14 +158,14 @@ class MegatronEngine(UpdatingEngine):
 
     def save(self, folder: Path) -> None:
         with self._without_gradients():
-            checkpoint.save(folder, self._weights, self._optimizer, self._shapes)
+            checkpoint.save(folder, self._saved_weights, self._optimizer, self._trained_shapes)
 
     def saved(self, *, wait: bool = False) -> bool:
         return True  # `save` returns when all ranks have written
 
     def restore(self, folder: Path) -> None:
         with self._without_gradients():
-            checkpoint.restore(folder, self._weights, self._optimizer, self._shapes)
+            checkpoint.restore(folder, self._saved_weights, self._optimizer, self._trained_shapes)
 
     @contextmanager
     def _without_gradients(self) -> Iterator[None]:
@@ -307,11 +325,11 @@ class MegatronEngine(UpdatingEngine):
 
     @property
     def _layers(self) -> int:
-        return int(self._model_config.num_hidden_layers)
+        return int(self._text.num_hidden_layers)
 
     @property
     def _experts(self) -> int:
-        return int(self._model_config.num_experts)
+        return int(self._text.num_experts)
 
 
 def _tensors_of(stages: Sequence[StageModel]) -> Iterator[Tensor]:
@@ -328,7 +346,9 @@ def _shapes(model: HFModule, origin: Origin, *, with_head: bool) -> dict[str, tu
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if not with_head:
         return shapes
-    head = prediction_head.shapes(list(model.config.layer_types), shapes)
+    text = text_prefix(shapes)
+    of_text = {name.replace(text, TEXT, 1): shape for name, shape in shapes.items()}
+    head = prediction_head.shapes(list(text_part(model.config).layer_types), of_text)
     stored = {} if origin.files is None else origin.files.head
     if lacking := [name for name, shape in head.items() if name not in stored or stored[name].shape != shape]:
         raise ValueError(
@@ -365,16 +385,18 @@ def _reader(origin: Origin, model: HFModule) -> Read:
     return read
 
 
-def _check(model: HFConfig, layout: Layout, spec: TrainingSpec) -> None:
+def _check(model: HFConfig, layout: Layout, spec: TrainingSpec, *, pictures: bool) -> None:
     """Raise ValueError naming every setting of the model, the layout, the routers, the prediction head or megatron-core that
     this engine cannot compute, if there is one.
+
+    model: the configuration of the text model. pictures: whether the model reads pictures of the data.
     """
     problems = list(model_problems.problems(model))
     if not problems:
         problems += layouts.problems(layout, model, dist.get_world_size())
         problems += model_problems.router_problems(model, spec.train.router, spec.train.overrideTransformerConfig)
         if spec.train.multiTokenPrediction is not None:
-            problems += model_problems.head_problems(model)
+            problems += model_problems.head_problems(model, pictures=pictures)
     for each in installed_settings.problems(spec.train.overrideTransformerConfig, version("megatron-core")):
         problems.append(f"{each.path}: {each.message} {each.fix}")
     if problems:

@@ -11,13 +11,14 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 from torch.nn import functional as F
 
 from qwen35_trainer.data.expert_choices import NO_CHOICE
-from qwen35_trainer.engines.megatron import vocabulary_parallel
+from qwen35_trainer.engines.megatron import pictures, vocabulary_parallel
 from qwen35_trainer.engines.megatron.config import transformer_config
 from qwen35_trainer.engines.megatron.layers import head_layers, stage_layers
 from qwen35_trainer.engines.megatron.layout import Layout
@@ -26,8 +27,10 @@ from qwen35_trainer.engines.megatron.router_replay import REPLAYED, LayerChoices
 from qwen35_trainer.engines.micro_batch import MicroBatch
 from qwen35_trainer.manifest.megatron import SettingValue
 from qwen35_trainer.manifest.train import MultiTokenPredictionSpec
-from qwen35_trainer.models.qwen3_5.classes import HFConfig, layer_types
+from qwen35_trainer.models.qwen3_5 import HFModule, vision
+from qwen35_trainer.models.qwen3_5.classes import HFConfig, layer_types, text_part
 from qwen35_trainer.models.qwen3_5.head import TokenScores
+from qwen35_trainer.models.qwen3_5.pictures import Pictures
 
 
 class StageModel(GPTModel):
@@ -38,12 +41,45 @@ class StageModel(GPTModel):
     gradients are computed, the stage returns the head's hidden states after those of the model; see `of_model_and_head`.
     """
 
+    visual: HFModule | None
+    """The vision tower; None in other stages than the first one, and in text models."""
+    reads_pictures: bool
+    """Whether sequences may have pictures. Without them a vision tower computes nothing."""
     vocabulary: int
     """Number of tokens of the model, without the padding that tensor parallelism may add."""
     masks_padding: bool
     """Whether the layers get to know which tokens are padding, which the losses of routers need."""
     head_is_detached: bool
     """Whether the head's loss has no gradient for the parameters outside the head."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: None,
+        *,
+        pictures: Pictures | None = None,
+        **options: Any,  # noqa: ANN401  # megatron-core's
+    ) -> Tensor:
+        """Compute the stage. pictures: of the sequences, for a stage with a tower; for the other arguments, see `inputs`."""
+        if self._embeds_pictures:
+            options["decoder_input"] = self._embedded(input_ids, position_ids, pictures)
+        hidden: Tensor = super().forward(input_ids, position_ids, attention_mask, **options)
+        return hidden
+
+    @property
+    def _embeds_pictures(self) -> bool:
+        return self.reads_pictures and self.visual is not None
+
+    def _embedded(self, input_ids: Tensor, position_ids: Tensor, pictures: Pictures | None) -> Tensor:
+        """Return the first layer's input: the embeddings of tokens, with the features of pictures in their places."""
+        embedded: Tensor = self.embedding(input_ids, position_ids)  # (s, b, channels), whole on every rank
+        if pictures is not None:
+            by_sequence = vision.with_features(embedded.transpose(0, 1), self.visual, pictures)
+            embedded = by_sequence.transpose(0, 1).contiguous()  # what stages exchange has to be contiguous
+        if self.config.sequence_parallel:
+            embedded = scatter_to_sequence_parallel_region(embedded, group=self.pg_collection.tp)
+        return embedded
 
     def _postprocess(
         self, hidden_states: Tensor, input_ids: Tensor, position_ids: Tensor, rotary_pos_emb: Tensor, **_: object
@@ -84,19 +120,25 @@ class StageModel(GPTModel):
     def inputs(self, micro: MicroBatch) -> dict[str, Any]:
         """Return the arguments of a call of this model for the padded sequences of `micro`.
 
-        Tokens and positions are (b, s) int64, b sequences of s tokens. s is rounded up to a multiple of the number of
-        tensor-parallel ranks; padding on the right does not affect the tokens before it. The call returns (s, b,
-        channels); with sequence parallelism, each rank gets its part of the s tokens.
+        Tokens are (b, s) int64, b sequences of s tokens. Positions are (b, s), or (3, b, s) if sequences may have
+        pictures: in time, height and width. s is rounded up to a multiple of the number of tensor-parallel
+        ranks; padding on the right does not affect the tokens before it. The call returns (s, b, channels); with sequence
+        parallelism, each rank gets its part of the s tokens.
         """
         tokens = micro.inputs.tokens
         padding = -tokens.shape[1] % self.config.tensor_model_parallel_size
         tokens = F.pad(tokens, (0, padding))
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        inputs: dict[str, Any] = {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
+        columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        inputs: dict[str, Any] = {"input_ids": tokens, "position_ids": columns, "attention_mask": None}
+        if self.reads_pictures:
+            inputs["position_ids"] = F.pad(micro.inputs.positions[..., 1:].movedim(-1, 0), (0, padding))
+        if self._embeds_pictures:
+            inputs["pictures"] = micro.inputs.pictures
         if self.masks_padding:
-            mask = positions >= micro.lengths.unsqueeze(1)
-            # megatron-core takes this rank's columns of the mask itself, but only where the model begins.
-            inputs["padding_mask"] = mask if self.pre_process else self._of_rank(mask)
+            mask = columns >= micro.lengths.unsqueeze(1)
+            # megatron-core takes this rank's columns of the mask itself, but only where it embeds tokens.
+            embeds = self.pre_process and not self._embeds_pictures
+            inputs["padding_mask"] = mask if embeds else self._of_rank(mask)
         if (choices := micro.inputs.choices) is not None:
             inputs["extra_block_kwargs"] = {REPLAYED: self._by_layer(choices, padding)}
         return inputs
@@ -183,7 +225,7 @@ class StageModel(GPTModel):
 
 
 def build_stages(
-    model: HFConfig,
+    model: HFModule,
     layout: Layout,
     precision: torch.dtype,
     *,
@@ -191,28 +233,40 @@ def build_stages(
     router_losses: RouterLosses | None = None,
     head: MultiTokenPredictionSpec | None = None,
     overrides: Mapping[str, SettingValue] | None = None,
+    reads_pictures: bool = False,
 ) -> list[StageModel]:
     """Build this rank's pipeline stage without loading weights, and return the list of its virtual stages.
 
     By default, a pipeline stage has one virtual stage. megatron-core's model-parallel process groups must exist.
 
-    model: the configuration of a text model in transformers. recompute: whether the backward pass computes the activations
+    model: the model in transformers, on any device. recompute: whether the backward pass computes the activations
     of each layer again. router_losses: where the routers add their losses; None: they have none. head: settings of the head for
     multi-token prediction, which the last stage then has; None: the model has no head. overrides: further settings of
-    megatron-core.
+    megatron-core. reads_pictures: whether sequences may have pictures; otherwise a vision tower does not train.
     """
     config = transformer_config(
-        model, layout, precision, recompute=recompute, with_head=head is not None, overrides=overrides
+        text_part(model.config), layout, precision, recompute=recompute, with_head=head is not None, overrides=overrides
     )
     numbers: Sequence[int | None] = [None] if layout.virtual == 1 else range(layout.virtual)
-    stages = [_build_stage(model, config, number, router_losses) for number in numbers]
+    reads_pictures = reads_pictures and hasattr(model.model, "visual")
+    stages = [
+        _build_stage(text_part(model.config), config, number, router_losses, reads_pictures=reads_pictures)
+        for number in numbers
+    ]
     for stage in stages:
         stage.head_is_detached = head is not None and head.detached
+        if stage.pre_process:
+            stage.visual = pictures.tower_of(model, precision, trains=reads_pictures, recompute=recompute)
     return stages
 
 
 def _build_stage(
-    model: HFConfig, config: TransformerConfig, virtual_stage: int | None, router_losses: RouterLosses | None
+    model: HFConfig,
+    config: TransformerConfig,
+    virtual_stage: int | None,
+    router_losses: RouterLosses | None,
+    *,
+    reads_pictures: bool,
 ) -> StageModel:
     rotary = model.rope_parameters
     stage = StageModel(
@@ -223,12 +277,16 @@ def _build_stage(
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual_stage),
         share_embeddings_and_output_weights=model.tie_word_embeddings,
-        position_embedding_type="rope",
+        position_embedding_type="mrope" if reads_pictures else "rope",
         rotary_percent=rotary.get("partial_rotary_factor", 1.0),
         rotary_base=rotary["rope_theta"],
+        scatter_embedding_sequence_parallel=not reads_pictures,
         mtp_block_spec=head_layers(config) if config.mtp_num_layers else None,
         vp_stage=virtual_stage,
     )
+    if reads_pictures:
+        stage.rotary_pos_emb = pictures.PictureRotary(model)
+    stage.visual, stage.reads_pictures = None, reads_pictures
     stage.vocabulary = model.vocab_size
     stage.masks_padding = router_losses is not None
     _mark_experts(stage)

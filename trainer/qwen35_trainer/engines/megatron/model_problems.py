@@ -23,13 +23,13 @@ COMPUTED = {"hidden_act": "silu", "rope_parameters.rope_type": "default"}
 def problems(model: HFConfig) -> Iterator[str]:
     """Yield a message for each setting of a model that the Megatron engine does not support.
 
-    A message names the field, the value and the fix. If the model is not a text model, only this problem is reported.
-    model: the configuration of the model in transformers.
+    A message names the field, the value and the fix. If the model is of another kind, only this problem is reported.
+    model: the configuration of the text model in transformers, also of the one inside a vision-language model.
     """
     if model.model_type not in TEXT_MODELS:
         yield (
-            f"spec.train.engine: Megatron trains text models, and the model's type is {model.model_type}; name the class of the text "
-            "model in `architectures` of config.json, or set the engine to FSDP"
+            f"spec.train.engine: Megatron trains models of the types {', '.join(TEXT_MODELS)}, and the model's type is "
+            f"{model.model_type}; set the engine to FSDP"
         )
         return
     values = {
@@ -66,7 +66,15 @@ def router_problems(model: HFConfig, router: RouterSpec, settings: Mapping[str, 
         )
 
 
-def head_problems(model: HFConfig) -> Iterator[str]:
-    """Yield a text for each setting with which the head for multi-token prediction cannot train. `model` as in `problems`."""
+def head_problems(model: HFConfig, *, pictures: bool) -> Iterator[str]:
+    """Yield a text for each setting with which the head for multi-token prediction cannot train.
+
+    model: as in `problems`. pictures: whether the data have pictures, which the model reads.
+    """
+    if pictures:
+        yield (
+            "spec.train.multiTokenPrediction: the data have pictures, and the head trains on text only; remove the field, or the "
+            "pictures"
+        )
     for problem, fix in prediction_head.problems(model.to_dict()):
         yield f"spec.train.multiTokenPrediction: {problem} {fix}"

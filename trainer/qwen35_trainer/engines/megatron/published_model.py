@@ -26,8 +26,12 @@ from qwen35_trainer.engines.megatron.weight_table import (
     HEAD_LAYER,
     LAYER_ROWS,
     OUTER_ROWS,
+    TEXT,
+    TOWER,
     ModelShape,
     Row,
+    text_prefix,
+    tower_rows,
 )
 from qwen35_trainer.models.qwen3_5 import prediction_head
 
@@ -70,14 +74,22 @@ class _Entry:
 class PublishedModel:
     """The parameters of this rank, as parts of published tensors.
 
-    shapes: name of a published tensor → its shape. layers: number of layers of the whole model.
+    shapes: name of a published tensor → its shape. layers: number of layers of the whole model. only_trained: whether parameters
+    that do not train are left out; `shapes` must lack them, too.
     """
 
     def __init__(
-        self, stages: Sequence[StageModel], shape: ModelShape, shapes: Mapping[str, tuple[int, ...]], layers: int
+        self,
+        stages: Sequence[StageModel],
+        shape: ModelShape,
+        shapes: Mapping[str, tuple[int, ...]],
+        layers: int,
+        *,
+        only_trained: bool = False,
     ) -> None:
         self._shape, self._shapes = shape, shapes
-        self._entries = _entries(_named(stages), shapes, layers)
+        named = {name: each for name, each in _named(stages).items() if each.requires_grad or not only_trained}
+        self._entries = _entries(named, shapes, layers)
 
     @torch.no_grad()
     def load(
@@ -208,12 +220,13 @@ def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ..
         listed.update(published)
         return _Entry(row, published, tuple(own[name] for name in names if name in own), of_experts)
 
-    entries = [
-        entry(row, row.published, [row.megatron], of_experts=False)
-        for row in OUTER_ROWS
-        if set(row.published) <= shapes.keys()
-    ]
-    prefixes = [(f"decoder.layers.{layer}.", f"model.layers.{layer}.") for layer in range(layers)]
+    text = text_prefix(shapes)
+    entries = []
+    for row in (*OUTER_ROWS, *tower_rows(shapes)):
+        published = tuple(_in_model(name, text) for name in row.published)
+        if set(published) <= shapes.keys():
+            entries.append(entry(row, published, [row.megatron], of_experts=False))
+    prefixes = [(f"decoder.layers.{layer}.", f"{text}layers.{layer}.") for layer in range(layers)]
     for prefix, published_prefix in (*prefixes, (HEAD_LAYER, prediction_head.LAYER)):
         for row in LAYER_ROWS:
             published = tuple(published_prefix + name for name in row.published)
@@ -235,6 +248,11 @@ def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ..
             f"{', '.join(missing) or 'none'}: the model is of another kind (tied output layer: {tied})"
         )
     return entries
+
+
+def _in_model(name: str, text: str) -> str:
+    """Return the published name of a tensor of the table. text: prefix of the text model's tensors in the published model."""
+    return text + name.removeprefix(TEXT) if name.startswith(TEXT) and not name.startswith(TOWER) else name
 
 
 def _group(entry: _Entry) -> ProcessGroup:

@@ -5,14 +5,14 @@ A published tensor has the name and shape that it has in a checkpoint folder in 
     published tensors ─► merge ─► whole parameter ─► cut ─► one part per tensor-parallel rank
                       ◄─ divide ◄─                 ◄─ join ◄─
 
-`OUTER_ROWS`, `LAYER_ROWS` and `EXPERT_ROWS` are the table. The conversion is exact in both directions: values are
-moved, never computed. Gradients and AdamW's moments have the shape of their parameter, so the table converts them, too.
+`OUTER_ROWS`, `LAYER_ROWS` and `EXPERT_ROWS` are the table, for a text model; `tower_rows` adds a vision tower. The conversion
+is exact in both directions: values are moved, never computed. Gradients and AdamW's moments have the shape of their parameter, so the table converts them, too.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -273,6 +273,25 @@ EXPERT_ROWS = (
 )
 """Parameters of one expert. `megatron` lacks the prefix of the expert; the published tensor's first
 dimension is the experts."""
+
+
+TEXT = "model."
+"""Prefix of the tensors of a text model, as in the table. In a vision-language model they have the prefix of `text_prefix`."""
+TOWER = "model.visual."
+"""Prefix of the tensors of a vision tower."""
+
+
+def text_prefix(published: Iterable[str]) -> str:
+    """Return the prefix that the tensors of the text model have in a model with these published tensors."""
+    inner = "model.language_model."
+    return inner if any(name.startswith(inner) for name in published) else TEXT
+
+
+def tower_rows(published: Iterable[str]) -> Iterator[Row]:
+    """Yield a row for each published tensor of the vision tower. The parameters of the tower have the same names and shapes."""
+    for name in published:
+        if name.startswith(TOWER):
+            yield Row(name.removeprefix(TEXT), (name,), Whole())
 
 
 def _convolved(shape: ModelShape) -> list[int]:

@@ -36,12 +36,19 @@ def read_config(folder: Path) -> HFConfig:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     text = TEXT_MODEL_TYPES.get(config.model_type)
     if text is not None and (config.architectures or [None])[0] == CLASSES[text]:
-        inner = config.text_config
-        inner.tie_word_embeddings = config.tie_word_embeddings
-        return inner
+        return text_part(config)
     if config.model_type == qwen3_moe.MODEL_TYPE:
         _as_computed(config)
     return config
+
+
+def text_part(config: HFConfig) -> HFConfig:
+    """Return the configuration of the text model inside a vision-language model. That of a text model is returned unchanged."""
+    if config.model_type not in TEXT_MODEL_TYPES:
+        return config
+    inner = copy.deepcopy(config.text_config)
+    inner.tie_word_embeddings = config.tie_word_embeddings  # published files have this field outside
+    return inner
 
 
 def _as_computed(config: HFConfig) -> None:

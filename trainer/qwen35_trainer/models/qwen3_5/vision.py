@@ -40,7 +40,12 @@ def adapt(model: HFModule) -> None:
     another: P patches of C values, D channels, and merge² patches per feature.
     """
     if (tower := getattr(model.model, "visual", None)) is not None:
-        tower.forward = MethodType(_tower, tower)
+        adapt_tower(tower)
+
+
+def adapt_tower(tower: HFModule) -> None:
+    """Replace the `forward` of a vision tower on the instance, as `adapt` does."""
+    tower.forward = MethodType(_tower, tower)
 
 
 def embed(model: HFModule, inputs: ModelInput) -> Tensor:
@@ -61,16 +66,23 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
             )
         return model.model.embed_tokens(inputs.tokens)
     embedded = model.model.language_model.embed_tokens(inputs.tokens)
-    pictures = inputs.pictures
-    if pictures is None:
+    if inputs.pictures is None:
         return _WithoutEffect.apply(embedded, tower(*_blank(tower.config, embedded)))  # type: ignore[no-untyped-call]
+    return with_features(embedded, tower, inputs.pictures)
+
+
+def with_features(embedded: Tensor, tower: HFModule, pictures: Pictures) -> Tensor:
+    """Return the embeddings of tokens, with the features of `pictures` in place of those of placeholders.
+
+    embedded: (n, L, D), n rows of L tokens with D channels; L may be more than that of the tokens' kinds: what was added on the
+    right is text. tower: the adapted vision tower. Raises ValueError if the numbers of placeholders and features differ.
+    """
     images, videos = _features(pictures, tower.config.spatial_merge_size)
     _check(pictures, images, videos)
     features = tower(
         torch.cat((pictures.patches, pictures.video_patches)), torch.cat((pictures.grids, pictures.video_grids))
     )
-    # Context parallelism may have padded the tokens further to the right.
-    types = F.pad(pictures.token_types, (0, inputs.tokens.shape[1] - pictures.token_types.shape[1]), value=TEXT)
+    types = F.pad(pictures.token_types, (0, embedded.shape[1] - pictures.token_types.shape[1]), value=TEXT)
     for kind, part in zip((IMAGE, VIDEO), features.to(embedded.dtype).split((images, videos)), strict=True):
         embedded = embedded.masked_scatter((types == kind).unsqueeze(-1), part)
     return embedded
