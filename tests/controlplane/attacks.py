@@ -124,6 +124,16 @@ def post(plural: str, name: str, body: Document | None = None, **metadata: Any) 
     return act
 
 
+def delete(plural: str, name: str, grace_seconds: int) -> Act:
+    """Delete an object with this grace period. {own} in its name stands for the training's name."""
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace_seconds}
+
+    def act(own: LiveTraining) -> None:
+        own.plane.api.request("DELETE", own.path(plural, name.replace("{own}", own.name)), options)
+
+    return act
+
+
 def patch(plural: str, name: str, change: Document) -> Act:
     """Change an object by a merge patch. {own} in its name stands for the training's name."""
 
@@ -190,6 +200,11 @@ def network_deleted(own: LiveTraining) -> None:
     for _ in range(5):
         own.until(lambda: is_closed(own), "there is a NetworkPolicy")
         own.plane.api.request("DELETE", own.path("networkpolicies"))
+
+
+def started(own: LiveTraining) -> None:
+    """Wait until the training that the attack has created has a train pod."""
+    own.until_pods("train", 1)
 
 
 def created_and_deleted(own: LiveTraining) -> None:
@@ -295,6 +310,8 @@ POD = {
     "kind": "Pod",
     "spec": {"containers": [{"name": "ray", "image": "mine"}], "nodeSelector": {"no": "node"}},
 }
+POD_ON_A_NODE = POD | {"spec": {"containers": [{"name": "ray", "image": "mine"}], "nodeName": "none"}}
+"""A pod that has a grace period, because it names a node. The node does not exist, so no kubelet ends the pod."""
 FOREIGN_JOB: Document = {
     "apiVersion": "ray.io/v1",
     "kind": "RayJob",
@@ -436,6 +453,11 @@ SPECS = (
         "ephemeral container",
         pods({"spec": {"ephemeralContainers": [{"name": "d", "image": "mine"}]}}),
         invalid("spec.ephemeralContainers"),
+    ),
+    Attack(
+        "grace period of billions of years",
+        after_another(pods({"spec": {"terminationGracePeriodSeconds": 10**18}}), started, LiveTraining.delete),
+        Harmless(lambda own: is_gone(own) and not own.mine("pods"), "it is deleted with its pods"),
     ),
     Attack("directive of a patch", pods({"spec": {"$patch": "replace"}}), invalid("directives")),
     Attack(
@@ -615,6 +637,12 @@ FOREIGN = (
         "pod without sense",
         post("pods", "{own}-pod", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "first"}),
         post("pods", "{own}-pod-2", POD, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/pool": "none"}),
+    ),
+    foreign(
+        "pod that takes 3,000 years to end",
+        post("pods", "{own}-pod", POD_ON_A_NODE, labels={f"{DOMAIN}/training": OTHER, f"{DOMAIN}/attempt": "1"}),
+        delete("pods", "{own}-pod", grace_seconds=10**11),
+        delete("pods", "{own}-pod", grace_seconds=0),
     ),
     foreign(
         "job of a neighbour",

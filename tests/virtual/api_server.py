@@ -337,7 +337,9 @@ class ApiServer:
 
     def _begin_deletion(self, old: Stored, grace: int) -> dict[str, Any]:
         body = old.copy()
-        end = datetime.fromtimestamp(int(self.clock()) + grace, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        # The API server counts in nanoseconds of 64 bits, which wrap (registry/rest/delete.go).
+        wrapped = ((grace * 10**9 + 2**63) % 2**64 - 2**63) // 10**9
+        end = datetime.fromtimestamp(int(self.clock()) + wrapped, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body["metadata"] |= {"deletionTimestamp": end, "deletionGracePeriodSeconds": grace}
         if "generation" in body["metadata"]:
             body["metadata"]["generation"] += 1

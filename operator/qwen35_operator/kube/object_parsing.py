@@ -58,8 +58,8 @@ STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
 def record(kind: ObjectKind, raw: KubeObject) -> ObjectRecord:
     """Parse an object into its record.
 
-    Raises KeyError, ValueError, TypeError or AttributeError if the object lacks a field that every object of its kind
-    has, or if a field has another type.
+    Raises LookupError, ValueError, TypeError, AttributeError or ArithmeticError if the object lacks a field that every object
+    of its kind has, or if a field has another type or a time that Python cannot represent.
     """
     builders: dict[ObjectKind, Callable[[KubeObject], ObjectRecord]] = {
         RAY_JOB: _job,
@@ -255,7 +255,17 @@ def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:
     """
     if (grace_end := _time(metadata.get("deletionTimestamp"))) is None:
         return None
-    return grace_end - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    return grace_end - _grace(metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def _grace(seconds: int) -> timedelta:
+    """Return the time between the request to delete a pod and its deletionTimestamp. seconds: its grace period.
+
+    Users choose the grace period, which may be billions of years. The API server counts it in nanoseconds, as a signed
+    number of 64 bits that wraps (registry/rest/delete.go). The result wraps alike, so it is at most 293 years.
+    """
+    nanoseconds = (seconds * 10**9 + 2**63) % 2**64 - 2**63
+    return timedelta(microseconds=nanoseconds // 1000)
 
 
 def _fault(

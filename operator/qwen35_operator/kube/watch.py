@@ -188,10 +188,10 @@ class Watch:
         return version
 
     def _record(self, raw: JsonObject) -> ObjectRecord | None:
-        """Return the record of an object; None if the object lacks a field that the operator's objects always have."""
+        """Return the record of an object; None if it cannot be parsed, so that no object blinds the watch to all others."""
         try:
             return record(self.kind, raw)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
             self._warn(raw.get("metadata", {}), error)
             return None
 

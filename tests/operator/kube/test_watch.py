@@ -403,6 +403,18 @@ async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) ->
     assert watch._ignored == 1
 
 
+async def test_an_object_whose_times_cannot_be_represented_hides_no_other(server, caplog) -> None:
+    impossible = {"deletionTimestamp": "0001-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
+    server.script = [
+        page(raw_objects.pod("listed", **impossible), raw_objects.pod("p", version=9), version=10),
+        stream(event("MODIFIED", raw_objects.pod("q", version=11, **impossible)), bookmark(12), stays=True),
+    ]
+    async with watching(server, POD) as watch:
+        await until(lambda: watch._version == "12", "the bookmark")
+        assert watch.names == {"p": "9"}
+    assert "this is a bug" not in caplog.text
+
+
 async def test_a_watch_that_nobody_answers_for_long_is_blind_and_sees_again(server, monkeypatch) -> None:
     server.script = [page(version=3), *(refuses(503),) * 3]
     cluster = ObjectCache((), lambda key: None, lambda kind: None)
