@@ -1,5 +1,6 @@
 """Texts about a status: what a training waits for, how long ago something happened, how long the run will take."""
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
@@ -85,8 +86,8 @@ def ago(time: datetime | str, now: datetime) -> str:
 def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
     """Return the expected seconds until the last update is done, from the mean duration of recent updates.
 
-    Returns None if the training does not run, if the duration or the total number of updates is unknown, or if the
-    trainer's report is not current (FRESH_SECONDS, FRESH_UPDATES).
+    Returns None if the training does not run, if the duration or the total number of updates is unknown, if the trainer's
+    report is not current (FRESH_SECONDS, FRESH_UPDATES), or if it has numbers whose product is infinite.
     """
     progress = view.status.progress
     if (
@@ -100,7 +101,7 @@ def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
     if report_age is None or report_age > max(FRESH_SECONDS, FRESH_UPDATES * progress.secondsPerUpdate):
         return None
     remaining = (progress.totalUpdates - progress.update) * progress.secondsPerUpdate
-    return max(0.0, remaining - max(0.0, report_age))
+    return max(0.0, remaining - max(0.0, report_age)) if math.isfinite(remaining) else None
 
 
 def report_age_seconds(view: TrainingView, now: datetime) -> float | None:

@@ -35,6 +35,12 @@ def test_the_rest_is_not_guessed():
         assert remaining_seconds(other.view, other.now) is None, name
 
 
+def test_the_rest_is_unknown_if_a_trainer_reports_numbers_whose_product_is_infinite():
+    shown = example(training())
+    endless = with_progress(shown.view, totalUpdates=2**63 - 1, secondsPerUpdate=1e308)
+    assert remaining_seconds(endless, shown.now) is None
+
+
 def test_what_waits_for_the_queue_does_not_wait_for_nodes():
     assert [kind for kind, _ in unmet_conditions(queued().view)] == ["QuotaReserved"]
     assert [kind for kind, _ in unmet_conditions(starting().view)] == ["ClusterReady", "RolloutReady", "TrainReady"]
