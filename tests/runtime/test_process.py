@@ -1,4 +1,5 @@
 import gc
+import socket
 import subprocess
 import sys
 import weakref
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_trainer.runtime.process import starting
+from qwen35_trainer.runtime.process import own_address, starting
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-grpo.yaml"
 
@@ -44,6 +45,24 @@ def test_what_is_there_by_then_is_never_looked_at_again_and_what_comes_after_is(
     knot = weakref.ref(Knot())
     gc.collect()
     assert knot() is None
+
+
+IPV4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))
+IPV6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("entries", "address"),
+    [([IPV4], "10.0.0.1"), ([IPV6], "fd00::1"), ([IPV6, IPV4], "10.0.0.1")],
+    ids=["IPv4", "IPv6", "dual stack"],
+)
+def test_a_pod_has_an_address_in_clusters_of_either_protocol_and_of_ipv4_in_those_of_both(
+    monkeypatch, entries, address
+):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "demo-1-train-a.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: entries)
+    assert own_address() == address
 
 
 def test_the_start_of_a_base_class_is_part_of_the_whole():

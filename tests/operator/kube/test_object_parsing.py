@@ -160,7 +160,8 @@ def test_a_pod_is_asked_to_go_before_its_grace_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grace", "end"), [(9 * 10**9, "2311-03-15T16:10:00Z"), (10**11, "2272-02-08T12:03:51Z"), (10**18, "1806-05-16T06:29:32Z")]
+    ("grace", "end"),
+    [(9 * 10**9, "2311-03-15T16:10:00Z"), (10**11, "2272-02-08T12:03:51Z"), (10**18, "1806-05-16T06:29:32Z")],
 )
 def test_a_grace_period_of_any_length_is_subtracted_as_the_api_server_adds_it(grace, end) -> None:
     """The API server counts in nanoseconds of 64 bits: 10**11 s are 7766279631452241920 ns after five turns."""

@@ -122,9 +122,14 @@ def starting() -> Iterator[None]:
 def own_address() -> str:
     """Return the address at which other processes of the run reach this process.
 
-    In a pod, this is the pod's address, otherwise 127.0.0.1. Raises OSError if the pod's name has no address.
+    In a pod, this is the pod's address, of IPv4 if the pod has both kinds, otherwise 127.0.0.1. Raises OSError if the
+    pod's name has no address.
     """
-    return socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return "127.0.0.1"
+    entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    first = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
+    return str(first[4][0])
 
 
 class Process:

@@ -706,7 +706,7 @@ class RolloutWorker(Process):
         from qwen35_trainer.rollout.vllm_core import NodePlace
 
         own, count = own_address(), 1 + len(addresses)
-        with socket.create_server((own, 0)) as free:
+        with socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET) as free:
             port = free.getsockname()[1]  # for torch.distributed, which cannot choose one
         self._place = NodePlace(0, count, own, own, port)
         config, settings = self._core()
