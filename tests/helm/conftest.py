@@ -26,19 +26,22 @@ class Refused(Exception):
 
 @pytest.fixture(scope="session")
 def render() -> Render:
-    """render("replicas=2") are the objects of a release called `demo`, rendered once per values: read them only. Raises Refused."""
+    """render("replicas=2") are the objects of a release called `demo`, rendered once per values: read them only. Raises Refused.
+
+    chart: the folder of a changed copy of the chart.
+    """
     helm = binaries.find()["helm"]
 
     @cache
-    def rendered(changes: tuple[str, ...], release: str) -> Objects:
+    def rendered(changes: tuple[str, ...], release: str, chart: Path) -> Objects:
         options = [option for change in changes for option in ("--set-json", change)]
-        command = [helm, "template", release, CHART, "--namespace", NAMESPACE, "--kube-version", "1.35.4", *options]
+        command = [helm, "template", release, chart, "--namespace", NAMESPACE, "--kube-version", "1.35.4", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Refused(done.stderr)
         return [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
 
-    def objects(*changes: str, release: str = "demo") -> Objects:
-        return list(rendered(changes, release))
+    def objects(*changes: str, release: str = "demo", chart: Path = CHART) -> Objects:
+        return list(rendered(changes, release, chart))
 
     return objects

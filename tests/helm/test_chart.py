@@ -1,10 +1,13 @@
 """The chart: what it installs, for which values, and what it refuses."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from images.definition import definition
 from qwen35_trainer import __version__
 from tests.helm.conftest import CHART, NAMESPACE, Objects, Refused, Render
 
@@ -43,6 +46,25 @@ def test_everything_is_named_after_the_release_and_labelled_alike(render: Render
     assert labels == {"demo"}
     named = [item["metadata"]["name"] for item in of(render(release="qwen35-operator"), "Deployment")]
     assert named == ["qwen35-operator"]
+
+
+@pytest.mark.parametrize(
+    ("version", "label"),
+    [
+        ("0.1.0+abc", "qwen35-operator-0.1.0_abc"),
+        ("0.1.0+" + "a" * 40 + "-b", "qwen35-operator-0.1.0_" + "a" * 40),
+    ],
+)
+def test_the_label_of_the_chart_is_valid_although_its_version_has_build_metadata(
+    render: Render, tmp_path, version, label
+):
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    text = (copy / "Chart.yaml").read_text()
+    (copy / "Chart.yaml").write_text(re.sub(r"^version: .*$", f"version: {version}", text, flags=re.MULTILINE))
+    objects = render(chart=copy)
+    labels = [manifest["metadata"]["labels"] for manifest in objects]
+    labels += [manifest["spec"]["template"]["metadata"]["labels"] for manifest in of(objects, "Deployment")]
+    assert {each["helm.sh/chart"] for each in labels} == {label}
 
 
 def test_without_namespaces_there_is_one_cluster_role_and_with_them_a_role_in_each(render: Render):
@@ -114,6 +136,26 @@ def test_the_pod_keeps_to_the_restricted_standard(render: Render):
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_the_platform_may_choose_the_pods_user(render: Render):
+    """As OpenShift does: its SecurityContextConstraints refuse a pod that names another user than those of its namespace."""
+    (deployment,) = of(render("podSecurityContext.runAsUser=null", "podSecurityContext.runAsGroup=null"), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_the_pod_runs_on_nodes_for_which_there_is_an_image_unless_values_say_otherwise(render: Render):
+    def selector(*changes: str) -> object:
+        (deployment,) = of(render(*changes), "Deployment")
+        return deployment["spec"]["template"]["spec"].get("nodeSelector")
+
+    (architecture,) = definition("operator").architectures
+    assert selector() == {"kubernetes.io/arch": architecture}
+    assert selector('nodeSelector={"pool":"system"}') == {"kubernetes.io/arch": architecture, "pool": "system"}
+    assert selector('nodeSelector={"kubernetes.io/arch":null}') is None
 
 
 def test_the_image_is_of_this_version_unless_a_tag_is_given(render: Render):
@@ -216,6 +258,7 @@ def test_view_and_edit_cover_trainings(render: Render):
         ("metrics.port=80", "metrics/port"),
         ('metrics.authentication="yes"', "metrics/authentication"),
         ('image={"repo":"x"}', "image"),
+        ('podSecurityContext="none"', "podSecurityContext"),
     ],
 )
 def test_a_value_that_is_wrong_or_unknown_is_refused_by_name(render: Render, wrong, named):
