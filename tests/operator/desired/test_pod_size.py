@@ -67,7 +67,7 @@ def test_a_training_that_the_devices_cannot_hold_is_refused_with_every_problem_i
     assert [problem.path for problem in problems] == ["spec.train", "spec.rollout"]
     assert problems[0].message.startswith("with 2 nodes × 8 devices, a rank needs ")
     assert "use more than 2 nodes" in problems[0].fix
-    assert "Raise rollout.tensorParallel above 2" in problems[1].fix
+    assert "Raise rollout.tensorParallel to 4 or more" in problems[1].fix
     assert all(problem.fix.endswith("set spec.pods.sizing to Profile.") for problem in problems)
 
 

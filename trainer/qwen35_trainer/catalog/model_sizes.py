@@ -62,6 +62,8 @@ class ModelSizes:
     linear_filter: int = 4
     tied: bool = False
     vision: VisionShape | None = None
+    positions: int | None = None
+    """Maximum number of tokens of a prompt and its response for which config.json describes positions; None: not known."""
 
     @property
     def full_layers(self) -> int:
@@ -128,6 +130,7 @@ class ModelSizes:
             **({name: text[key] for name, key in linear.items()} if hybrid else {}),
             tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
             vision=None if tower is None else _tower(tower),
+            positions=positions_of(config),
         )
 
     @classmethod
@@ -163,6 +166,28 @@ class ModelSizes:
                 vision.spatialMergeSize**2,
             ),
         )
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return the maximum number of positions that a model's config.json allows; None if the file does not contain it.
+
+    config: the parsed file. vLLM multiplies max_position_embeddings by the factor of rotary embeddings of the types linear and
+    dynamic. With yarn, older versions take the original number times the factor, and newer ones max_position_embeddings; the result is
+    the larger of both (`_get_and_verify_max_len` in vllm/config/model.py).
+    """
+    text = config.get("text_config", config)
+    if not isinstance(text, Mapping) or not isinstance(positions := text.get("max_position_embeddings"), int):
+        return None
+    rotary = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    factor = rotary.get("factor") if isinstance(rotary, Mapping) else None
+    if not isinstance(factor, int | float):
+        return positions
+    kind = rotary.get("rope_type", rotary.get("type"))
+    if kind in ("linear", "dynamic"):
+        return int(positions * factor)
+    if kind == "yarn" and isinstance(original := rotary.get("original_max_position_embeddings"), int):
+        return max(positions, int(original * factor))
+    return positions
 
 
 def _tower(config: Mapping[str, Any]) -> VisionShape:

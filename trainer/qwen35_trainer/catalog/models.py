@@ -14,7 +14,10 @@ _TOWER = VisionShape(depth=27, hidden=1152, intermediate=4304)
 
 def _qwen3_5(hidden: int, layers: int, intermediate: int, heads: int, kv_heads: int, value_heads: int) -> ModelSizes:
     return ModelSizes(
-        hidden, layers, heads, kv_heads, 256, 248_320, intermediate, linear_value_heads=value_heads, vision=_TOWER
+        *(hidden, layers, heads, kv_heads, 256, 248_320, intermediate),
+        linear_value_heads=value_heads,
+        vision=_TOWER,
+        positions=262_144,
     )
 
 
@@ -34,12 +37,13 @@ def _qwen3_5_experts(
         shared_intermediate=intermediate,
         linear_value_heads=value_heads,
         vision=_TOWER,
+        positions=262_144,
     )
 
 
 def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, **feed_forward: int) -> ModelSizes:
     shape = ModelSizes(hidden, layers, heads, kv_heads, 128, 151_936, full_attention_interval=1, output_gate=False)
-    return replace(shape, **feed_forward)  # type: ignore[arg-type]  # only integer fields
+    return replace(shape, positions=40_960, **feed_forward)  # type: ignore[arg-type]  # only integer fields
 
 
 MODELS: Final[dict[str, ModelSizes]] = {
@@ -66,8 +70,12 @@ parameters with `planning/parameters.py`.
 def find(name: str) -> ModelSizes | None:
     """Return the sizes of a published model; None if the catalog does not have it.
 
-    name: such as Qwen/Qwen3.5-9B-Base. The owner, upper and lower case, and a suffix such as -Base make no difference.
+    name: such as Qwen/Qwen3.5-9B-Base. The owner, upper and lower case, and a suffix such as -Base make no difference, except that
+    `positions` of a model with a suffix is not known: Qwen3-30B-A3B-Instruct-2507 has more than Qwen3-30B-A3B.
     """
     last = name.rsplit("/", 1)[-1].lower()
     matches = [key for key in MODELS if last.startswith(key.rsplit("/", 1)[-1].lower())]
-    return MODELS[max(matches, key=len)] if matches else None
+    if not matches:
+        return None
+    key = max(matches, key=len)
+    return MODELS[key] if last == key.rsplit("/", 1)[-1].lower() else replace(MODELS[key], positions=None)

@@ -16,6 +16,7 @@ from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import fsdp_memory, megatron_memory
 from qwen35_trainer.planning.host_memory import PodMemory, colocated_pod, rollout_pod, train_pod
+from qwen35_trainer.planning.model_limits import larger_degrees, larger_replica
 from qwen35_trainer.planning.rollout_memory import ReplicaMemory, replica_memory
 from qwen35_trainer.planning.train_memory import RankMemory
 
@@ -29,6 +30,8 @@ GIB = float(1 << 30)
 class MemoryPlan:
     """The memory of a train rank, of a replica, and of a pod of each pool."""
 
+    shape: ModelSizes
+    """The sizes of the model."""
     device: DeviceName | None
     """The kind of device. None: a CPU, whose tensors are in the pod's memory."""
     device_memory: float
@@ -64,7 +67,7 @@ def memory_plan(
     pods = (of_train,) if of_rollout is None else (of_train, of_rollout)
     if of_rollout is not None and spec.mode == "Colocated":
         pods = (colocated_pod(shape, spec, of_train, of_rollout, 0.0 if on_cpu else train.parked),)
-    return MemoryPlan(device, memory, train, replica, pods)
+    return MemoryPlan(shape, device, memory, train, replica, pods)
 
 
 def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
@@ -87,13 +90,21 @@ def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
             "spec.rollout",
             f"weights and workspace take {gib(replica.weights + replica.workspace)} of {gib(replica.available)}, "
             f"and a sequence of the maximum length needs {gib(replica.per_sequence)}.",
-            f"Raise rollout.tensorParallel above {spec.replica_devices(lane=False)}, or rollout.memoryFraction.",
+            _replica_fix(spec, plan.shape),
         )
 
 
 def gib(size: float) -> str:
     """Format a number of bytes as GiB with one decimal, such as "1.5 GiB"."""
     return f"{size / GIB:,.1f} GiB"
+
+
+def _replica_fix(spec: TrainingSpec, shape: ModelSizes) -> str:
+    if spec.rollout is None or spec.rollout.engine != "VLLM":
+        return "Set rollout.engine to VLLM, which can divide a replica over several devices, or use devices with more memory."
+    if (larger := larger_replica(shape, spec)) is None:
+        return "Raise rollout.memoryFraction, or use devices with more memory."
+    return f"Raise rollout.tensorParallel to {larger} or more, or rollout.memoryFraction."
 
 
 def _train_fix(spec: TrainingSpec, plan: MemoryPlan) -> str:
@@ -107,8 +118,8 @@ def _train_fix(spec: TrainingSpec, plan: MemoryPlan) -> str:
         fixes.append("set train.offload.parameters to true")
     if train.engine == "Megatron" and not train.offload.optimizer:
         fixes.append("set train.offload.optimizer to true")
-    if train.engine == "Megatron":
-        fixes.append("raise train.parallelism.tensor, pipeline or expert")
+    if train.engine == "Megatron" and (degrees := larger_degrees(plan.shape, spec)):
+        fixes.append(f"raise train.parallelism.{' or '.join(degrees)}")
     if parts.activations > parts.total / 4 and train.engine == "FSDP":
         fixes.append("raise train.parallelism.context")
     fixes.append(f"use more than {counted(train.nodes, 'node')}")

@@ -18,6 +18,7 @@ from qwen35_trainer.planning.generation_time import generation_time
 from qwen35_trainer.planning.host_memory import Pool
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.memory_plan import MemoryPlan, device_misfits, memory_plan
+from qwen35_trainer.planning.model_limits import limit_problems
 from qwen35_trainer.planning.pod_request import PodRequest, planned_request, request_misfits
 from qwen35_trainer.planning.publication_time import publication_time
 from qwen35_trainer.planning.rollout_memory import ReplicaMemory
@@ -78,7 +79,7 @@ def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
         time: UpdateTime | None = _measured_time(spec, run, mean)
     else:
         time = None if inputs.device is None else _time(spec, inputs, DEVICES[inputs.device], mean, memory.replica)
-    misfits = [*device_misfits(memory, spec)]
+    misfits = [*limit_problems(shape, spec), *device_misfits(memory, spec)]
     for pod in memory.pods:
         misfits += request_misfits(pod, requests[pod.pool])
     return ResourcePlan(

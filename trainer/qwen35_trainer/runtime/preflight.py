@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, Pat
 from pathlib import Path
 from typing import Any
 
+from qwen35_trainer.catalog.model_sizes import positions_of
 from qwen35_trainer.data.prompt_files import misnamed
 from qwen35_trainer.manifest import Manifest, ManifestError, Problem, RandomModelSpec, TrainingSpec, cannot_run
 from qwen35_trainer.manifest.layout import expert_problem
@@ -36,6 +38,7 @@ from qwen35_trainer.models.qwen3_5.model_files import (
     read_mapping,
 )
 from qwen35_trainer.models.qwen3_5.model_types import family_problem
+from qwen35_trainer.planning.model_limits import LONGER_ANYWAY, context_problems
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.weights.transports import choose
 
@@ -117,6 +120,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_vllm_on_cpu(spec, base),
         *_vllm_on_ascend(spec, base),
         *_vllm_split(spec, base),
+        *_vllm_positions(spec, base),
     ]
 
 
@@ -280,6 +284,13 @@ def _vllm_split(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
     if spec.model.source.random is None and (config := _configuration(spec, base)) is not None:
         text = config.get("text_config", config)
         yield from split_problems(spec, DividedSizes.of_configuration(text if isinstance(text, Mapping) else {}))
+
+
+def _vllm_positions(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    """Yield a problem if a prompt and its response can be longer than vLLM allows for a model in a folder."""
+    config = _configuration(spec, base)
+    if config is not None and not os.environ.get(LONGER_ANYWAY):
+        yield from context_problems(spec, positions_of(config))
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
