@@ -369,6 +369,31 @@ def test_keys_and_values_of_a_token_are_those_of_the_layers_with_attention():
     assert rollout_memory.cache_per_token(MODELS["Qwen/Qwen3.5-27B"], 8, 2) == 2 * 2 * 1 * 256 * 16
 
 
+def test_slots_need_a_block_each_before_vllm_records_graphs():
+    """27B on one device: a page of 64 KiB of keys and values per 16 tokens holds a state of 3.2 MB, and a block has 16 pages."""
+    shape = MODELS["Qwen/Qwen3.5-27B"]
+    [file] = [file for file in EXAMPLES if file.stem == "qwen3.5-27b-grpo-fsdp"]
+    recipe = yaml.safe_load(file.read_text())["spec"]
+    rollout = recipe["rollout"] | {"tensorParallel": 1, "memoryFraction": 0.7}
+    state = 4 * 48 * 128 * 128 + 2 * (2 * 16 + 48) * 128 * 3
+    block = 16 * -(-state // 2**16) * 2**16
+
+    def misfits(slots, *, eager=False):
+        options = rollout["vllm"] | {"eager": eager}
+        spec, problems = parse_spec(recipe | {"rollout": rollout | {"maxSequencesPerReplica": slots, "vllm": options}})
+        assert spec is not None, problems
+        plan = memory_plan.memory_plan(shape, spec, "H100")
+        return plan.replica, [*memory_plan.device_misfits(plan, spec)]
+
+    replica, [problem] = misfits(256)
+    assert replica.graph_block == pytest.approx(block)
+    room = int((replica.for_sequences - rollout_memory.GRAPH_BYTES) // block)
+    assert 1 < room < 256
+    assert problem.path == "spec.rollout.maxSequencesPerReplica"
+    assert problem.fix.startswith(f"Lower it to at most {room}, or set rollout.vllm.eager to true")
+    assert misfits(room)[1] == misfits(256, eager=True)[1] == []
+
+
 def test_what_does_not_fit_is_named_with_a_fix_and_exit_code_3(manifest):
     result = run(manifest(train={"nodes": 1}), "--resources")
     assert result.exit_code == 3
@@ -435,6 +460,35 @@ def test_times_come_from_the_records_of_a_run(manifest, tmp_path):
     refused = run(file, "--resources", "--from", folder, "--set", "model.name=Qwen/Qwen3.5-9B")
     assert refused.exit_code == 2
     assert "its model.name is Qwen/Qwen3.5-27B" in refused.stderr
+
+
+def test_a_measured_pool_is_as_fast_as_while_it_generates_and_another_mode_is_noted(manifest, tmp_path):
+    """A Colocated run: 20 s of generation and 30 s of training take turns, and a second update of a batch repeats its numbers."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    colocated = {"mode": "Colocated", "rewards": [{"type": "ExactMatch"}], "train": {"nodes": 2}}
+    colocated |= {"rollout": {"nodes": 2}}
+    (folder / "run.yaml").write_text(manifest(**colocated).read_text())
+    zeros = {"updates_total": 4, "version": 0, "time": 0.0, "loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0}
+    zeros |= {"prompts": 32, "samples": 256, "tokens": 25_600, "response_tokens_mean": 100.0}
+    records = [
+        UpdateRecord(update=1, seconds=50.0, seconds_training=30.0, rollout_idle=0.6, tokens_per_second=512.0, **zeros),
+        UpdateRecord(update=2, seconds=0.0, seconds_training=0.0, rollout_idle=0.6, tokens_per_second=512.0, **zeros),
+        UpdateRecord(update=3, seconds=40.0, seconds_training=30.0, rollout_idle=0.5, tokens_per_second=640.0, **zeros),
+        UpdateRecord(update=4, seconds=0.0, seconds_training=0.0, rollout_idle=0.5, tokens_per_second=640.0, **zeros),
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{to_line(record)}\n" for record in records))
+    plans = [
+        json.loads(run(manifest(**colocated | mode), "--resources", "--json", "--from", folder).stdout)["resources"]
+        for mode in ({}, {"mode": "FullyAsync"})
+    ]
+    times = [plan["time"] for plan in plans]
+    assert [time["training"] for time in times] == pytest.approx([15, 15])
+    assert [time["generation"] for time in times] == pytest.approx([20, 20])  # 25,600 tokens at 51,200 in 40 busy seconds
+    assert [time["bottleneck"] for time in times] == ["generation", "generation"]
+    assert plans[0]["notes"] == []
+    [note] = plans[1]["notes"]
+    assert note.startswith("The times come from a run in mode Colocated, and the manifest's mode is FullyAsync.")
 
 
 def test_a_run_without_updates_is_refused(manifest, tmp_path):

@@ -3,7 +3,10 @@
 They hold for the same model on the same kind of devices.
 
     training      device-seconds for each trained token
-    generation    tokens per second of a rollout device; a pool that waited for the trainer could have been faster
+    generation    tokens per second of a rollout device while it generates: the time in which replicas had no sequence, because they
+                  waited for the trainer or it had their devices, does not count. A replica with few sequences counts as
+                  busy, so a pool whose window is small could have been faster. In mode Colocated, the time in which some replicas
+                  have finished a batch and others have not counts for the latter only
     publication   seconds of the copy, and seconds of transfer and loading together. A pool of another size
                   is assumed to take the same time
 """
@@ -13,11 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.manifest.training import Mode, TrainingSpec
 from qwen35_trainer.planning.generation_time import GenerationTime
 from qwen35_trainer.planning.publication_time import PublicationTime
 from qwen35_trainer.planning.train_time import TrainTime
 from qwen35_trainer.progress.records import UpdateRecord
+
+MIN_BUSY_SHARE = 0.02
+"""Minimum share of the time in which a pool counts as busy: the measured idle share of a pool that was hardly used is inaccurate."""
 
 
 class NothingMeasured(ValueError):
@@ -35,11 +41,13 @@ class MeasuredRun:
     response: float | None
     """Mean tokens of a response; None in SFT."""
     tokens_per_device_second: float | None
-    """Tokens that a rollout device generates per second; None in SFT."""
+    """Tokens that a rollout device generates per second while it is busy; None in SFT."""
     copy: float
     """Mean seconds for which training waited for the copy of a publication; 0 without publications."""
     publish: float
     """Mean seconds from the end of the copy until all replicas had loaded the version; 0 without publications."""
+    mode: Mode | None = None
+    """Mode of the measured run; None: not known."""
 
     @classmethod
     def of(cls, records: Iterable[UpdateRecord], spec: TrainingSpec) -> MeasuredRun:
@@ -53,7 +61,6 @@ class MeasuredRun:
         seconds = sum(record.seconds_training for record in trained)
         if not tokens or not seconds:
             raise NothingMeasured("no update of the run trained a token")
-        rates = [record.tokens_per_second for record in trained if record.tokens_per_second]
         lengths = [record.response_tokens_mean for record in trained if record.response_tokens_mean]
         publications = [record.seconds_publishing for record in trained if record.seconds_publishing]
         copies = [record.seconds_copying for record in trained if record.seconds_publishing]
@@ -61,9 +68,10 @@ class MeasuredRun:
             len(trained),
             seconds * spec.world_size / tokens,
             _mean(lengths),
-            None if not rates or not spec.rollout_devices else (_mean(rates) or 0.0) / spec.rollout_devices,
+            _busy_rate(trained) / spec.rollout_devices if spec.rollout_devices else None,
             _mean(copies) or 0.0,
             _mean(publications) or 0.0,
+            spec.mode,
         )
 
     def training(self, spec: TrainingSpec, response: float) -> TrainTime:
@@ -90,6 +98,16 @@ class MeasuredRun:
     def publication(self) -> PublicationTime:
         """The measured time of a publication. The time to load is part of its `transfer`."""
         return PublicationTime(self.copy, self.publish, 0.0)
+
+
+def _busy_rate(records: list[UpdateRecord]) -> float:
+    """Return the tokens per second that a pool generated while its replicas had sequences; 0 if it generated nothing.
+
+    A record has the tokens per second of all the time since the previous batch, and the idle share of the replicas in it.
+    """
+    tokens = sum((record.tokens_per_second or 0.0) * record.seconds for record in records)
+    busy = sum(max(MIN_BUSY_SHARE, 1 - (record.rollout_idle or 0.0)) * record.seconds for record in records)
+    return tokens / busy if busy else 0.0
 
 
 def _mean(values: list[float]) -> float | None:

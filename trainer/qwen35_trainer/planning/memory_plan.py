@@ -17,7 +17,7 @@ from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import fsdp_memory, megatron_memory
 from qwen35_trainer.planning.host_memory import PodMemory, colocated_pod, rollout_pod, train_pod
 from qwen35_trainer.planning.model_limits import larger_degrees, larger_replica
-from qwen35_trainer.planning.rollout_memory import ReplicaMemory, replica_memory
+from qwen35_trainer.planning.rollout_memory import GRAPH_BYTES, ReplicaMemory, replica_memory
 from qwen35_trainer.planning.train_memory import RankMemory
 
 DEVICE_RESERVE = 0.08
@@ -74,7 +74,7 @@ def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
     """Yield what the devices cannot hold, each as a problem with a fix.
 
     There is a problem if a train rank does not fit, and one if a replica cannot hold a
-    single sequence of the maximum length.
+    single sequence of the maximum length, or vLLM would not start with its number of slots.
     """
     limit = plan.device_memory * (1 - DEVICE_RESERVE)
     needed = plan.train.device.total
@@ -91,6 +91,14 @@ def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
             f"weights and workspace take {gib(replica.weights + replica.workspace)} of {gib(replica.available)}, "
             f"and a sequence of the maximum length needs {gib(replica.per_sequence)}.",
             _replica_fix(spec, plan.shape),
+        )
+    elif replica is not None and (room := replica.graph_sequences) is not None and room < replica.slots:
+        options = "set rollout.vllm.eager to true, or raise rollout.memoryFraction"
+        yield Problem(
+            "spec.rollout.maxSequencesPerReplica",
+            f"{replica.slots} sequences need {gib(replica.slots * (replica.graph_block or 0.0))} for their states before vLLM records CUDA "
+            f"graphs, and about {gib(max(0.0, replica.for_sequences - GRAPH_BYTES))} are left; it would not start.",
+            f"Lower it to at most {room}, or {options}." if room else f"{options[0].upper()}{options[1:]}.",
         )
 
 

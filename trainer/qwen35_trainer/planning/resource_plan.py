@@ -5,7 +5,7 @@ The module is pure: it computes a plan from a manifest and the sizes of a model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from qwen35_trainer.catalog.devices import DEVICES, Device, DeviceName
@@ -63,6 +63,8 @@ class ResourcePlan:
     measured: bool
     """Whether the times come from the records of an earlier run."""
     misfits: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    """What the times do not contain, or contain only approximately. Each is a sentence."""
 
 
 def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
@@ -91,7 +93,17 @@ def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
         time,
         run is not None,
         tuple(misfits),
+        tuple(_notes(spec, run)),
     )
+
+
+def _notes(spec: TrainingSpec, run: MeasuredRun | None) -> Iterator[str]:
+    """Yield a sentence for each known reason why the planned times may differ from those of the training."""
+    if run is not None and run.mode is not None and run.mode != spec.mode:
+        yield (
+            f"The times come from a run in mode {run.mode}, and the manifest's mode is {spec.mode}. Replicas decode another number of "
+            "sequences at a time there, so generation takes another time."
+        )
 
 
 def _time(spec: TrainingSpec, inputs: Inputs, device: Device, mean: float, replica: ReplicaMemory | None) -> UpdateTime:

@@ -50,6 +50,7 @@ def resource_table(plan: ResourcePlan) -> RenderableType:
         table,
         _pods(plan),
         *([] if plan.time is None else [_times(plan, plan.time)]),
+        *(Text(note) for note in plan.notes),
         *_misfits(plan),
     )
 
@@ -146,6 +147,7 @@ def resource_json(plan: ResourcePlan) -> dict[str, Any]:
             for pod in memory.pods
         },
         "time": None if plan.time is None else _time_json(plan, plan.time),
+        "notes": list(plan.notes),
         "misfits": [{"path": each.path, "message": each.message, "fix": each.fix} for each in plan.misfits],
     }
 

@@ -7,6 +7,8 @@
                    sequence; vLLM keeps them twice for its prefix cache
     workspace      logits of a step in float32, and the activations of the step's tokens
 
+    graphs         what the libraries of the process take, and the CUDA graphs of vLLM: counted only in the check of `graph_sequences`
+
 vLLM takes `rollout.memoryFraction` of the device. Sequences get the part that weights and workspace leave, and sequences
 that do not fit wait. The Torch engine reserves the maximum length for every slot.
 """
@@ -22,6 +24,12 @@ from qwen35_trainer.planning import parameters
 
 BATCHED_TOKENS = 8192
 """vLLM's default of the tokens in a step, on devices with at least 70 GiB (`EngineArgs.get_batch_defaults`)."""
+
+PAGE_TOKENS = 16
+"""Tokens of the smallest block of vLLM's cache on CUDA devices, of which a page has a multiple (`CacheConfig.DEFAULT_BLOCK_SIZE`)."""
+GRAPH_BYTES = 2 * 2**30
+"""Assumed bytes that vLLM takes from its share of a device for libraries and CUDA graphs (`determine_available_memory` in
+vllm/v1/worker/gpu_worker.py subtracts both)."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,19 @@ class ReplicaMemory:
     """Bytes that the engine may take; infinity if the device is not known."""
     reserves: bool
     """Whether the engine reserves the maximum length for all slots when it starts."""
+    graph_block: float | None = None
+    """Bytes of a block of vLLM's cache, of which each sequence needs one before vLLM records CUDA graphs: a page in every layer of a
+    group. None: no such blocks are needed."""
+
+    @property
+    def graph_sequences(self) -> int | None:
+        """Number of sequences for which vLLM has blocks when it records CUDA graphs; None if any number of slots is allowed.
+
+        vLLM does not start if it is less than `slots` (`resolve_cudagraph_mode_and_sizes` in vllm/config/compilation.py).
+        """
+        if self.graph_block is None or math.isinf(self.for_sequences):
+            return None
+        return max(0, int((self.for_sequences - GRAPH_BYTES) // self.graph_block))
 
     @property
     def for_sequences(self) -> float:
@@ -92,6 +113,27 @@ def state(shape: ModelSizes, devices: int) -> float:
     return shape.linear_layers * (4 * shape.linear_values * shape.linear_key_dim + inputs) / devices
 
 
+def graph_block(shape: ModelSizes, spec: TrainingSpec, cache_width: float) -> float | None:
+    """Return the bytes of a block of vLLM's cache on one device; None if vLLM starts with any number of slots.
+
+    Only models with Gated DeltaNet layers on NVIDIA devices need a block for each sequence, and only with CUDA graphs of whole steps. A page
+    holds the state of one Gated DeltaNet layer, or keys and values of one attention layer for as many tokens as have that size,
+    in multiples of PAGE_TOKENS (`_align_hybrid_block_size` in vllm/platforms/interface.py). A block has a page for each layer of a
+    group, and groups have as many layers as there are attention layers (`kv_cache_utils.py`).
+    """
+    pool = spec.rollout
+    if pool is None or pool.engine != "VLLM" or spec.accelerator.profile != "NVIDIA" or not shape.linear_layers:
+        return None
+    if pool.vllm is not None and (pool.vllm.eager or "compilation_config" in pool.vllm.extraArguments):
+        return None
+    layers = min(shape.full_layers, shape.linear_layers)
+    if layers == 0:
+        return None
+    tokens = PAGE_TOKENS * cache_per_token(shape, pool.tensorParallel, cache_width) / shape.full_layers
+    page = tokens * math.ceil(state(shape, pool.tensorParallel) / shape.linear_layers / tokens)
+    return layers * page
+
+
 def replica_memory(shape: ModelSizes, spec: TrainingSpec, device_memory: float) -> ReplicaMemory:
     """Return the memory of one device of a replica.
 
@@ -120,4 +162,5 @@ def replica_memory(shape: ModelSizes, spec: TrainingSpec, device_memory: float) 
         pool.maxSequencesPerReplica,
         device_memory * (pool.memoryFraction if vllm else 1.0),
         reserves=not vllm,
+        graph_block=graph_block(shape, spec, cache_width),
     )
