@@ -21,6 +21,7 @@ from qwen35_trainer.planning import (
     rollout_memory,
     train_memory,
 )
+from qwen35_trainer.planning.generation_time import generation_time
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.train_time import train_time
 from qwen35_trainer.progress.records import UpdateRecord, to_line
@@ -118,6 +119,22 @@ def test_offloaded_inputs_of_layers_are_in_host_memory_and_gathered_layers_on_th
     assert each < 512 * 2**20, "the pinned block of an input: PyTorch rounds up to a power of two"
     assert offloading.host - recomputed.host == 64 * 512 * 2**20
     assert gathered.device.gathered > 2 * 26.9e9 > 4 * recomputed.device.gathered
+
+
+def test_offloaded_parameters_and_gradients_are_in_pinned_blocks_of_powers_of_two():
+    """27B on 16 ranks: an MLP's matrix has 17,408 × 5,120 numbers, 22 MB of each rank in float32, in a block of 32 MiB."""
+    shape = MODELS["Qwen/Qwen3.5-27B"]
+
+    def host(**sections):
+        train = {"nodes": 2, "offload": {"parameters": True, "gradients": True, "optimizer": True}}
+        spec = spec_of(train=train, **sections)
+        return fsdp_memory.rank_memory(shape, spec, "Torch", pictures=False).host
+
+    assert 4 * 17_408 * 5120 / 16 < 2**25 < 1.6 * 4 * 17_408 * 5120 / 16
+    exact = host(accelerator={"profile": "CPU", "devicesPerNode": 8})
+    assert exact == pytest.approx(16 * 26.9e9 / 16, rel=0.02)
+    # The moments of the optimizer are not pinned.
+    assert host() - exact == pytest.approx(0.43 * 8 * 26.9e9 / 16, rel=0.05)
 
 
 def test_a_bucket_counts_only_where_the_transport_has_buckets():
@@ -507,6 +524,18 @@ def test_the_speed_of_a_measured_pool_scales_with_its_devices():
     assert two_nodes is not None
     assert four_nodes is not None
     assert two_nodes.seconds == pytest.approx(2 * four_nodes.seconds)
+
+
+def test_without_a_prefix_cache_each_response_computes_its_prompt():
+    shape, device = MODELS["Qwen/Qwen3.5-27B"], DEVICES["H100"]
+
+    def prefill(**rollout):
+        pool = {"mode": "FullyAsync", "rewards": [{"type": "ExactMatch"}], "algorithm": {"groupSize": 16}}
+        return generation_time(shape, spec_of(**pool, rollout=rollout), device, 512.0, fitting=256).prefill
+
+    shared = prefill(engine="VLLM", tensorParallel=1)
+    assert prefill(engine="VLLM", vllm={"prefixCache": False}) == pytest.approx(16 * shared)
+    assert prefill(engine="Torch") == pytest.approx(shared)
 
 
 def test_every_fact_of_the_catalog_names_its_source():

@@ -118,3 +118,27 @@ def test_accelerators_get_a_share_of_their_memory_and_record_their_steps(devices
     assert arguments["enforce_eager"] is False
     assert (arguments["tensor_parallel_size"], arguments["distributed_executor_backend"]) == (devices, executor)
     assert not {"worker_cls", "device", "additional_config"} & arguments.keys(), "vllm-ascend chooses them"
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "slots", "options", "tokens"),
+    [
+        (False, 256, {}, 8192),
+        (False, 10_000, {}, 10_000),
+        (False, 256, {"maxBatchedTokens": 1024}, 1024),
+        (False, 2, {}, 16),
+        (False, 256, {"extraArguments": {"enable_chunked_prefill": False}}, 16_384),
+        (True, 256, {}, None),
+        (True, 4096, {}, 4096),
+    ],
+)
+def test_a_step_computes_the_tokens_that_are_planned(
+    monkeypatch: pytest.MonkeyPatch, on_cpu: bool, slots: int, options: dict[str, object], tokens: int | None
+) -> None:
+    """vLLM's default for an engine without a server is 2048 on every device, and it refuses fewer tokens than slots."""
+    monkeypatch.setattr("qwen35_trainer.rollout.vllm_core._memory", lambda config, settings: {})
+    length = 8 if slots == 2 else 16_384  # no step has more tokens than all sequences
+    settings = CoreSettings(
+        slots=slots, max_length=length, seed=1, memory_fraction=0.6, on_cpu=on_cpu, options=VLLMSpec(**options)
+    )
+    assert core_arguments(Path("folder"), SimpleNamespace(), settings).get("max_num_batched_tokens") == tokens

@@ -9,6 +9,10 @@ from qwen35_trainer.manifest.base import Section
 KVCachePrecision = Literal["BF16", "FP8"]
 ArgumentValue = Annotated[str, Field(max_length=1024)] | int | float | bool
 
+BATCHED_TOKENS = 8192
+"""Tokens of a step on accelerators by default, as in the published recipes. vLLM's own default for an engine without a server is 2048."""
+CPU_BATCHED_TOKENS = 2048
+"""vLLM's default of the tokens of a step (`SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS`), which is used on CPUs."""
 EXPERT_PARALLEL = "enable_expert_parallel"
 _TRUTH: TypeAdapter[bool] = TypeAdapter(bool)
 
@@ -84,8 +88,8 @@ class VLLMSpec(Section):
         ge=1,
         le=1_048_576,
         description="Maximum number of tokens that a step computes; at least rollout.maxSequencesPerReplica. Longer prompts "
-        "are computed in chunks, between which other sequences continue. Default: vLLM's, which depends on the device. "
-        "verl: actor_rollout_ref.rollout.max_num_batched_tokens.",
+        "are computed in chunks, between which other sequences continue. Default: 8192 on accelerators, as in the published recipes, and 2048 with profile CPU, or "
+        "rollout.maxSequencesPerReplica if that is more. verl: actor_rollout_ref.rollout.max_num_batched_tokens.",
     )
     eager: bool = Field(
         False,
@@ -111,6 +115,10 @@ class VLLMSpec(Section):
         "long_prefill_token_threshold. Names are checked against the installed version when the training starts; arguments that this "
         "project sets itself are refused. Default: none. verl: actor_rollout_ref.rollout.engine_kwargs.",
     )
+
+    def step_tokens(self, slots: int, *, on_cpu: bool) -> int:
+        """Return the maximum number of tokens that a step computes. slots: maximum number of sequences, each with a token in a step."""
+        return self.maxBatchedTokens or max(CPU_BATCHED_TOKENS if on_cpu else BATCHED_TOKENS, slots)
 
     @property
     def expert_parallel(self) -> bool:

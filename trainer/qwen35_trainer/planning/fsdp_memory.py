@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
-from qwen35_trainer.planning import activations, head_memory, parameters
+from qwen35_trainer.planning import activations, head_memory, parameters, pinned_memory
 from qwen35_trainer.planning.activations import Computation, Kernels
 from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
 from qwen35_trainer.planning.train_memory import RankMemory, TrainMemory, largest
@@ -133,6 +133,14 @@ def adapter_parameters(shape: ModelSizes, rank: int, targets: tuple[str, ...]) -
     return rank * sum(count * size for name, (count, size) in sizes.items() if name in targets)
 
 
+def _rounding(shape: ModelSizes, spec: TrainingSpec, width: int) -> float:
+    """Return by which factor offloaded parameters of `width` bytes are larger in the host: 1 on CPUs, where nothing is pinned."""
+    if spec.accelerator.profile == "CPU":
+        return 1.0
+    cut = spec.train.parallelism
+    return pinned_memory.rounding(shape, spec.world_size // cut.copies, width, cut.expert)
+
+
 def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pictures: bool) -> RankMemory:
     """Return the memory of a rank of the FSDP engine, at its peak and between two updates.
 
@@ -194,7 +202,8 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "optimizer step": state.with_parts(gradients=last, optimizer=optimizer if parked else 0),
     }
     peak, memory = largest(candidates)
-    host = offloaded.host + (
-        (weights + gradients + optimizer + reference) if on_host else (optimizer if parked else 0.0)
-    )
+    host = offloaded.host + (optimizer if on_host or parked else 0.0)
+    if on_host:
+        exact, narrow = (_rounding(shape, spec, each) for each in (4, width))
+        host += (4 * sizes.trained / ranks + gradients) * exact + width * sizes.frozen / ranks * narrow + reference * narrow
     return RankMemory(peak, memory, host, state.total, parked=state.total)

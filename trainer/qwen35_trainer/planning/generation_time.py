@@ -9,7 +9,8 @@ memory and the window (the bound on untrained samples) allow. The responses of a
 divided by the pool's tokens per second. In mode Colocated, generation and training take turns, so the generation of a
 batch ends with its longest response. The generation takes the fixed part of a decode step for each token of the longest
 response, and the part per sequence for each token of all responses. If a replica cannot decode all of its responses at
-the same time, each further round adds the fixed part for each token of a mean response.
+the same time, each further round adds the fixed part for each token of a mean response. A prompt is computed once for its group,
+or by vLLM without its prefix cache once for each response.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def generation_time(
     context = of_prompt + mean / 2
     step = DecodeStep.of(shape, pool.tensorParallel, spec.accelerator.devicesPerNode, device, sequences, context)
     per_update = spec.samples_per_update / replicas
-    prompts = per_update / (1 if spec.mode == "SFT" else spec.algorithm.groupSize)
+    shares = pool.engine == "Torch" or pool.vllm is None or pool.vllm.prefixCache
+    prompts = per_update / (spec.algorithm.groupSize if shares and spec.mode != "SFT" else 1)
     operations = prompts * of_prompt * floating_point_operations.forward(shape, of_prompt / 2)
     prefill = operations / (pool.tensorParallel * device.flops * PREFILL_UTILISATION)
     duration = step.base + step.per_sequence * sequences

@@ -20,10 +20,8 @@ from dataclasses import dataclass
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.manifest.vllm import VLLMSpec
 from qwen35_trainer.planning import parameters
-
-BATCHED_TOKENS = 8192
-"""vLLM's default of the tokens in a step, on devices with at least 70 GiB (`EngineArgs.get_batch_defaults`)."""
 
 PAGE_TOKENS = 16
 """Tokens of the smallest block of vLLM's cache on CUDA devices, of which a page has a multiple (`CacheConfig.DEFAULT_BLOCK_SIZE`)."""
@@ -149,7 +147,8 @@ def replica_memory(shape: ModelSizes, spec: TrainingSpec, device_memory: float) 
     length = data.maxPromptTokens + data.maxResponseTokens
     states = 2 if vllm and (options is None or options.prefixCache) else 1
     fixed = states * state(shape, devices)
-    tokens = (options.maxBatchedTokens if options is not None else None) or BATCHED_TOKENS
+    on_cpu = spec.accelerator.profile == "CPU"
+    tokens = (options or VLLMSpec()).step_tokens(pool.maxSequencesPerReplica, on_cpu=on_cpu)
     step = tokens if vllm else max(pool.maxSequencesPerReplica, data.maxPromptTokens)
     inner = shape.intermediate or shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
     logits = 4 * pool.maxSequencesPerReplica * shape.vocabulary * (1 if vllm else 2)

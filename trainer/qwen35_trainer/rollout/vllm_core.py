@@ -44,7 +44,7 @@ from torch import Tensor
 
 from qwen35_trainer.manifest import LoRASpec
 from qwen35_trainer.manifest.release import VLLM_ADAPTER_RANKS as ADAPTER_RANKS
-from qwen35_trainer.manifest.vllm import VLLMSpec
+from qwen35_trainer.manifest.vllm import CPU_BATCHED_TOKENS, VLLMSpec, truth_of
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.models.qwen3_5.model_types import CLASSES, TEXT_MODEL_TYPES
@@ -256,6 +256,7 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "seed": settings.seed,
         "max_model_len": settings.max_length,
         "max_num_seqs": settings.slots,
+        **_step_tokens(settings),
         # The distribution that a token is drawn from, after temperature, min-p, top-k and top-p.
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": MAX_RETURNED_TOKENS,
@@ -267,8 +268,6 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "enforce_eager": settings.on_cpu or options.eager,
         **_memory(config, settings),
     }
-    if options.maxBatchedTokens is not None:
-        arguments["max_num_batched_tokens"] = options.maxBatchedTokens
     if options.kvCachePrecision == "FP8":
         arguments["kv_cache_dtype"] = "fp8"
     # Not one of RESERVED_ARGUMENTS, because manifests that set it, without effect, must stay valid.
@@ -380,6 +379,19 @@ def _nodes(node: NodePlace) -> dict[str, Any]:
         return {}
     place = {"master_addr": node.first_address, "master_port": node.port}
     return {"nnodes": node.count, "node_rank": node.number, **place}
+
+
+def _step_tokens(settings: CoreSettings) -> dict[str, int]:
+    """Return the argument for the maximum number of tokens of a step; nothing where vLLM's own default is used, on CPUs."""
+    options, longest = settings.options, settings.slots * settings.max_length
+    tokens = options.step_tokens(settings.slots, on_cpu=settings.on_cpu)
+    if options.maxBatchedTokens is None:
+        if settings.on_cpu and tokens == CPU_BATCHED_TOKENS:
+            return {}
+        # As vLLM does with its own default: without chunks a step has a whole prompt, and no step has more than all sequences.
+        chunks = truth_of(options.extraArguments.get("enable_chunked_prefill", True)) is not False
+        tokens = min(longest, tokens if chunks else max(tokens, settings.max_length))
+    return {"max_num_batched_tokens": tokens}
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:
