@@ -114,6 +114,8 @@ def planned(run: Run) -> dict[str, Any]:
                 },
             },
             "async": {"updatesPerBatch": updates},
+            # NeMo RL sends weights between devices, not through Ray's object store.
+            "publication": {"transport": "RDMA"},
         }
     )
     assert spec is not None, problems

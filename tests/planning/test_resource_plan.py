@@ -23,6 +23,7 @@ from qwen35_trainer.planning import (
 )
 from qwen35_trainer.planning.generation_time import generation_time
 from qwen35_trainer.planning.measured_run import MeasuredRun
+from qwen35_trainer.planning.publication_time import publication_time
 from qwen35_trainer.planning.train_time import train_time
 from qwen35_trainer.progress.records import UpdateRecord, to_line
 from tests.manifest.conftest import SMALL
@@ -524,6 +525,36 @@ def test_the_speed_of_a_measured_pool_scales_with_its_devices():
     assert two_nodes is not None
     assert four_nodes is not None
     assert two_nodes.seconds == pytest.approx(2 * four_nodes.seconds)
+
+
+def test_a_version_crosses_the_network_over_tcp_unless_the_transport_is_rdma():
+    """27B in bfloat16, at 3 GB/s of a node: each receiver gets a version, and 4 train nodes send it to 8 others."""
+    shape, device = MODELS["Qwen/Qwen3.5-27B"], DEVICES["H100"]
+    version = host_memory.version_bytes(shape, spec_of())
+
+    def publication(transport, *, nodes=8, **sections):
+        pool = {"mode": "FullyAsync", "rewards": [{"type": "ExactMatch"}], "rollout": {"engine": "VLLM", "nodes": nodes}}
+        spec = spec_of(**pool | {"train": {"nodes": 4}, "publication": {"transport": transport}} | sections)
+        return publication_time(shape, spec, device)
+
+    for transport in ("Auto", "ObjectStore"):
+        assert publication(transport).transfer == pytest.approx(2 * version / 3e9)
+        assert publication(transport, nodes=2).transfer == pytest.approx(version / 3e9)
+        assert publication(transport).copy == pytest.approx(version / 32 / 3.5e9)
+        assert publication(transport, nodes=4, mode="Colocated").transfer == pytest.approx(0.75 * version / 3e9)
+        alone = publication(transport, nodes=1, mode="Colocated", train={"nodes": 1})
+        assert alone.transfer == 0
+    assert publication("RDMA").transfer < 3
+    assert publication("RDMA").copy < 0.04
+
+
+@pytest.mark.parametrize("engine", ["FSDP", "Megatron"])
+def test_a_plan_says_that_times_do_not_contain_what_offloaded_parameters_of_fsdp_cost(manifest, engine):
+    train = {"engine": engine, "nodes": 4, "offload": {"parameters": True}}
+    noted = json.loads(run(manifest(train=train), "--resources", "--json").stdout)["resources"]["notes"]
+    assert len(noted) == (engine == "FSDP")
+    shown = " ".join(run(manifest(train=train), "--resources").output.split())
+    assert ("neither the transfers of offloaded parameters and gradients" in shown) == (engine == "FSDP")
 
 
 def test_without_a_prefix_cache_each_response_computes_its_prompt():

@@ -137,3 +137,16 @@ def test_memory_and_times_come_with_the_split(run_command, manifest):
     plan = run_command("plan", manifest(model=model), "--json", *COPY).json
     assert plan["resources"]["time"]["bottleneck"] in ("training", "generation", "publication")
     assert "plan" in plan
+
+
+def test_a_sentence_tells_apart_the_speeds_of_the_times_and_those_of_the_split(run_command, manifest):
+    """Without --mean, times assume half of the maximum length, and the split an eighth."""
+    file = manifest(model={"name": "Qwen/Qwen3.5-0.8B", "source": {"path": "/models/qwen"}})
+    shown = " ".join(run_command("plan", file, *COPY).out.split())
+    between = shown[shown.index("bottleneck:") : shown.index("the manifest as it is")]
+    assert "The split below is simulated with assumed speeds, not with the times above." in between
+    assert "Its responses are lognormal, mean 500," in between
+    assert "the times are for 2,000 tokens in the mean. Set speeds by --decode" in between
+    shown = " ".join(run_command("plan", file, *COPY, *NEUTRAL, "--mean", 600).out.split())
+    assert "with the speeds of --decode and --train-seconds-per-token, not with the times above." in shown
+    assert "Its responses are lognormal, mean 600, cv 1, at most 4,000; the times are for 600 tokens" in shown

@@ -30,5 +30,12 @@ SUM_SECONDS: Final = {"node": 15e-6, "network": 60e-6}
 in several ("network"). Assumptions. Each layer has two all-reduces."""
 LINK_SHARE: Final = 0.8
 """Share of a link's bandwidth that large transfers reach. An assumption."""
+OBJECT_STORE_RATE: Final = 3e9
+"""Bytes per second that a node sends or receives through Ray's object store, which uses TCP and one network interface of the node, not the
+devices' RDMA ports. An assumption: 25 Gb/s, of which streams of TCP reach nearly all. A busy machine of two cores reached 0.4e9
+(docs/benchmarks.md)."""
+STAGING_RATE: Final = 3.5e9
+"""Bytes per second that a train rank copies and hashes for a publication, if the transport is not RDMA: measured on a CPU
+(docs/benchmarks.md). The link of an accelerator to its host is faster, the hash on one core is not."""
 MEAN_LENGTH_SHARE: Final = 0.5
 """Mean response length as a share of the maximum, if `--mean` is not given. An assumption: measure it."""

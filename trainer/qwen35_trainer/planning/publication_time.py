@@ -3,7 +3,8 @@
 copy       each train rank copies its shard of the version to its host; training waits
 transfer   train nodes send a whole version to each node of every replica; the slowest sender or receiver determines the time. With RDMA,
            replicas serve each other (`weights/relay.py`): train ranks send to as many replicas as they can serve at the same
-           time, and each further wave doubles the number of replicas that have the version
+           time, and each further wave doubles the number of replicas that have the version. Auto, which in pods is ObjectStore, does not
+           use the devices' ports, but TCP between the nodes
 load       each device of a replica copies its part of the version from its host, between two decode steps
 """
 
@@ -16,7 +17,7 @@ from qwen35_trainer.catalog.devices import Device
 from qwen35_trainer.catalog.links import LINKS
 from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
-from qwen35_trainer.planning.assumptions import LINK_SHARE
+from qwen35_trainer.planning.assumptions import LINK_SHARE, OBJECT_STORE_RATE, STAGING_RATE
 from qwen35_trainer.planning.host_memory import version_bytes
 
 
@@ -46,7 +47,22 @@ def publication_time(shape: ModelSizes, spec: TrainingSpec, device: Device) -> P
         first = min(replicas, max(4, ranks // pool.tensorParallel))
         waves = math.ceil(math.log2(replicas / first)) if replicas > first else 0
         transfer = max(version / ranks * first * nodes / network, received) + waves * nodes * received
+    elif spec.publication.transport in ("Auto", "ObjectStore"):
+        transfer = version * _nodes_served(spec) / OBJECT_STORE_RATE
     else:
         transfer = max(version / ranks * replicas * nodes / network, received)
-    copies = version / ranks / host
+    staged = host if spec.publication.transport == "RDMA" else min(host, STAGING_RATE)
+    copies = version / ranks / staged
     return PublicationTime(copies, transfer, version / pool.tensorParallel / host)
+
+
+def _nodes_served(spec: TrainingSpec) -> float:
+    """Return how many versions the slowest node sends or receives through Ray's object store, which fetches an object once for a node.
+
+    In mode Colocated each node has its own part already, and a single node has all of them.
+    """
+    train, pool = spec.train.nodes, spec.rollout
+    assert pool is not None
+    if spec.mode == "Colocated":
+        return 1 - 1 / train
+    return max(1.0, pool.nodes / train)

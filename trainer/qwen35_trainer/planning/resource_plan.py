@@ -93,16 +93,21 @@ def resource_plan(spec: TrainingSpec, inputs: Inputs) -> ResourcePlan:
         time,
         run is not None,
         tuple(misfits),
-        tuple(_notes(spec, run)),
+        tuple(_notes(spec, run, time)),
     )
 
 
-def _notes(spec: TrainingSpec, run: MeasuredRun | None) -> Iterator[str]:
+def _notes(spec: TrainingSpec, run: MeasuredRun | None, time: UpdateTime | None) -> Iterator[str]:
     """Yield a sentence for each known reason why the planned times may differ from those of the training."""
     if run is not None and run.mode is not None and run.mode != spec.mode:
         yield (
             f"The times come from a run in mode {run.mode}, and the manifest's mode is {spec.mode}. Replicas decode another number of "
             "sequences at a time there, so generation takes another time."
+        )
+    if run is None and time is not None and spec.train.engine == "FSDP" and spec.train.offload.parameters:
+        yield (
+            "The time of training contains neither the transfers of offloaded parameters and gradients, nor the optimizer step, which "
+            "computes on the host."
         )
 
 

@@ -284,7 +284,7 @@ def _plan(options: SimulationOptions, max_lag: int | None, needs: Callable[[], R
     from qwen35_trainer.simulate.field_changes import WorkloadRefused, apply_changes
     from qwen35_trainer.simulate.manifest_workload import constants
     from qwen35_trainer.simulate.options import read_options
-    from qwen35_trainer.simulate.output import plan_json, plan_table
+    from qwen35_trainer.simulate.output import plan_json, plan_table, speeds_of_split
     from qwen35_trainer.simulate.plan import make_plan
 
     problems: list[str] = []
@@ -301,6 +301,8 @@ def _plan(options: SimulationOptions, max_lag: int | None, needs: Callable[[], R
     if as_json:
         _print_json(plan_json(result, assumed) | {"resources": resources and resource_json(resources)})
     else:
+        if resources is not None and resources.time is not None:
+            Console().print(speeds_of_split(result.workload, resources.mean, given=options.decode is not None))
         Console().print(plan_table(result, assumed))
     if resources is not None and resources.misfits:
         raise typer.Exit(CANNOT_RUN)
