@@ -47,9 +47,21 @@ def test_a_replica_has_a_number_of_devices_that_divides_the_heads(model, devices
     [
         ("Qwen3.5-27B", {"tensor": 8}, "tensor", "8 does not divide num_key_value_heads 4", "Use 4,"),
         ("Qwen3.5-35B-A3B", {"tensor": 4}, "tensor", "4 does not divide num_key_value_heads 2", "Use 2,"),
-        ("Qwen3.5-27B", {"expert": 8}, "expert", "8 devices divide the experts of a layer, and the model is dense", "Set it to 1."),
+        (
+            "Qwen3.5-27B",
+            {"expert": 8},
+            "expert",
+            "8 devices divide the experts of a layer, and the model is dense",
+            "Set it to 1.",
+        ),
         ("Qwen3-30B-A3B", {"expert": 256}, "expert", "256 devices do not divide the 128 experts", "Use 128."),
-        ("Qwen3.5-35B-A3B", {"expertTensor": 1024}, "expertTensor", "1024 does not divide moe_intermediate_size 512", "Use 512,"),
+        (
+            "Qwen3.5-35B-A3B",
+            {"expertTensor": 1024},
+            "expertTensor",
+            "1024 does not divide moe_intermediate_size 512",
+            "Use 512,",
+        ),
     ],
 )
 def test_ranks_of_megatron_have_whole_heads_experts_and_channels(model, degrees, field, message, fix):
@@ -69,14 +81,20 @@ def test_context_parallel_ranks_of_fsdp_have_whole_heads():
 
 def fixes(model, device, **sections):
     spec = spec_of(**sections)
-    return {problem.path: problem.fix for problem in device_misfits(memory_plan(MODELS[f"Qwen/{model}"], spec, device), spec)}
+    return {
+        problem.path: problem.fix
+        for problem in device_misfits(memory_plan(MODELS[f"Qwen/{model}"], spec, device), spec)
+    }
 
 
 def test_no_fix_raises_a_degree_beyond_those_that_divide_the_model():
     """27B has 4 heads of keys and values and 24 of queries: at most 4 tensor ranks, and 8 devices of a replica."""
     train = {"engine": "Megatron", "nodes": 1, "offload": {"optimizer": True}, "parallelism": {"tensor": 4}}
     vllm = {"engine": "VLLM", "nodes": 4, "memoryFraction": 0.01}
-    for devices, fix in ((2, "Raise rollout.tensorParallel to 4 or more, or rollout."), (8, "Raise rollout.memoryFraction, or")):
+    for devices, fix in (
+        (2, "Raise rollout.tensorParallel to 4 or more, or rollout."),
+        (8, "Raise rollout.memoryFraction, or"),
+    ):
         rollout = vllm | {"tensorParallel": devices}
         proposed = fixes("Qwen3.5-27B", "H100", train=train, rollout=rollout, data=lengths(8192, 65_536))
         assert proposed["spec.rollout"].startswith(fix)

@@ -502,7 +502,9 @@ def test_a_measured_pool_is_as_fast_as_while_it_generates_and_another_mode_is_no
     ]
     times = [plan["time"] for plan in plans]
     assert [time["training"] for time in times] == pytest.approx([15, 15])
-    assert [time["generation"] for time in times] == pytest.approx([20, 20])  # 25,600 tokens at 51,200 in 40 busy seconds
+    assert [time["generation"] for time in times] == pytest.approx(
+        [20, 20]
+    )  # 25,600 tokens at 51,200 in 40 busy seconds
     assert [time["bottleneck"] for time in times] == ["generation", "generation"]
     assert plans[0]["notes"] == []
     [note] = plans[1]["notes"]
@@ -533,7 +535,11 @@ def test_a_version_crosses_the_network_over_tcp_unless_the_transport_is_rdma():
     version = host_memory.version_bytes(shape, spec_of())
 
     def publication(transport, *, nodes=8, **sections):
-        pool = {"mode": "FullyAsync", "rewards": [{"type": "ExactMatch"}], "rollout": {"engine": "VLLM", "nodes": nodes}}
+        pool = {
+            "mode": "FullyAsync",
+            "rewards": [{"type": "ExactMatch"}],
+            "rollout": {"engine": "VLLM", "nodes": nodes},
+        }
         spec = spec_of(**pool | {"train": {"nodes": 4}, "publication": {"transport": transport}} | sections)
         return publication_time(shape, spec, device)
 

@@ -120,8 +120,8 @@ def test_a_published_mixture_of_experts_of_qwen3_has_no_problem(tmp_path: Path, 
 def test_a_context_longer_than_the_positions_is_refused_before_vllm_starts(
     tmp_path: Path, engine: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = problems(tmp_path, {"text_config": TEXT | {"max_position_embeddings": 1000}}, engine)
-    assert [problem.partition(":")[0] for problem in found] == ["spec.data.maxResponseTokens"] * expected
+    refused = problems(tmp_path, {"text_config": TEXT | {"max_position_embeddings": 1000}}, engine)
+    assert [problem.partition(":")[0] for problem in refused] == ["spec.data.maxResponseTokens"] * expected
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     assert problems_of(spec(engine), tmp_path) == []
 

@@ -139,7 +139,7 @@ def test_memory_and_times_come_with_the_split(run_command, manifest):
     assert "plan" in plan
 
 
-def test_a_sentence_tells_apart_the_speeds_of_the_times_and_those_of_the_split(run_command, manifest):
+def test_a_sentence_names_the_speeds_of_the_split_and_the_lengths_of_both(run_command, manifest):
     """Without --mean, times assume half of the maximum length, and the split an eighth."""
     file = manifest(model={"name": "Qwen/Qwen3.5-0.8B", "source": {"path": "/models/qwen"}})
     shown = " ".join(run_command("plan", file, *COPY).out.split())

@@ -205,5 +205,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     host = offloaded.host + (optimizer if on_host or parked else 0.0)
     if on_host:
         exact, narrow = (_rounding(shape, spec, each) for each in (4, width))
-        host += (4 * sizes.trained / ranks + gradients) * exact + width * sizes.frozen / ranks * narrow + reference * narrow
+        host += (
+            (4 * sizes.trained / ranks + gradients) * exact + width * sizes.frozen / ranks * narrow + reference * narrow
+        )
     return RankMemory(peak, memory, host, state.total, parked=state.total)

@@ -9,7 +9,7 @@ A manifest alone has the sizes of a random model only. Here they come from the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.layout import expert_problem
@@ -71,7 +71,7 @@ def larger_degrees(shape: ModelSizes, spec: TrainingSpec) -> list[str]:
     """Return the names of the degrees of the Megatron engine that can be raised for this model, of tensor, pipeline and expert."""
     cut, ranks = spec.train.parallelism, spec.world_size
     sizes = [*_tensor_sizes(shape).values()]
-    divides = {
+    divides: dict[str, Callable[[int], bool]] = {
         "tensor": lambda degree: all(size % degree == 0 for size in sizes),
         "pipeline": lambda degree: degree <= shape.layers and not shape.tied,
         "expert": lambda degree: shape.experts > 0 and shape.experts % degree == 0,
@@ -122,7 +122,9 @@ def _train_problems(shape: ModelSizes, spec: TrainingSpec) -> Iterator[Problem]:
     if spec.train.engine == "Megatron":
         yield from _undivided("tensor", cut.tensor, _tensor_sizes(shape))
         if shape.experts:
-            yield from _undivided("expertTensor", cut.expertTensor, {"moe_intermediate_size": shape.expert_intermediate})
+            yield from _undivided(
+                "expertTensor", cut.expertTensor, {"moe_intermediate_size": shape.expert_intermediate}
+            )
     else:  # context-parallel ranks of FSDP take whole heads, and several may have the same key and value heads
         heads = {name: size for name, size in _heads(shape).items() if name != "num_key_value_heads"}
         yield from _undivided("context", cut.context, heads)

@@ -195,13 +195,13 @@ def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> Render
     )
 
 
-def speeds_of_split(workload: Workload, mean: float, *, given: bool) -> str:
+def speeds_of_split(workload: Workload, mean: float, *, has_speeds: bool) -> str:
     """Return a sentence about the speeds and lengths with which the split below is simulated, and those of the times above.
 
-    mean: mean tokens of a response with which the times were computed. given: whether options gave the speeds.
+    mean: mean tokens of a response with which the times were computed. has_speeds: whether options gave the speeds.
     """
-    speeds = "the speeds of --decode and --train-seconds-per-token" if given else "assumed speeds"
-    how = "" if given else " Set speeds by --decode and --train-seconds-per-token, and lengths by --mean."
+    speeds = "the speeds of --decode and --train-seconds-per-token" if has_speeds else "assumed speeds"
+    how = "" if has_speeds else " Set speeds by --decode and --train-seconds-per-token, and lengths by --mean."
     return (
         f"The split below is simulated with {speeds}, not with the times above. Its responses are {describe_lengths(workload)}; "
         f"the times are for {mean:,.0f} tokens in the mean.{how}\n"

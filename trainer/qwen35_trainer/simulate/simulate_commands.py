@@ -302,7 +302,7 @@ def _plan(options: SimulationOptions, max_lag: int | None, needs: Callable[[], R
         _print_json(plan_json(result, assumed) | {"resources": resources and resource_json(resources)})
     else:
         if resources is not None and resources.time is not None:
-            Console().print(speeds_of_split(result.workload, resources.mean, given=options.decode is not None))
+            Console().print(speeds_of_split(result.workload, resources.mean, has_speeds=options.decode is not None))
         Console().print(plan_table(result, assumed))
     if resources is not None and resources.misfits:
         raise typer.Exit(CANNOT_RUN)
