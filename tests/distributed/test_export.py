@@ -225,6 +225,18 @@ def test_what_cannot_be_exported_is_refused_with_the_fix(run: Path, tmp_path: Pa
     assert not list(tmp_path.glob(".out*"))
 
 
+def test_the_command_prints_where_to_copy_the_chat_template_of_the_manifest(run: Path, tmp_path: Path) -> None:
+    manifest = yaml.safe_load((run / "run.yaml").read_text())
+    manifest["spec"]["data"]["chatTemplate"] = {"file": "mine.jinja"}
+    (run / "run.yaml").write_text(yaml.safe_dump(manifest))
+    result = CliRunner().invoke(app, ["export", str(run), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1] == (
+        "The run's chat template is not part of this folder: copy data.chatTemplate.file mine.jinja to "
+        f"{tmp_path / 'out' / 'chat_template.jinja'}"
+    )
+
+
 def test_a_checkpoint_of_an_abandoned_attempt_is_not_the_newest(run: Path, tmp_path: Path) -> None:
     """The run was resumed from update 0 and has not saved since: `--resume auto` continues from there, too."""
     checkpoints = run / "checkpoints"

@@ -158,6 +158,11 @@ def export(
     except OSError as error:
         fail(f"{output} was not written: {error}", FAILED)
     sys.stdout.write(f"{done.folder}: update {done.update} of {done.checkpoint}, {done.size / 1e6:.1f} MB\n")
+    if done.template is not None:
+        sys.stdout.write(
+            f"The run's chat template is not part of this folder: copy data.chatTemplate.file {done.template} to "
+            f"{done.folder / 'chat_template.jinja'}\n"
+        )
 
 
 @app.command()

@@ -52,6 +52,8 @@ class Exported:
     folder: Path
     size: int
     """Size of the exported folder, in bytes."""
+    template: str | None = None
+    """The run's `data.chatTemplate.file`, which the folder of a model does not contain; None: it has the run's template."""
 
 
 def export(what: Path, output: Path, *, source: Path | None = None, adapter: bool = False) -> Exported:
@@ -87,7 +89,8 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
         # Deleted by the run, which continues and keeps only the newest ones.
         message = f"{checkpoint.path} was deleted meanwhile; export again, or raise checkpoint.keep"
         raise ExportRefused(message) from error
-    return Exported(checkpoint.path, checkpoint.progress.update, output, size)
+    template = None if adapter else manifest.spec.data.chatTemplate.file
+    return Exported(checkpoint.path, checkpoint.progress.update, output, size, template)
 
 
 def _check_options(what: Path, output: Path, manifest: Manifest, source: Path | None, *, adapter: bool) -> None:
