@@ -67,6 +67,25 @@ def test_a_conversation_that_the_template_refuses_is_named() -> None:
         encode_prompts([chat], templated(), 100)
 
 
+def test_a_prompt_that_ends_with_a_turn_of_the_assistant_is_refused() -> None:
+    chat = Prompt("s/0", "s", ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}))
+    with pytest.raises(DataError) as raised:
+        encode_prompts([chat], templated(), 100)
+    assert raised.value.problems == (
+        "prompt s/0: the prompt ends with an assistant's turn, and the model would write another one after it. Remove that "
+        "turn. A reference answer belongs in files.answerField.",
+    )
+
+
+@pytest.mark.parametrize("using", [plain(), templated()])
+def test_half_of_a_character_is_named_with_its_prompt(using: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(DataError) as raised:
+        encode_prompts(prompts("1", "nice \ud83d"), using, 100)
+    [problem] = raised.value.problems
+    assert problem.startswith("prompt s/1: no token for half of a character in UTF-16, '\\ud83d' after ")
+    assert problem.endswith("nice '. Write the whole character, or remove the half.")
+
+
 def test_overlong_prompts_are_refused_together_with_the_limit_that_fits() -> None:
     with pytest.raises(DataError) as raised:
         encode_prompts(prompts(*["1"] * 3, *["1" * length for length in range(4, 12)]), plain(), 3)

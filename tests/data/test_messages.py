@@ -48,12 +48,52 @@ def test_calls_reasoning_and_tool_results_are_kept(tmp_path: Path) -> None:
         },
         {"role": "tool", "content": "c", "name": "f", "tool_call_id": "1"},
     )
-    assert prompt.tools == ({"name": "f", "parameters": {"default": None}},)
+    assert prompt.tools == ({"type": "function", "function": {"name": "f", "parameters": {"default": None}}},)
 
 
 def test_tools_may_be_one_json_text(tmp_path: Path) -> None:
     [prompt] = read(tmp_path, {"prompt": "a", "tools": '[{"name": "f"}]'})
-    assert prompt.tools == ({"name": "f"},)
+    assert prompt.tools == ({"type": "function", "function": {"name": "f"}},)
+
+
+@pytest.mark.parametrize(
+    "tool", [{"name": "f", "description": "d"}, {"type": "function", "name": "f", "description": "d"}]
+)
+def test_a_tool_without_the_form_of_a_server_gets_it(tmp_path: Path, tool: dict[str, Any]) -> None:
+    [prompt] = read(tmp_path, {"prompt": "a", "tools": [tool]})
+    assert prompt.tools == ({"type": "function", "function": {"name": "f", "description": "d"}},)
+
+
+def test_other_tools_stay_as_they_are(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}, {"type": "browser"}, {"type": "custom", "name": "g"}]
+    [prompt] = read(tmp_path, {"prompt": "a", "tools": tools})
+    assert list(prompt.tools) == tools
+
+
+@pytest.mark.parametrize("field", ["reasoning", "thinking"])
+def test_reasoning_has_several_names(tmp_path: Path, field: str) -> None:
+    message = {"role": "assistant", "content": "a", field: "b"}
+    [prompt] = read(tmp_path, {"prompt": [message, message | {"reasoning_content": "b"}, message | {field: None}]})
+    expected = {"role": "assistant", "content": "a", "reasoning_content": "b"}
+    assert prompt.text == (expected, expected, {"role": "assistant", "content": "a"})
+
+
+def test_reasoning_in_the_content_is_not_read_twice(tmp_path: Path) -> None:
+    content = "<think>b</think>a"
+    [prompt] = read(tmp_path, {"prompt": [{"role": "assistant", "content": content, "reasoning": "b"}]})
+    assert prompt.text == ({"role": "assistant", "content": content},)
+
+
+@pytest.mark.parametrize("fields", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"weight": 1, "train": False}])
+def test_a_turn_that_does_not_train_has_the_weight_0(tmp_path: Path, fields: dict[str, Any]) -> None:
+    [prompt] = read(tmp_path, {"prompt": [{"role": "assistant", "content": "a"} | fields]})
+    assert prompt.text == ({"role": "assistant", "content": "a", "weight": 0},)
+
+
+@pytest.mark.parametrize("fields", [{"weight": 1}, {"train": True}, {"weight": None, "train": None}])
+def test_a_turn_that_trains_has_no_weight(tmp_path: Path, fields: dict[str, Any]) -> None:
+    [prompt] = read(tmp_path, {"prompt": [{"role": "assistant", "content": "a"} | fields]})
+    assert prompt.text == ({"role": "assistant", "content": "a"},)
 
 
 def test_parts_of_text_alone_are_one_text(tmp_path: Path) -> None:
@@ -132,7 +172,7 @@ def test_what_parquet_fills_in_from_other_rows_is_taken_out(tmp_path: Path) -> N
     second = {"prompt": [{"role": "user", "content": "a", "name": "n"}], "tools": [{"name": "g", "strict": True}]}
     prompt, _ = read(tmp_path, first, second, name="a.parquet")
     assert prompt.text == ({"role": "user", "content": "a"},)
-    assert prompt.tools == ({"name": "f"},)
+    assert prompt.tools == ({"type": "function", "function": {"name": "f"}},)
 
 
 def test_a_null_argument_in_parquet_is_refused_since_it_may_be_another_rows(tmp_path: Path) -> None:
@@ -143,6 +183,23 @@ def test_a_null_argument_in_parquet_is_refused_since_it_may_be_another_rows(tmp_
     [problem] = problems(tmp_path, *rows, name="a.parquet")
     assert "row 0: prompt[0].tool_calls[0]: an argument is null" in problem
     assert problem.endswith("Write the arguments as JSON text")
+
+
+def test_a_null_inside_an_argument_in_parquet_is_refused_too(tmp_path: Path) -> None:
+    arguments = [{"filters": [{"a": 1, "b": 2}]}, {"filters": [{"a": 1, "b": None}]}]
+    calls = [{"function": {"name": "f", "arguments": each}} for each in arguments]
+    rows = [{"prompt": [{"role": "assistant", "content": "", "tool_calls": [call]}]} for call in calls]
+    [problem] = problems(tmp_path, *rows, name="a.parquet")
+    assert "row 1: prompt[0].tool_calls[0]: an argument is null" in problem
+
+
+def test_a_null_in_a_list_of_parquet_is_a_value_of_its_row(tmp_path: Path) -> None:
+    calls = [{"function": {"name": "f", "arguments": {"sites": sites}}} for sites in (["a", None], ["b", "c"])]
+    rows = [{"prompt": [{"role": "assistant", "content": "", "tool_calls": [call]}]} for call in calls]
+    prompt, _ = read(tmp_path, *rows, name="a.parquet")
+    assert isinstance(prompt.text, tuple)
+    [call] = prompt.text[0]["tool_calls"]  # type: ignore[misc]
+    assert call["function"]["arguments"] == {"sites": ["a", None]}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +230,23 @@ def test_a_null_argument_in_parquet_is_refused_since_it_may_be_another_rows(tmp_
         ({"prompt": [{"role": "user"}]}, "prompt[0]: a message with the texts role and content is expected, found a"),
         ({"prompt": [{"role": "user", "content": "a", "name": 3}]}, "prompt[0].name: a text is expected, found the"),
         ({"prompt": "a", "tools": "[{"}, "toolsField 'tools': not JSON"),
+        ({"prompt": "a", "tools": "[" * 200_000}, "toolsField 'tools': not JSON (nested too deeply)"),
+        (
+            {"prompt": [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}]},
+            "prompt[0]: function_call is not read. Write tool_calls in place of function_call",
+        ),
+        (
+            {"prompt": [{"role": "assistant", "content": "a", "reasoning": "b", "thinking": "c"}]},
+            "prompt[0]: reasoning and thinking are different texts. Write one of them",
+        ),
+        (
+            {"prompt": [{"role": "assistant", "content": "a", "weight": 0.5}]},
+            "prompt[0].weight: 0, 1, false or true is expected, found the number 0.5",
+        ),
+        (
+            {"prompt": "a", "answer": "\ud83d"},
+            "answerField 'answer': half of a character in UTF-16, '\\ud83d' after ''",
+        ),
         ({"prompt": "a", "tools": ["f"]}, "toolsField 'tools': a list of JSON schemas is expected, found a list of 1"),
     ],
 )
@@ -186,6 +260,10 @@ def test_a_row_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path, row:
     [
         ({"function": {"arguments": {}}}, "a call with a function's name and arguments is expected"),
         ({"function": {"name": "f", "arguments": "{"}}, "the arguments are not JSON"),
+        (
+            {"function": {"name": "f", "arguments": f'{{"a": {"9" * 5000}}}'}},
+            "the arguments are not JSON (an integer has",
+        ),
         ({"function": {"name": "f", "arguments": "[1]"}}, "a mapping of arguments is expected, found a list of 1"),
     ],
 )

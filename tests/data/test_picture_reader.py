@@ -129,7 +129,8 @@ def test_a_cut_through_a_picture_is_refused_by_row(reader: PictureReader) -> Non
     prompt = showing("before " * 20, "image", "behind", images=(picture(32, 32),))
     whole = encode(prompt, reader)
     most = len(whole.token_ids)
-    assert encode(prompt, reader, most - 5, overlong="TruncateLeft").token_ids == whole.token_ids[5:]
+    cut = encode(prompt, reader, most - 5, overlong="TruncateLeft")
+    assert cut.token_ids.tolist() == whole.token_ids[5:].tolist()
     with pytest.raises(DataError, match=r"prompt s/0, .*: the cut goes through an image or a video"):
         encode(prompt, reader, most - 30, overlong="TruncateLeft")
 
@@ -245,6 +246,17 @@ def test_checkpoints_read_pictures_as_their_preprocessor_says(make_qwen: MakeQwe
     assert reader.processor.read([picture(16, 8)], []).grids.tolist() == [[1, 2, 4]]
     (folder / "config.json").write_text(json.dumps({"vision_config": tower, "architectures": ["Qwen3_5ForCausalLM"]}))
     assert load_picture_reader(model, tmp_path, make_qwen()) is None  # of this folder, only the text model is loaded
+
+
+def test_videos_are_read_by_the_settings_that_transformers_5_saves(make_qwen: MakeQwen, tmp_path: Path) -> None:
+    from transformers import Qwen3VLProcessor
+
+    Qwen3VLProcessor(PROCESSOR.image_processor, make_qwen(), PROCESSOR.video_processor).save_pretrained(tmp_path)
+    assert "video_processor" in json.loads((tmp_path / "processor_config.json").read_text())
+    assert not (tmp_path / "video_preprocessor_config.json").exists()
+    saved = PictureProcessor(tmp_path, Patching(4, 2, 2))
+    assert saved.video_processor.size == PROCESSOR.video_processor.size
+    assert saved.video_processor.cap_pixels_per_frame is False
 
 
 def test_a_prompt_has_the_tokens_and_pictures_that_the_familys_processor_gives_it(

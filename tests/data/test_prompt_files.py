@@ -41,6 +41,30 @@ def test_an_answer_that_looks_like_a_date_stays_text_and_rows_do_not_gain_fields
     assert second.metadata == {"k": 1}
 
 
+def test_the_text_of_a_whole_number_has_no_fraction(tmp_path: Path) -> None:
+    answers = [72.0, -3.0, 0.5, 1e23, 72]
+    write_lines(tmp_path / "a.jsonl", *[{"prompt": "a", "answer": answer} for answer in answers])
+    assert [prompt.answer for prompt in read_prompts(source("a.jsonl"), tmp_path)] == ["72", "-3", "0.5", "1e+23", "72"]
+
+
+def test_nan_is_a_missing_answer(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", {"prompt": "a", "answer": float("nan")})
+    [prompt] = read_prompts(source("a.jsonl"), tmp_path)
+    assert prompt.answer is None
+    with pytest.raises(DataError, match="line 1: answerField 'answer' is null or NaN"):
+        read_prompts(source("a.jsonl"), tmp_path, answers_required=True)
+
+
+def test_lines_that_python_does_not_read_are_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", "[" * 200_000, f'{{"prompt": {"9" * 5000}}}')
+    with pytest.raises(DataError) as raised:
+        read_prompts(source("a.jsonl"), tmp_path)
+    assert raised.value.problems == (
+        f"source sums: {tmp_path}/a.jsonl, line 1: not JSON (nested too deeply)",
+        f"source sums: {tmp_path}/a.jsonl, line 2: not JSON (an integer has too many digits)",
+    )
+
+
 def test_an_absolute_path_is_not_relative_to_the_manifest(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", {"prompt": "a"})
     [prompt] = read_prompts(source(str(tmp_path / "a.jsonl")), Path("/elsewhere"))

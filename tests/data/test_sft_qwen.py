@@ -65,8 +65,9 @@ def test_tokens_are_those_of_a_generation_even_without_reasoning(make_qwen: Make
     [example] = encode_examples([row], tokenizer, 100)
     prompt_tokens = TemplateEncoder(tokenizer).prompt("你好")
     # Encoded as one text, the two newlines of an empty thought are one token, which no generation would have there.
-    assert example.token_ids[: len(prompt_tokens)] == prompt_tokens
-    assert example.loss_mask == (False,) * len(prompt_tokens) + (True,) * (len(example.token_ids) - len(prompt_tokens))
+    assert tuple(example.token_ids[: len(prompt_tokens)]) == prompt_tokens
+    learned_tokens = len(example.token_ids) - len(prompt_tokens)
+    assert example.loss_mask.tolist() == [False] * len(prompt_tokens) + [True] * learned_tokens
     assert learned(example, tokenizer) == ["\n</think>\n\n好<|im_end|>"]
 
 
@@ -116,7 +117,7 @@ def test_each_turn_trains_once_and_after_exactly_the_prompt_of_generation(
     examples = encode_examples([Prompt("s/0", "s", tuple(turns))], tokenizer, 2000)
     contexts: list[str] = []
     for example in examples:
-        mask = (False, *example.loss_mask)
+        mask = [False, *example.loss_mask.tolist()]
         starts = [at for at in range(len(example.loss_mask)) if mask[at + 1] and not mask[at]]
         contexts += [tokenizer.decode(example.token_ids[:at]) for at in starts]
     assert contexts == [encoder.render(turns[:index], generation_prompt=True) for index in spoken]

@@ -130,8 +130,8 @@ def test_a_supervised_example_splits_before_its_first_target():
     prompt = Prompt("s/0", "s", "question", "answer")
     batch = assemble_supervised(
         [
-            SupervisedExample(prompt, (5, 6, 7, 8), (False, False, True, True)),
-            SupervisedExample(prompt, (5, 6, 7), (False, True, False)),
+            SupervisedExample.of(prompt, (5, 6, 7, 8), (False, False, True, True)),
+            SupervisedExample.of(prompt, (5, 6, 7), (False, True, False)),
         ],
         updates=1,
     )
@@ -140,17 +140,17 @@ def test_a_supervised_example_splits_before_its_first_target():
 
 
 def test_a_first_token_that_is_a_target_has_nothing_before_it_and_is_left_to_the_prompt():
-    batch = assemble_supervised([SupervisedExample(Prompt("s/0", "s", "q"), (5, 6), (True, True))], updates=1)
+    batch = assemble_supervised([SupervisedExample.of(Prompt("s/0", "s", "q"), (5, 6), (True, True))], updates=1)
     assert (batch.prompts.tolist(), batch.responses.tolist(), batch.trainable.tolist()) == ([5], [6], [True])
 
 
 def seeing(image: bytes) -> SupervisedExample:
     pictures = PictureSet(PictureProcessor(None, Patching(4, 2, 2, (64, 4096))), (image,), (), "prompt s/1")
-    return SupervisedExample(Prompt("s/1", "s", "q"), (5, 6), (False, True), pictures)
+    return SupervisedExample.of(Prompt("s/1", "s", "q"), (5, 6), (False, True), pictures)
 
 
 def test_pictures_travel_with_the_batch_and_text_alone_has_none():
-    plain = SupervisedExample(Prompt("s/0", "s", "q"), (5, 6), (False, True))
+    plain = SupervisedExample.of(Prompt("s/0", "s", "q"), (5, 6), (False, True))
     image = io.BytesIO()
     Image.new("RGB", (16, 8)).save(image, "PNG")
     assert assemble_supervised([plain, plain], updates=1).pictures is None

@@ -15,7 +15,7 @@ from qwen35_trainer.manifest import RandomModelSpec, RolloutSpec, StragglerLaneS
 from qwen35_trainer.manifest.model import RandomVisionSpec
 from qwen35_trainer.manifest.vllm_split import DividedSizes
 from qwen35_trainer.runtime.preflight import problems_of
-from qwen35_trainer.runtime.prepare import check_vocabulary, stop_tokens
+from qwen35_trainer.runtime.prepare import check_end_of_turn, check_vocabulary, stop_tokens
 
 TEXT = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 100}
 
@@ -182,6 +182,25 @@ def test_a_response_also_ends_where_it_ends_when_the_published_model_is_served(
     if contents is not None:
         (tmp_path / "model" / "generation_config.json").write_text(contents)
     assert stop_tokens(spec("VLLM"), tmp_path, tokenizer) == expected
+
+
+def test_a_template_that_ends_turns_with_another_token_than_the_tokenizer_is_refused_with_both_tokens() -> None:
+    """Folders of base models have such tokenizers."""
+    tokenizer = character_tokenizer("a")
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<|im_end|>\n{% endfor %}"
+    check_end_of_turn(spec("Torch"), tokenizer, ())
+    tokenizer.eos_token = "<|endoftext|>"
+    check_end_of_turn(spec("Torch"), tokenizer, (2,))  # generation_config.json has <|im_end|> too
+    with pytest.raises(DataError) as raised:
+        check_end_of_turn(spec("Torch"), tokenizer, ())
+    assert raised.value.problems == (
+        "the chat template ends an assistant's turn with <|im_end|>, and the tokenizer's end token is <|endoftext|>: a "
+        "response would continue after its turn. Set eos_token to <|im_end|> in tokenizer_config.json and eos_token_id to "
+        "2 in generation_config.json of model, or let the template end an assistant's turn with <|endoftext|> "
+        "(data.chatTemplate.file).",
+    )
+    tokenizer.chat_template = None
+    check_end_of_turn(spec("Torch"), tokenizer, ())
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(tmp_path: Path) -> None:

@@ -140,6 +140,47 @@ def test_supervised_rows_become_examples_and_no_prompts(prepared, removed):
     assert (len(data.prompts), len(data.validation)) == (0, 0)
 
 
+@pytest.fixture
+def ending(prepared, removed, tmp_path):
+    """ending(text, …) prepares a run whose chat template ends turns with a text, with rows of conversations."""
+
+    def build(end, *, supervised, **options):
+        template = "{% for message in messages %}{{ message.content }}" + end + "{% endfor %}"
+        (tmp_path / "chat.jinja").write_text(template)
+        changes = {"data.chatTemplate": {"file": str(tmp_path / "chat.jinja")}, "data.maxPromptTokens": 64}
+        if supervised:
+            changes |= {"mode": "SFT", "rollout": removed, "rewards": removed, "async": removed}
+            changes |= {"train.batch.microBatchSequences": 4}
+        return prepared(changes, **options)[0]
+
+    return build
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_a_template_that_ends_turns_with_another_token_is_refused(ending, supervised):
+    with pytest.raises(DataError) as raised:
+        ending("<|endoftext|>", supervised=supervised)
+    problem = "the model would never learn to end a turn" if supervised else "a response would continue after its turn"
+    assert raised.value.problems == (
+        "the chat template ends an assistant's turn with <|endoftext|>, and the tokenizer's end token is <|im_end|>: "
+        f"{problem}. Let the template end an assistant's turn with <|im_end|> (data.chatTemplate.file).",
+    )
+
+
+def test_a_template_that_writes_no_token_after_a_turn_is_refused_in_sft_only(ending):
+    assert ending("", supervised=False).end_token == 2
+    with pytest.raises(
+        DataError, match="ends an assistant's turn with no special token, and the tokenizer's end token"
+    ):
+        ending("", supervised=True)
+
+
+def test_a_run_that_has_begun_continues_with_its_template(ending, checkpoint):
+    first = ending("<|im_end|>", supervised=False)
+    again = ending("<|endoftext|>", supervised=False, resume=checkpoint(first))
+    assert again.source_rows == first.source_rows
+
+
 def test_what_was_prepared_is_held_only_by_its_last_user():
     """A tokenizer takes hundreds of megabytes for as long as a run lasts."""
 

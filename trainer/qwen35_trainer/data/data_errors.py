@@ -1,10 +1,12 @@
-"""The errors of the package `data`: one for data that cannot be used, and one for a single row."""
+"""The errors of the package `data`: one for data that cannot be used, and one for a single row. Texts for their messages."""
 
+import json
 from collections.abc import Iterable, Mapping
 
 from qwen35_trainer.failure_reasons import FailureReason
 
 _MAX_PRINTED_PROBLEMS = 20
+_QUOTED_CHARACTERS = 20
 
 
 class DataError(ValueError):
@@ -34,6 +36,29 @@ class RowError(Exception):
     All invalid rows of a source are reported together, in one DataError. Rows of a file that are invalid for the same
     reason are reported as one problem.
     """
+
+
+def json_fault(error: ValueError | RecursionError) -> str:
+    """Return what is wrong with a JSON text, for an error message. error: what `json.loads` raised for the text."""
+    match error:
+        case json.JSONDecodeError():
+            return f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        case RecursionError():
+            return "nested too deeply"
+    return "an integer has too many digits"  # Python reads at most 4300
+
+
+def half_character(text: str) -> str | None:
+    """Return a description of the first half of a UTF-16 pair in a text, for an error message; None if there is none.
+
+    JSON can write such a half, for example where a text was cut within an emoji, but no token stands for it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before = text[max(0, error.start - _QUOTED_CHARACTERS) : error.start]
+        return f"half of a character in UTF-16, {text[error.start]!r} after {before!r}"
+    return None
 
 
 def kind(value: object) -> str:

@@ -12,7 +12,7 @@ from qwen35_trainer.data.picture_set import PictureSet
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.row_sequence import RowSequence
 from qwen35_trainer.data.template import EncodingError, TemplateEncoder
-from qwen35_trainer.data.truncation import CutError, fit
+from qwen35_trainer.data.truncation import CutError, fit, select
 from qwen35_trainer.manifest.data import Overlong
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ def encode_prompts(
 
 
 def _encoded(prompt: Prompt, encoder: TemplateEncoder, reader: PictureReader | None) -> EncodedPrompt:
+    if prompt.messages[-1]["role"] == "assistant":
+        raise EncodingError(
+            "the prompt ends with an assistant's turn, and the model would write another one after it. Remove that turn. "
+            "A reference answer belongs in files.answerField."
+        )
     token_ids, pictures = encoder.prompt(prompt.text, prompt.tools), None
     if reader is None:
         if prompt.images or prompt.videos:
@@ -98,11 +103,7 @@ def _encoded(prompt: Prompt, encoder: TemplateEncoder, reader: PictureReader | N
 
 
 def _cut(encoded: EncodedPrompt, parts: tuple[range, range], reader: PictureReader | None) -> EncodedPrompt:
-    token_ids = np.concatenate([encoded.token_ids[part.start : part.stop] for part in parts])
-    if reader is not None and encoded.pictures is not None:
-        before, after = (reader.placeholders(tuple(ids.tolist())) for ids in (encoded.token_ids, token_ids))
-        if before != after:
-            raise CutError(
-                "the cut goes through an image or a video. Raise the limit, or set data.overlongPrompts: Skip."
-            )
+    token_ids = select(encoded.token_ids, parts)
+    if reader is not None and reader.placeholders(token_ids) != reader.placeholders(encoded.token_ids):
+        raise CutError("the cut goes through an image or a video. Raise the limit, or set data.overlongPrompts: Skip.")
     return replace(encoded, token_ids=token_ids)

@@ -1,11 +1,12 @@
 """Checks the chat messages of a data row, and converts them to this form:
 
     {role: user, content: "… <image> …"}                              text, or parts
-    {role: assistant, content: …, reasoning_content: …, tool_calls: [{function: {name: …, arguments: {…}}}]}
+    {role: assistant, content: …, reasoning_content: …, tool_calls: [{function: {name: …, arguments: {…}}}], weight: 0}
     {role: tool, content: …, name: …}
 
 This is the form of OpenAI's chat interface, with two differences that Qwen3.5's template needs: the arguments of a call
-are a mapping (a JSON text is parsed), and reasoning is a field next to the content.
+are a mapping (a JSON text is parsed), and reasoning is a field next to the content. Only an assistant's turn that does
+not train in SFT has a weight.
 
 Only messages of users and tools may have images and videos. If an assistant's message had images, the model would learn to
 write placeholders of images. Qwen3.5's template rejects images in a system message.
@@ -14,11 +15,15 @@ write placeholders of images. Qwen3.5's template rejects images in a system mess
 import json
 from collections.abc import Mapping, Sequence
 
-from qwen35_trainer.data.data_errors import RowError, kind
+from qwen35_trainer.data.data_errors import RowError, json_fault, kind
 from qwen35_trainer.data.prompt import ChatMessage
 from qwen35_trainer.data.row_media import RowMedia
 
 _TEXT_FIELDS = ("reasoning_content", "name", "tool_call_id")
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names that the reasoning of an assistant has in data: Qwen3.5's template, vLLM's responses, gpt-oss."""
+_TRAINING_FIELDS = ("weight", "train")
+"""Fields that say whether an assistant's turn trains: OpenAI's fine-tuning, axolotl."""
 _ROLES_WITH_PICTURES = ("user", "tool")
 
 
@@ -35,6 +40,8 @@ def read_messages(entries: Sequence[object], name: str, media: RowMedia, *, colu
 def _message(value: object, name: str, media: RowMedia, *, columnar: bool) -> ChatMessage:
     entry = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
     role, content = entry.get("role"), entry.get("content")
+    if entry.get("function_call"):
+        raise RowError(f"{name}: function_call is not read. Write tool_calls in place of function_call")
     calls = _calls(entry.get("tool_calls") or [], f"{name}.tool_calls", columnar=columnar)
     if content is None and calls:
         content = ""
@@ -50,9 +57,39 @@ def _message(value: object, name: str, media: RowMedia, *, columnar: bool) -> Ch
             if not isinstance(entry[key], str):
                 raise RowError(f"{name}.{key}: a text is expected, found {kind(entry[key])}")
             message[key] = entry[key]
+    if role == "assistant":
+        message |= _reasoning(entry, str(message["content"]), name)
+        message |= _weight(entry, name)
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def _reasoning(entry: Mapping[str, object], content: str, name: str) -> dict[str, str]:
+    """Return the reasoning of an assistant's message as `reasoning_content`; nothing if it has none.
+
+    Equal texts under several names are one. If the content contains the reasoning, as it does after generation without
+    a parser, the template finds it there, and only `reasoning_content` is read.
+    """
+    texts: dict[str, str] = {}
+    for key in _REASONING_FIELDS[:1] if "</think>" in content else _REASONING_FIELDS:
+        value = entry.get(key, "")
+        if not isinstance(value, str):
+            raise RowError(f"{name}.{key}: a text is expected, found {kind(value)}")
+        if value:
+            texts[key] = value
+    if len(set(texts.values())) > 1:
+        raise RowError(f"{name}: {' and '.join(texts)} are different texts. Write one of them")
+    return {"reasoning_content": next(iter(texts.values()))} if texts else {}
+
+
+def _weight(entry: Mapping[str, object], name: str) -> dict[str, int]:
+    """Return `weight: 0` for an assistant's message that does not train, otherwise nothing."""
+    weights = {key: entry[key] for key in _TRAINING_FIELDS if key in entry}
+    for key, value in weights.items():
+        if value not in (0, 1):
+            raise RowError(f"{name}.{key}: 0, 1, false or true is expected, found {kind(value)}")
+    return {"weight": 0} if 0 in weights.values() else {}
 
 
 def _wrong(value: object) -> str:
@@ -91,6 +128,16 @@ def _parts(content: list[object], name: str, role: str, media: RowMedia) -> str 
     return parts
 
 
+def _has_null_field(value: object) -> bool:
+    """Return whether a mapping, at any depth of a value, has a field that is null.
+
+    A null in a list is a value of its own row: Parquet fills in fields only.
+    """
+    if isinstance(value, Mapping):
+        return any(each is None or _has_null_field(each) for each in value.values())
+    return isinstance(value, list) and any(map(_has_null_field, value))
+
+
 def _calls(value: object, name: str, *, columnar: bool) -> list[dict[str, object]]:
     if not isinstance(value, list):
         raise RowError(f"{name}: a list of calls is expected, found {kind(value)}")
@@ -106,9 +153,9 @@ def _call(value: object, name: str, *, columnar: bool) -> dict[str, object]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except json.JSONDecodeError as error:
-            raise RowError(f"{name}: the arguments are not JSON ({error.msg} at column {error.colno})") from error
-    elif columnar and isinstance(arguments, Mapping) and None in arguments.values():
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"{name}: the arguments are not JSON ({json_fault(error)})") from error
+    elif columnar and _has_null_field(arguments):
         raise RowError(
             f"{name}: an argument is null, and in this format an argument that other rows have is null too. "
             "Write the arguments as JSON text"

@@ -155,9 +155,20 @@ def _video_processor(processor: PictureProcessor) -> Any:  # noqa: ANN401
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
     folder = processor.folder
-    if folder is not None and (folder / "video_preprocessor_config.json").is_file():
+    if folder is not None and _has_video_settings(folder):
         return Qwen3VLVideoProcessor.from_pretrained(folder, local_files_only=True, cap_pixels_per_frame=False)
     return Qwen3VLVideoProcessor(cap_pixels_per_frame=False, **_settings(processor.patching))
+
+
+def _has_video_settings(folder: Path) -> bool:
+    """Return whether a checkpoint has settings of its own for videos.
+
+    transformers 5 saves them in processor_config.json, and earlier versions in a file of their own.
+    """
+    nested = folder / "processor_config.json"
+    if nested.is_file() and "video_processor" in json.loads(nested.read_text(encoding="utf-8")):
+        return True
+    return (folder / "video_preprocessor_config.json").is_file()
 
 
 def image_size(image: Image) -> tuple[int, int]:

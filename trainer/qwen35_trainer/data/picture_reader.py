@@ -14,6 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qwen35_trainer.data.picture_processor import PictureProcessor, load_picture_processor
 from qwen35_trainer.data.picture_set import MAX_INLINE_BYTES, PictureSet
 from qwen35_trainer.data.prompt import Image, Prompt, Video
@@ -41,10 +44,11 @@ class PictureReader:
         vocabulary: dict[str, int] = self.tokenizer.get_vocab()
         return vocabulary.get(IMAGE_PAD, _NO_TOKEN), vocabulary.get(VIDEO_PAD, _NO_TOKEN)
 
-    def placeholders(self, token_ids: TokenIds) -> tuple[int, int]:
+    def placeholders(self, token_ids: TokenIds | NDArray[np.int32]) -> tuple[int, int]:
         """Return the number of image placeholders and of video placeholders among the tokens."""
-        image, video = self._pads
-        return token_ids.count(image), token_ids.count(video)
+        tokens = np.asarray(token_ids)
+        image, video = (int(np.count_nonzero(tokens == pad)) for pad in self._pads)
+        return image, video
 
     def pictures_of(self, prompt: Prompt, images: int | None = None, videos: int | None = None) -> PictureSet:
         """Return the pictures of a prompt.

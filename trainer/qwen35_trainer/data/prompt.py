@@ -6,8 +6,8 @@ from pathlib import Path
 
 type ChatMessage = Mapping[str, object]
 """A message with `role` and `content`. The content is a text or a list of parts ({type: text, text: …}, {type: image},
-{type: video}). A message of an assistant may also have `reasoning_content` and `tool_calls`, and a message of a tool `name` and
-`tool_call_id`."""
+{type: video}). A message of an assistant may also have `reasoning_content`, `tool_calls` and `weight: 0` (it does not train in
+SFT), and a message of a tool `name` and `tool_call_id`."""
 
 type Tool = Mapping[str, object]
 """The JSON schema of a function that the model may call, in the form that chat templates expect."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from qwen35_trainer.data.data_errors import DataError, RowError, kind
+from qwen35_trainer.data.data_errors import DataError, RowError, json_fault, kind
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.row import DataRow, prompt_of
 from qwen35_trainer.data.row_sequence import RowSequence
@@ -176,8 +176,8 @@ def _json_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
                 row = json.loads(line.decode("utf-8-sig").rstrip("\r\n"))
             except UnicodeDecodeError as error:
                 problems.add_row(path, place, f"not UTF-8 ({error.reason} at byte {error.start})")
-            except json.JSONDecodeError as error:
-                problems.add_row(path, place, f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})")
+            except (ValueError, RecursionError) as error:
+                problems.add_row(path, place, f"not JSON ({json_fault(error)})")
             else:
                 if isinstance(row, dict):
                     yield _Located(place, row)
@@ -195,6 +195,8 @@ def _other_format(line: bytes) -> str | None:
     if line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         try:
             json.loads(line.decode("utf-8-sig"))
+        except RecursionError:
+            return None  # reported with its line
         except ValueError:
             return (
                 "this is a JSON array over several lines. Write one object per line, without the brackets around all."

@@ -1,10 +1,11 @@
 """Converts a row of a data file to a prompt."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from qwen35_trainer.data.data_errors import RowError, kind
+from qwen35_trainer.data.data_errors import RowError, half_character, json_fault, kind
 from qwen35_trainer.data.messages import read_messages
 from qwen35_trainer.data.prompt import Prompt, Tool
 from qwen35_trainer.data.row_media import RowMedia
@@ -39,7 +40,9 @@ def prompt_of(
     if answers_required or _has(row, files.answerField):
         answer = _answer(_required(row, files.answerField, "answerField"), files.answerField)
     if answers_required and answer is None:
-        raise RowError(f"answerField {files.answerField!r} is null; a reward or SFT needs an answer in every row")
+        raise RowError(
+            f"answerField {files.answerField!r} is null or NaN; a reward or SFT needs an answer in every row"
+        )
     used = {files.promptField, files.answerField, files.imagesField, files.videosField, files.toolsField}
     return Prompt(
         identity,
@@ -103,9 +106,17 @@ def _text(value: object, name: str, media: RowMedia, *, columnar: bool) -> str |
 
 
 def _answer(value: object, name: str) -> str | None:
+    """Return the text of a reference answer; None for null and NaN, which columns of numbers have in place of null.
+
+    Such columns are read as floats, so the integer 72 is the float 72.0 there, and its text is "72".
+    """
+    if isinstance(value, str) and (half := half_character(value)) is not None:
+        raise RowError(f"answerField {name!r}: {half}. Write the whole character, or remove the half")
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, float):
+        return None if math.isnan(value) else str(value).removesuffix(".0")
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise RowError(f"answerField {name!r}: a text or a number is expected, found {kind(value)}")
 
@@ -118,14 +129,24 @@ def _tools(value: object, name: str, *, columnar: bool) -> tuple[Tool, ...]:
     if isinstance(value, str) and value:
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise RowError(f"toolsField {name!r}: not JSON ({error.msg} at column {error.colno})") from error
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"toolsField {name!r}: not JSON ({json_fault(error)})") from error
     if not value:
         return ()
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise RowError(f"toolsField {name!r}: a list of JSON schemas is expected, found {kind(value)}")
     tools = _without_null(value) if columnar else value
-    return tuple(tools) if isinstance(tools, list) else ()
+    return tuple(map(_in_envelope, tools)) if isinstance(tools, list) else ()
+
+
+def _in_envelope(tool: Tool) -> Tool:
+    """Return a tool as a template gets it from a server: {type: function, function: {name, description, parameters}}.
+
+    A function without this form is put into it. A tool without a name, or of another type, is returned unchanged.
+    """
+    if "function" in tool or "name" not in tool or tool.get("type", "function") != "function":
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
 def _without_null(value: object) -> object:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from qwen35_trainer.data.data_errors import half_character
 from qwen35_trainer.data.prompt import ChatMessage, Tool
 from qwen35_trainer.data.tokenizer import alphabet, unknown_characters
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 type TokenIds = tuple[int, ...]
 
 _EMPTY_USER_MESSAGE: ChatMessage = {"role": "user", "content": ""}
+_CONTENT = "content of an answer"
 _SYSTEM_ROLES = ("system", "developer")
 _REWRITTEN = (
     "the chat template writes a message differently when others follow, so the text of an empty user message cannot be "
@@ -127,6 +129,21 @@ class TemplateEncoder:
         )
         return self.rendered(turn[self.end_of_turn(turn) :])
 
+    @cached_property
+    def turn_ending(self) -> str | None:
+        """Text that the template writes after the content of an assistant's turn.
+
+        None: there is no template, or it does not write the content of such a turn.
+        """
+        if not self.has_template:
+            return None
+        try:
+            turns = self._apply([_EMPTY_USER_MESSAGE, {"role": "assistant", "content": _CONTENT}])
+        except EncodingError:  # such a conversation is reported with its row, if there is one
+            return None
+        _, content, ending = turns.rpartition(_CONTENT)
+        return ending if content else None
+
     def continuation(self, messages: Sequence[ChatMessage]) -> TokenIds:
         """Return the tokens to append to a response that ended with its end token, so that the model answers `messages`.
 
@@ -164,7 +181,9 @@ class TemplateEncoder:
                 "chat messages need a chat template and the tokenizer has none. Write the prompt as one text, or name "
                 "a template in data.chatTemplate.file."
             )
-        conversation: list[Any] = [dict(message) for message in messages]
+        conversation: list[Any] = [
+            {key: value for key, value in message.items() if key != "weight"} for message in messages
+        ]
         switch: Mapping[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
         try:
             rendered = self.tokenizer.apply_chat_template(
@@ -180,6 +199,8 @@ class TemplateEncoder:
         return str(rendered)
 
     def _encode(self, text: str, *, special_tokens: bool) -> TokenIds:
+        if (half := half_character(text)) is not None:
+            raise EncodingError(f"no token for {half}. Write the whole character, or remove the half.")
         if self._alphabet is not None and (unknown := unknown_characters(text, self._alphabet)):
             characters = ", ".join(map(repr, unknown))
             if folder := self.tokenizer.name_or_path:  # a model with random weights that was exported

@@ -4,6 +4,9 @@ import logging
 from collections.abc import Callable, Sequence, Sized
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.manifest.data import Overlong
@@ -33,10 +36,9 @@ def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, rang
     return range(head), range(length - (limit - head), length)
 
 
-def select[T](values: tuple[T, ...], parts: tuple[range, range]) -> tuple[T, ...]:
+def select[T: np.generic](values: NDArray[T], parts: tuple[range, range]) -> NDArray[T]:
     """Return the values at the positions in `parts`."""
-    head, tail = parts
-    return values[head.start : head.stop] + values[tail.start : tail.stop]
+    return np.concatenate([values[part.start : part.stop] for part in parts])
 
 
 def fit[T: Encoded](

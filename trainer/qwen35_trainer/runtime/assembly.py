@@ -178,14 +178,14 @@ def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> 
     of updates (optimizer steps) of the batch. Pictures are not read here: the train ranks read the pictures of the
     examples that they compute.
     """
-    splits = [max(1, example.loss_mask.index(True)) for example in examples]
+    splits = [max(1, int(example.loss_mask.argmax())) for example in examples]
     pairs = list(zip(examples, splits, strict=True))
     return TrainBatch(
-        prompts=_flat([example.token_ids[:at] for example, at in pairs], np.int32),
+        prompts=np.concatenate([example.token_ids[:at] for example, at in pairs]),
         prompt_lengths=np.array(splits, dtype=np.int64),
-        responses=_flat([example.token_ids[at:] for example, at in pairs], np.int32),
+        responses=np.concatenate([example.token_ids[at:] for example, at in pairs]),
         response_lengths=np.array([len(example.token_ids) - at for example, at in pairs], dtype=np.int64),
-        trainable=_flat([example.loss_mask[at:] for example, at in pairs], np.bool_),
+        trainable=np.concatenate([example.loss_mask[at:] for example, at in pairs]),
         updates=updates,
         pictures=_pictures([example.pictures for example in examples]),
     )
@@ -197,7 +197,3 @@ def _pictures(sources: Sequence[PictureSource | None]) -> tuple[PictureSource | 
     Returns None in place of the tuple if no sample has pictures.
     """
     return None if all(source is None for source in sources) else tuple(sources)
-
-
-def _flat[T: np.generic](rows: Sequence[Sequence[int]], dtype: type[T]) -> NDArray[T]:
-    return np.fromiter((value for row in rows for value in row), dtype=dtype)

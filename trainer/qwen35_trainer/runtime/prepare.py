@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from qwen35_trainer.data.encode import EncodedPrompts, encode_prompts
 from qwen35_trainer.data.picture_reader import load_picture_reader
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_set import PromptSet
-from qwen35_trainer.data.sft import SupervisedExample, encode_examples
+from qwen35_trainer.data.sft import EncodedExamples, encode_examples
+from qwen35_trainer.data.template import TemplateEncoder
 from qwen35_trainer.data.tokenizer import load_tokenizer
 from qwen35_trainer.manifest import Manifest, TrainingSpec
 from qwen35_trainer.manifest.data import SourceSpec
@@ -52,6 +53,9 @@ def prepare(
     template = spec.data.chatTemplate
     tokenizer = load_tokenizer(spec.model, base, template.file)
     check_vocabulary(spec, base, len(tokenizer))
+    stops = stop_tokens(spec, base, tokenizer)
+    if resume is None:  # a run that has begun continues
+        check_end_of_turn(spec, tokenizer, stops)
     reader = load_picture_reader(spec.model, base, tokenizer)
     supervised = spec.mode == "SFT"
     answers = not supervised and needs_answers(spec.rewards)
@@ -65,11 +69,13 @@ def prepare(
             return EncodedPrompts(())
         return EncodedPrompts(encode_prompts(part, tokenizer, limit, overlong, template.thinking, reader))
 
-    def examples_of(part: Sequence[Prompt]) -> list[SupervisedExample]:
+    def examples_of(part: Sequence[Prompt]) -> EncodedExamples:
         if not supervised or not part:
-            return []
+            return EncodedExamples(())
         max_tokens = limit + spec.data.maxResponseTokens
-        return encode_examples(part, tokenizer, max_tokens, overlong, thinking=template.thinking, reader=reader)
+        return EncodedExamples(
+            encode_examples(part, tokenizer, max_tokens, overlong, thinking=template.thinking, reader=reader)
+        )
 
     train, held_out_prompts = _both(read, spec.data.train, spec.data.validation)
     if resume is not None:
@@ -88,9 +94,9 @@ def prepare(
         source_rows=train.source_rows,
         updates_total=_updates(spec, len(examples) or len(prompts)),
         vocabulary=len(tokenizer),
-        pictures=prompts.have_pictures or any(example.pictures is not None for example in examples),
+        pictures=prompts.have_pictures or examples.have_pictures,
         end_token=int(tokenizer.eos_token_id),
-        stop_tokens=stop_tokens(spec, base, tokenizer),
+        stop_tokens=stops,
         replicas_read_pictures=prompts.have_pictures or questions.have_pictures,
     )
     return job, RunData(ResponseDecoder.of(tokenizer), prompts, questions, examples, held_out)
@@ -133,6 +139,42 @@ def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
                 "(vocab_size in config.json). Use the tokenizer that was published with the model."
             ]
         )
+
+
+def check_end_of_turn(spec: TrainingSpec, tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> None:
+    """Raise DataError if the chat template ends an assistant's turn without a token that ends a response.
+
+    SFT would not teach the model to end a turn, and a response would continue after its turn. For example, tokenizers
+    of base models have the end token <|endoftext|>, and a template that ends turns with <|im_end|>.
+
+    stops: the tokens of `stop_tokens`. Responses end at them too, but SFT does not learn to end with them. A template
+    that writes no special token after a turn is refused in SFT only: in the other modes, the model chooses how to end.
+    """
+    ending = TemplateEncoder(tokenizer, spec.data.chatTemplate.thinking).turn_ending
+    supervised = spec.mode == "SFT"
+    end = tokenizer.eos_token
+    ends = {str(end)} if supervised else {str(end), *map(str, tokenizer.convert_ids_to_tokens(list(stops)))}
+    if ending is None or any(token in ending for token in ends):
+        return
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    written = min((token for token in special if token in ending), key=ending.index, default=None)
+    if written is None and not supervised:
+        return
+    fixes: list[str] = []
+    if written is not None and spec.model.source.path is not None:
+        fixes.append(
+            f"set eos_token to {written} in tokenizer_config.json and eos_token_id to {special[written]} in "
+            f"generation_config.json of {spec.model.source.path}"
+        )
+    fixes.append(f"let the template end an assistant's turn with {end} (data.chatTemplate.file)")
+    choice = ", or ".join(fixes)
+    problem = "the model would never learn to end a turn" if supervised else "a response would continue after its turn"
+    raise DataError(
+        [
+            f"the chat template ends an assistant's turn with {written or 'no special token'}, and the tokenizer's end token is "
+            f"{end}: {problem}. {choice[0].upper()}{choice[1:]}."
+        ]
+    )
 
 
 def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
