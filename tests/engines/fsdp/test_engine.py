@@ -1,6 +1,7 @@
 """One rank of FSDP2 training against the library's model and the formula, written out here."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import load_balancing_loss_func
 
 from qwen35_trainer.engines.fsdp import sharding
@@ -450,6 +452,24 @@ def test_router_losses_are_added_to_the_objective(make_model, make_spec, make_ba
     assert metrics.gradient_norm == pytest.approx(gradient_norm(model), rel=1e-4)
     assert metrics.means["router_load_balancing"] == pytest.approx(balance.item() / layers, rel=1e-5)
     assert metrics.means["router_z"] == pytest.approx(z.item() / layers, rel=1e-5)
+
+
+def recorded_passes(model: Any) -> int:
+    """How many forward passes of units FSDP remembers for a backward pass."""
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
+    return len(states[0]._comm_ctx.post_forward_order) + sum(len(group._post_forward_indices) for group in groups)
+
+
+def test_fsdp_remembers_no_forward_pass_that_only_scored(make_model, make_spec, make_batch) -> None:
+    engine = FSDPEngine(Origin(make_model), make_spec({"algorithm.kl.placement": "Loss"}), CPU)
+    sharding.free_gathered(engine._reference)  # which has not run yet
+    for seed in range(2):
+        engine.train(make_batch(seed=seed), [1e-3])
+        assert recorded_passes(engine._reference) == 0
+    engine.log_probs(make_batch())
+    assert recorded_passes(engine._model) == 0
+    assert math.isfinite(engine.train(make_batch(), [1e-3])[0].loss)
 
 
 def test_router_losses_of_a_dense_model_are_refused(make_model, make_spec) -> None:

@@ -158,10 +158,19 @@ def _saving_on_host[**P, R](checkpoint: Callable[P, R], device_type: str) -> Cal
 
 
 def free_gathered(model: HFModule) -> None:
-    """Free the gathered parameters of all units, as a backward pass does, after forward passes without one."""
+    """Free the gathered parameters of all units, as a backward pass does, after forward passes without one.
+
+    FSDP also records the units of each forward pass, for its prefetches in the backward pass, which empties these lists. The
+    lists of a model that is only scored, such as the reference model, would grow without limit, so they are emptied here.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+            state = module._get_fsdp_state()
+            # `reset_iter_state`, which does this too, is missing in PyTorch 2.11, and fails before the first forward pass.
+            getattr(state._comm_ctx, "post_forward_order", []).clear()
+            if state._fsdp_param_group is not None:
+                state._fsdp_param_group._post_forward_indices.clear()
 
 
 def layers(model: HFModule) -> list[nn.Module]:
