@@ -1,12 +1,15 @@
 """Compares Muon with torch's implementation, and tests the singular values of its iteration."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from qwen35_trainer.engines.fsdp.muon import Muon, orthogonal
 
@@ -67,6 +70,25 @@ def test_a_gradient_of_zero_moves_nothing() -> None:
     parameter.grad = torch.zeros(4, 4)
     Muon([parameter], lr=0.1, momentum=0.95, weight_decay=0.0).step()
     assert torch.equal(parameter.data, torch.ones(4, 4))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_sharded_update_travels_in_bfloat16_and_makes_the_step_of_a_whole_one(monkeypatch) -> None:
+    gathered: list[torch.dtype] = []
+    full_tensor = DTensor.full_tensor
+
+    def recording(self: DTensor, **settings: Any) -> torch.Tensor:
+        gathered.append(self.dtype)
+        return full_tensor(self, **settings)
+
+    monkeypatch.setattr(DTensor, "full_tensor", recording)
+    mesh, start, gradient = init_device_mesh("cpu", (1,)), torch.zeros(6, 20), torch.randn(6, 20)
+    whole, sharded = nn.Parameter(start.clone()), nn.Parameter(distribute_tensor(start.clone(), mesh, [Shard(0)]))
+    whole.grad, sharded.grad = gradient.clone(), distribute_tensor(gradient.clone(), mesh, [Shard(0)])
+    for parameter in (whole, sharded):
+        Muon([parameter], lr=0.1, momentum=0.95, weight_decay=0.0).step()
+    assert gathered == [torch.bfloat16]
+    assert torch.equal(sharded.detach().to_local(), whole.detach())
 
 
 def test_a_vector_is_refused() -> None:

@@ -9,7 +9,7 @@ square as AdamW's, so that a learning rate and weight decay tuned for AdamW appl
 2.2). The arithmetic is that of torch.optim.Muon with match_rms_adamw. In addition, weights may be sharded, and may be
 stacks of matrices.
 
-For a sharded matrix, every rank gathers the whole update, orthogonalises it, and keeps its own rows. The iteration
+For a sharded matrix, every rank gathers the whole update in bfloat16, orthogonalises it, and keeps its own rows. The iteration
 needs the whole matrix, and repeating the iteration on every rank costs less than a second exchange. A stack (experts,
 rows, columns) is sharded by experts, with and without an expert mesh: each rank has whole matrices and gathers nothing.
 """
@@ -80,7 +80,10 @@ def _own_direction(update: Tensor) -> Tensor:
     local, rows = local_part(update)
     if update.ndim == 3 or not isinstance(update, DTensor):
         return orthogonal(local).to(local.dtype)
-    return orthogonal(update.full_tensor())[rows].to(local.dtype)
+    # The iteration rounds to bfloat16 anyway: rounded before the exchange, the update is half as large.
+    rounded = update.bfloat16()
+    assert isinstance(rounded, DTensor)
+    return orthogonal(rounded.full_tensor())[rows].to(local.dtype)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
