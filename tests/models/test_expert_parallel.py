@@ -6,12 +6,14 @@
 import copy
 import gc
 from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwen35_trainer.models.qwen3_5 import expert_parallel, npu
 from tests.models import torch_npu_stand_in as operators
@@ -51,6 +53,49 @@ def test_every_way_to_compute_experts_also_computes_divided_ones(make_model, gro
         computed(divided, hidden, chosen, weights), computed(module, hidden, chosen, weights), strict=True
     ):
         torch.testing.assert_close(ours, expected)
+
+
+class _Recorded(TorchDispatchMode):
+    """Records the operations that run, with the shapes of their float32 results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.float32: list[torch.Size] = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **kwargs or {})
+        self.calls.append((str(operation), kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float32:
+            self.float32.append(result.shape)
+        return result
+
+
+@pytest.fixture
+def recorded(make_model, group) -> _Recorded:
+    """Forward and backward of divided experts that return their tokens: 5 tokens of 32 channels, 2 experts for each."""
+    module = make_model(experts=8).model.layers[0].mlp.experts.bfloat16()
+    module.forward = MethodType(lambda module, tokens, chosen, weights: tokens * 2, module)
+    expert_parallel.divide(module, group)
+    hidden, weights = torch.randn(5, 32, dtype=torch.bfloat16), torch.rand(5, 2).softmax(-1)
+    chosen = torch.tensor([[0, 7], [7, 3], [3, 0], [0, 5], [7, 0]])
+    with _Recorded() as recorded:
+        outputs = module(hidden.requires_grad_(), chosen, weights.requires_grad_())
+        outputs.float().sum().backward()
+    torch.testing.assert_close(outputs, hidden * 2)
+    return recorded
+
+
+def test_the_device_waits_for_nothing_but_the_sizes_of_the_exchanges(recorded):
+    """`bincount` reads the largest number on the host, and `repeat_interleave` the number of rows if it does not get it."""
+    assert not [name for name, _ in recorded.calls if "bincount" in name]
+    repeats = [arguments for name, arguments in recorded.calls if "repeat_interleave" in name]
+    assert [arguments.get("output_size") for arguments in repeats] == [10]
+
+
+def test_no_float32_tensor_is_as_large_as_the_outputs_of_all_experts(recorded):
+    assert torch.Size((5, 32)) in recorded.float32
+    assert max(shape.numel() for shape in recorded.float32) == 5 * 32
 
 
 def test_a_process_without_tokens_has_a_gradient_of_zero(make_model, group):

@@ -71,18 +71,30 @@ def _mixed(
     tokens, per_token = chosen.shape
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
-    sent = flat.bincount(minlength=experts.num_experts * group.size()).view(group.size(), -1)
+    # Unlike `bincount`, this does not wait for the device.
+    counts = flat.new_zeros(experts.num_experts * group.size()).scatter_add_(0, flat, torch.ones_like(flat))
+    sent = counts.view(group.size(), -1)
     arriving = torch.empty_like(sent)
     dist.all_to_all_single(arriving, sent, group=group)
     # One copy to the host, for which the device waits: the sizes of both exchanges.
     sizes = torch.stack((sent.sum(1), arriving.sum(1))).tolist()
     received = _exchange(hidden[order // per_token], sizes[0], sizes[1], group)
     numbers = torch.arange(experts.num_experts, device=flat.device).repeat(group.size())
-    outputs = _computed(compute, experts, received, numbers.repeat_interleave(arriving.flatten()))
-    returned = _exchange(outputs, sizes[1], sizes[0], group)
-    # The weights are those of the router, in float32, and so is the sum.
-    of_tokens = returned[order.argsort()].view(tokens, per_token, hidden.shape[-1]) * weights.unsqueeze(-1)
-    return of_tokens.sum(1).to(hidden.dtype)
+    own = numbers.repeat_interleave(arriving.flatten(), output_size=len(received))
+    returned = _exchange(_computed(compute, experts, received, own), sizes[1], sizes[0], group)
+    return _combined(returned[order.argsort()].view(tokens, per_token, hidden.shape[-1]), weights).to(hidden.dtype)
+
+
+def _combined(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum (t, D) of the outputs (t, k, D) of each token's experts, by the router's weights (t, k), in float32.
+
+    One expert of every token is added at a time, so that there are no float32 copies of all outputs, forward or backward. Each
+    product is rounded before it is added, as without an expert mesh. `addcmul` would not round it.
+    """
+    mixed = torch.zeros_like(outputs[:, 0], dtype=torch.float32)
+    for output, weight in zip(outputs.unbind(1), weights.unbind(1), strict=True):
+        mixed = mixed + output * weight.unsqueeze(-1)
+    return mixed
 
 
 def _computed(compute: ComputeExperts, experts: _OwnExperts, received: Tensor, numbers: Tensor) -> Tensor:
