@@ -1,12 +1,16 @@
 """The paths through accelerators' kernels, by stand-ins that do their documented arithmetic. Hardware: `tests/gpu`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from qwen35_trainer.data.expert_choices import NO_CHOICE
 from qwen35_trainer.models.qwen3_5 import kernels
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.buckets import Split
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.shared_prompts import SharedPrompts
 from tests.models import kernels_stand_in
 from tests.models.test_forward import rows_of
 
@@ -27,6 +31,31 @@ def test_scores_and_gradients_are_those_without_kernels(make_model, tokens, monk
         results.append([scores.log_probs.detach(), *(p.grad for p in model.parameters())])
     for own, expected in zip(*results, strict=True):
         torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("sharing", [False, True], ids=["apart", "shared prompt"])
+def test_all_layers_give_their_kernels_the_same_boundaries(make_model, tokens, monkeypatch, sharing):
+    """flash-linear-attention remembers by object how it divides them into chunks, which it does on the host."""
+    seen: list[torch.Tensor] = []
+
+    def convolution(*tensors, cu_seqlens, **settings):
+        seen.append(cu_seqlens)
+        return kernels_stand_in.causal_conv1d(*tensors, cu_seqlens=cu_seqlens, **settings)
+
+    def delta_rule(*tensors, cu_seqlens, **settings):
+        seen.append(cu_seqlens)
+        return kernels_stand_in.chunk_gated_delta_rule(*tensors, cu_seqlens=cu_seqlens, **settings)
+
+    kernels_stand_in.install(monkeypatch, convolution=convolution, delta_rule=delta_rule)
+    sequences = [torch.cat((tokens(3), tokens(n, seed=n))) for n in (2, 4)]
+    inputs = ModelInput.of_text(sequences, packed=True, device="cpu")
+    if sharing:
+        inputs = inputs.sharing(SharedPrompts.of([3, 3], [5, 7], [0, 0]))
+    # With experts to replay, each layer has a layout of its own.
+    inputs = replace(inputs, choices=torch.full((*inputs.tokens.shape, 4, 2), NO_CHOICE, dtype=torch.int16))
+    adapt(make_model(experts=4))(inputs, torch.arange(5), tokens(5))
+    assert len(seen) == 3 * (3 if sharing else 2)
+    assert len({id(boundaries) for boundaries in seen}) == (3 if sharing else 1)
 
 
 @pytest.mark.parametrize("with_kernels", [False, True])

@@ -162,4 +162,12 @@ def _layout(model: HFModule, inputs: ModelInput, hidden: Tensor, context_group: 
     lengths = inputs.boundaries.diff().tolist()
     everywhere = kernels.has_delta_rule(hidden) and kernels.has_varlen_attention(hidden)
     split = None if everywhere else Split.of(lengths, hidden.device)
-    return SequenceLayout(cos, sin, inputs.boundaries, max(lengths), split, context_group)
+    return SequenceLayout(
+        cos,
+        sin,
+        inputs.boundaries,
+        max(lengths),
+        split,
+        context_group,
+        int64_boundaries=inputs.boundaries.long(),
+    )

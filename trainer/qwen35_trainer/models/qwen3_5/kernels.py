@@ -5,6 +5,9 @@
     gated delta rule   flash-linear-attention (`fla`)                             those that `fla` supports
     full attention     torch.nn.attention.varlen (FlashAttention within torch)    NVIDIA
 
+flash-linear-attention takes boundaries in int64, and divides them into chunks on the host. It remembers the result by the identity
+of the tensor, so all layers of a forward pass must pass the same object.
+
 All kernels are optional: without them, a packed row is split (`buckets.py`). Nothing in this file has run on an
 accelerator. The numeric check after loading (`packing.py`) detects wrong results.
 """
@@ -61,11 +64,10 @@ def convolution(x: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor
     """Compute the short convolution and silu (`convolution.convolve`) with flash-linear-attention.
 
     x: (n, L, C), n right-padded sequences of L tokens with C channels, or (1, T, C), a packed row of T tokens with
-    `boundaries`. filters: (C, width). The result has the shape of `x`.
+    `boundaries` (sequences + 1,) int64. filters: (C, width). The result has the shape of `x`.
     """
     fla = import_module("fla.modules.convolution")
-    cu_seqlens = None if boundaries is None else boundaries.long()
-    output: Tensor = fla.causal_conv1d(x.contiguous(), filters.contiguous(), activation="silu", cu_seqlens=cu_seqlens)[
+    output: Tensor = fla.causal_conv1d(x.contiguous(), filters.contiguous(), activation="silu", cu_seqlens=boundaries)[
         0
     ]
     return output
@@ -77,8 +79,8 @@ def delta_rule(
     """Compute the outputs of the gated delta rule (`delta_rule.chunked`) with flash-linear-attention.
 
     query, key: (n, L, G, K). value: (n, L, H, V). log_decay, beta: (n, L, H). G key heads of K channels, H ≥ G
-    value heads of V channels; n right-padded sequences of L tokens, or one packed row with `boundaries`.
-    Returns (n, L, H, V).
+    value heads of V channels; n right-padded sequences of L tokens, or one packed row with `boundaries`, (sequences + 1,)
+    int64. Returns (n, L, H, V).
     """
     fla = import_module("fla.ops.gated_delta_rule")
     output: Tensor = fla.chunk_gated_delta_rule(
@@ -88,7 +90,7 @@ def delta_rule(
         g=log_decay,
         beta=beta,
         use_qk_l2norm_in_kernel=True,
-        cu_seqlens=None if boundaries is None else boundaries.long(),
+        cu_seqlens=boundaries,
     )[0]
     return output
 
@@ -118,7 +120,7 @@ def delta_rule_from(
         initial_state=state,
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
-        cu_seqlens=boundaries.long(),
+        cu_seqlens=boundaries,
     )
     return output, last
 

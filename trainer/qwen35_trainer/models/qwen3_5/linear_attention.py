@@ -58,8 +58,8 @@ def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
     if layout.prompts is not None:
         output = _segments(layer, filters, layout.prompts, mixed, log_decay, beta)
     elif kernels.has_delta_rule(mixed):
-        query, key, value = _heads(layer, kernels.convolution(mixed, filters, layout.boundaries))
-        output = kernels.delta_rule(query, key, value, log_decay, beta, layout.boundaries)
+        query, key, value = _heads(layer, kernels.convolution(mixed, filters, layout.int64_boundaries))
+        output = kernels.delta_rule(query, key, value, log_decay, beta, layout.int64_boundaries)
     else:
         output = layout.apart(partial(_whole, layer, filters), mixed, log_decay, beta)
     output = output.to(hidden.dtype)
@@ -88,7 +88,7 @@ def _segments(
     windows = prompts.windows
     [inputs] = windows.cut(mixed)
     if kernels.has_delta_rule(mixed):
-        convolved = kernels.convolution(inputs, filters, windows.boundaries)
+        convolved = kernels.convolution(inputs, filters, windows.int64_boundaries)
     else:
         convolved = windows.split.apply(partial(convolution.convolve, filters=filters), (inputs,))
     tensors = (*_heads(layer, convolved.index_select(1, prompts.of_windows)), log_decay, beta)
@@ -104,7 +104,7 @@ def _delta_rule(row: CutRow, states: Tensor | None, *tensors: Tensor) -> tuple[T
     """
     query, key, value, log_decay, beta = own = row.cut(*tensors)
     if kernels.has_delta_rule(query):
-        return kernels.delta_rule_from(states, query, key, value, log_decay, beta, row.boundaries)
+        return kernels.delta_rule_from(states, query, key, value, log_decay, beta, row.int64_boundaries)
     return row.split.scan(_from_state, own, states)
 
 

@@ -45,6 +45,8 @@ class SequenceLayout:
     prompts: PromptLayout | None = None
     """The segments of a packed row in which segments continue a prompt. `boundaries` are then those of the segments, and mixers
     do not use `split`. None: every segment begins a sequence."""
+    int64_boundaries: Tensor | None = None
+    """`boundaries` in int64, for the kernels of linear attention (`kernels.py`)."""
 
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Apply `mix` so that no sequence affects the result of another one.

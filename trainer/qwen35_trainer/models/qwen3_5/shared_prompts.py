@@ -139,6 +139,11 @@ class CutRow:
         return torch.tensor([0, *self.lengths]).cumsum(0, dtype=torch.int32).to(self.places.device)
 
     @cached_property
+    def int64_boundaries(self) -> Tensor:
+        """The same in int64, for the kernels of linear attention (`kernels.py`)."""
+        return self.boundaries.long()
+
+    @cached_property
     def split(self) -> Split:
         return Split.of(self.lengths, self.places.device)
 
