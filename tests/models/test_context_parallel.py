@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,6 +79,11 @@ def test_padded_rows_grow_to_the_right():
     longer = padded(inputs, Group(2))
     assert longer.tokens.tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
     assert longer.boundaries is None
+
+
+def test_padding_changes_nothing_but_the_tokens():
+    inputs = replace(ModelInput.of_text([torch.tensor([1])], packed=False, device="cpu"), text_only=True)
+    assert padded(inputs, Group(2)).text_only
 
 
 def test_every_row_has_one_process_which_finds_it_in_its_own_tokens():

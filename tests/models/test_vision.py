@@ -1,6 +1,7 @@
 """Images and videos in the forward pass, against the library's."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +154,15 @@ def test_a_frozen_tower_runs_and_gets_no_gradient():
         assert seen
         assert all(p.grad is None for p in model.model.visual.parameters())
         assert model.model.language_model.embed_tokens.weight.grad is not None
+
+
+def test_a_tower_does_not_run_where_no_process_has_pictures():
+    model = ready(vision_language())
+    seen, tokens = calls(model.model.visual), text()
+    inputs = ModelInput.of_text([tokens], packed=False, device="cpu")
+    embedded = [vision.embed(model, replace(inputs, text_only=each)) for each in (True, False)]
+    assert len(seen) == 1
+    assert torch.equal(*embedded)
 
 
 class _Parked(nn.Module):

@@ -18,6 +18,7 @@ from qwen35_trainer.rollout.torch import TorchEngine
 from tests.distributed.masters import masters
 from tests.distributed.samples import batch_of, scenes_of
 from tests.models.scenes import vision_language
+from tests.models.test_vision import calls
 from tests.publications import published_by, received
 from tests.rollout.loading import load
 
@@ -193,6 +194,26 @@ def test_a_tower_that_no_picture_reaches_does_not_train(make_spec) -> None:
     moved = changed(engine, batch_of(3, seed=0, supervised=True))
     assert moved == {name for name in masters(engine) if not name.startswith("model.visual.")}
     assert len(engine._optimizers.parts[0].state) == len(moved)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("settings", [{}, ADAPTERS], ids=["all weights", "adapters"])
+def test_a_tower_that_no_picture_reaches_does_not_run_and_changes_no_bit(make_spec, tmp_path, settings) -> None:
+    supervised = {"mode": "SFT", "rollout": None, "rewards": None, "train.batch.microBatchSequences": 1}
+    spec = make_spec(supervised | settings | {"train.freeze": ["Vision"]})
+    resting, running = (FSDPEngine(Origin(vision_language), spec, CPU, pictures=each) for each in (False, True))
+    runs = [calls(engine._model.model.visual) for engine in (resting, running)]
+    for seed in range(2):
+        batch = batch_of(3, seed=seed, supervised=True)
+        assert resting.train(batch, [1e-2]) == running.train(batch, [1e-2])
+        assert resting.negative_log_likelihood(batch) == running.negative_log_likelihood(batch)
+    resting.save(tmp_path)
+    assert resting.saved(wait=True)
+    assert (len(runs[0]), len(runs[1])) == (0, 12)
+    weights = masters(running)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in masters(resting).items())
+    # Examples that are only scored may have pictures.
+    assert resting.negative_log_likelihood(scenes_of(0)) == running.negative_log_likelihood(scenes_of(0))
 
 
 @pytest.mark.usefixtures("alone")

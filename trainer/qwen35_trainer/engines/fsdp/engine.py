@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,9 @@ class FSDPEngine(UpdatingEngine):
     """One rank of FSDP2 training. It needs an initialised process group.
 
     origin: where the weights come from, the same on every rank. pictures: whether any rank's batches may contain
-    pictures; without pictures the vision tower does not train. Raises ValueError if degrees of parallelism, frozen
-    parts, adapters or router losses do not fit the model. Raises PackingInexact if packing changes the scores or
-    gradients of sequences.
+    pictures; without pictures the vision tower does not train, and runs only for scored batches that have some. Raises
+    ValueError if degrees of parallelism, frozen parts, adapters or router losses do not fit the model. Raises
+    PackingInexact if packing changes the scores or gradients of sequences.
     """
 
     _ranks: Ranks
@@ -202,7 +203,7 @@ class FSDPEngine(UpdatingEngine):
 
     def _micro_batch(self, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> MicroBatch:
         settings = self._spec.train.batch
-        return micro_batch(
+        micro = micro_batch(
             batch,
             offsets,
             samples,
@@ -211,3 +212,7 @@ class FSDPEngine(UpdatingEngine):
             share_prompts=settings.sharePrompts,
             device=self._device,
         )
+        # All ranks agree: a share of a batch has `pictures` if any sample of the whole batch has some. Examples that are only
+        # scored may have pictures in a training without pictures.
+        text_only = not self._pictures and batch.pictures is None
+        return replace(micro, inputs=replace(micro.inputs, text_only=text_only))

@@ -70,7 +70,15 @@ def padded(inputs: ModelInput, group: ProcessGroup) -> ModelInput:
     choices = inputs.choices
     if choices is not None:
         choices = F.pad(choices, (0, 0, 0, 0, 0, missing), value=NO_CHOICE)
-    return ModelInput(F.pad(inputs.tokens, (0, missing)), positions, boundaries, pictures, shared, choices)
+    return replace(
+        inputs,
+        tokens=F.pad(inputs.tokens, (0, missing)),
+        positions=positions,
+        boundaries=boundaries,
+        pictures=pictures,
+        shared=shared,
+        choices=choices,
+    )
 
 
 def local_tokens(x: Tensor, group: ProcessGroup) -> Tensor:

@@ -41,6 +41,9 @@ class ModelInput:
     choices: Tensor | None = None
     """(n, L, layers, k) or (1, T, layers, k) int16: experts that each layer computes for each token, NO_CHOICE (-1) where its
     router chooses; None: routers choose for all tokens."""
+    text_only: bool = False
+    """Whether no process of the group has pictures in this pass, and the vision tower does not train. The tower then does not
+    run. Otherwise it runs even without `pictures`, because other processes may have some."""
 
     @classmethod
     def of_text(cls, sequences: Sequence[Tensor], *, packed: bool, device: torch.device | str) -> ModelInput:

@@ -3,8 +3,9 @@
     tokens ─► embedding ───────────────────────────────────────────────────────┐
     patches (pixel_values): images, then videos ─► tower ─► features ─► at the placeholders ─► (n, L, D)
     no picture in the micro-batch: one blank picture ─► tower ─► features ─► not used, gradient 0
+    no picture on any rank, and the tower does not train (`ModelInput.text_only`): the tower does not run
 
-The tower runs exactly once per forward pass, for any number of pictures. Under FSDP, every use of a sharded module is a
+Otherwise the tower runs exactly once per forward pass, for any number of pictures. Under FSDP, every use of a sharded module is a
 collective of all ranks. If a rank without pictures skipped the tower, the other ranks would wait for this rank.
 Separate runs for images and for videos would have the same problem if ranks had different kinds of pictures.
 
@@ -54,8 +55,8 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
     Returns (n, L, D), n rows of L tokens with D channels. The features of pictures replace the embeddings of
     placeholders. A vision-language model without pictures runs the tower on a blank picture, so that all ranks of a
     process group run the same collectives. Loss and gradients are then exactly those of the text alone; the gradients
-    of the tower are 0, not None. Raises ValueError if a text model gets pictures, or if the numbers of placeholders
-    and features differ.
+    of the tower are 0, not None. With `inputs.text_only`, the tower does not run. Raises ValueError if a text model gets
+    pictures, or if the numbers of placeholders and features differ.
     """
     tower = getattr(model.model, "visual", None)
     if tower is None:
@@ -66,6 +67,8 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
             )
         return model.model.embed_tokens(inputs.tokens)
     embedded = model.model.language_model.embed_tokens(inputs.tokens)
+    if inputs.pictures is None and inputs.text_only:
+        return embedded
     if inputs.pictures is None:
         return _WithoutEffect.apply(embedded, tower(*_blank(tower.config, embedded)))  # type: ignore[no-untyped-call]
     return with_features(embedded, tower, inputs.pictures)
