@@ -20,6 +20,7 @@ from tests.patience import PATIENCE
 from .conftest import SMALL
 
 TEMPLATE = Path(__file__).parents[2] / "examples" / "tiny" / "chat.jinja"
+EXAMPLE = TEMPLATE.parents[1] / "tiny-sft-vision.yaml"
 HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
 
 
@@ -214,3 +215,24 @@ def test_replicas_read_pictures_also_if_only_held_out_prompts_have_some(prepared
     job, data = prepared(changes | {"data.validation": seen})
     assert (job.pictures, job.replicas_read_pictures) == (False, True)
     assert len(data.validation[0].pictures) == 1
+
+
+@pytest.mark.parametrize("engine", ["FSDP", "Megatron"])
+def test_pictures_of_held_out_examples_alone_are_for_fsdp(tmp_path, engine):
+    """Megatron's tower computes only if it trains."""
+    (tmp_path / "text.jsonl").write_text('{"prompt": "which?", "answer": "1"}\n' * 20)
+    folder = EXAMPLE.parent
+    train = {"name": "train", "files": {"paths": [str(tmp_path / "text.jsonl")]}}
+    changes = [f"train.engine={engine}", "train.batch.removePadding=false", f"data.train={json.dumps([train])}"]
+    manifest = load_manifest(EXAMPLE, changes)
+
+    def read():
+        return prepare(manifest, base=folder, folder=RunFolder(tmp_path / "out"), resume=None, started=0.0)
+
+    if engine == "FSDP":
+        assert not read()[0].pictures
+        return
+    with pytest.raises(
+        DataError, match=r"spec\.data\.validation: examples have pictures, and none of spec\.data\.train"
+    ):
+        read()

@@ -83,6 +83,13 @@ def prepare(
     validation = held_out_prompts[: spec.evaluation.maxPrompts]
     prompts, questions = _both(prompts_of, train, validation)
     examples, held_out = _both(examples_of, train, validation)
+    if spec.train.engine == "Megatron" and held_out.have_pictures and not examples.have_pictures:
+        raise DataError(
+            [
+                "spec.data.validation: examples have pictures, and none of spec.data.train has, so the Megatron engine does not compute "
+                "the vision tower. Remove the pictures from validation, or set train.engine to FSDP."
+            ]
+        )
     job = Job(
         manifest=manifest,
         base=base,
