@@ -49,7 +49,9 @@ logged() { # name, command
 lane() { logged "$1" python -u -m pytest "${@:2}"; } # name, arguments of pytest
 build_test_bed() { logged "test bed" set_up testbed && touch "$test_bed"; }
 has_test_bed() { # waits until it is built, or cannot be built
-    while kill -0 "$builder" 2>/dev/null; do kill -0 $$ && sleep 0.5 || return 1; done
+    until [[ -e $test_bed ]]; do
+        kill -0 "$builder" 2>/dev/null && kill -0 $$ && sleep 0.5 || break
+    done
     [[ -e $test_bed ]]
 }
 runtime_then_cluster() {

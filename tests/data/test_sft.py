@@ -45,6 +45,14 @@ def test_every_turn_of_the_assistant_trains_up_to_its_end_token() -> None:
     assert learned(example, using) == "2<|im_end|>4<|im_end|>"
 
 
+def test_a_turn_ends_with_the_token_that_the_template_writes_although_the_tokenizer_has_another_end() -> None:
+    """Folders of base models have such tokenizers."""
+    using = tokenizer(TEMPLATE)
+    using.eos_token = "<|endoftext|>"
+    [example] = encode_examples([Prompt("s/0", "s", "1+1", "2")], using, 200)
+    assert learned(example, using) == "2<|im_end|>"
+
+
 def test_an_answer_is_the_last_turn_of_the_conversation() -> None:
     using = tokenizer(TEMPLATE)
     text = Prompt("s/0", "s", "1+1", "2")

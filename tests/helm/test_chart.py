@@ -53,6 +53,7 @@ def test_everything_is_named_after_the_release_and_labelled_alike(render: Render
     [
         ("0.1.0+abc", "qwen35-operator-0.1.0_abc"),
         ("0.1.0+" + "a" * 40 + "-b", "qwen35-operator-0.1.0_" + "a" * 40),
+        ("0.1.0+" + "a" * 40 + ".b", "qwen35-operator-0.1.0_" + "a" * 40),
     ],
 )
 def test_the_label_of_the_chart_is_valid_although_its_version_has_build_metadata(
@@ -145,6 +146,16 @@ def test_the_platform_may_choose_the_pods_user(render: Render):
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def test_reused_values_of_a_release_without_the_pods_security_context_keep_its_user(render: Render):
+    """What `helm upgrade --reuse-values` gives."""
+    (reused,), (fresh,) = (of(render(*changes), "Deployment") for changes in (["podSecurityContext=null"], []))
+    assert (
+        reused["spec"]["template"]["spec"]["securityContext"]
+        == fresh["spec"]["template"]["spec"]["securityContext"]
+        != {}
+    )
 
 
 def test_the_pod_runs_on_nodes_for_which_there_is_an_image_unless_values_say_otherwise(render: Render):

@@ -190,13 +190,16 @@ def test_a_template_that_ends_turns_with_another_token_than_the_tokenizer_is_ref
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<|im_end|>\n{% endfor %}"
     check_end_of_turn(spec("Torch"), tokenizer, ())
     tokenizer.eos_token = "<|endoftext|>"
-    check_end_of_turn(spec("Torch"), tokenizer, (2,))  # generation_config.json has <|im_end|> too
+    supervised = spec("Torch").model_copy(update={"mode": "SFT"})
+    for each in (spec("Torch"), supervised):
+        check_end_of_turn(each, tokenizer, (2,))  # generation_config.json has <|im_end|> too
+    with pytest.raises(DataError, match="a response would continue after its turn"):
+        check_end_of_turn(supervised, tokenizer, ())
     with pytest.raises(DataError) as raised:
         check_end_of_turn(spec("Torch"), tokenizer, ())
     assert raised.value.problems == (
         "the chat template ends an assistant's turn with <|im_end|>, and the tokenizer's end token is <|endoftext|>: a "
-        "response would continue after its turn. Set eos_token to <|im_end|> in tokenizer_config.json and eos_token_id to "
-        "2 in generation_config.json of model, or let the template end an assistant's turn with <|endoftext|> "
+        "response would continue after its turn. Add 2 (<|im_end|>) to eos_token_id in generation_config.json of model, or let the template end an assistant's turn with <|endoftext|> "
         "(data.chatTemplate.file).",
     )
     tokenizer.chat_template = None

@@ -161,10 +161,9 @@ def ending(prepared, removed, tmp_path):
 def test_a_template_that_ends_turns_with_another_token_is_refused(ending, supervised):
     with pytest.raises(DataError) as raised:
         ending("<|endoftext|>", supervised=supervised)
-    problem = "the model would never learn to end a turn" if supervised else "a response would continue after its turn"
     assert raised.value.problems == (
         "the chat template ends an assistant's turn with <|endoftext|>, and the tokenizer's end token is <|im_end|>: "
-        f"{problem}. Let the template end an assistant's turn with <|im_end|> (data.chatTemplate.file).",
+        "a response would continue after its turn. Let the template end an assistant's turn with <|im_end|> (data.chatTemplate.file).",
     )
 
 

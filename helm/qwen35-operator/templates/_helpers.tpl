@@ -14,7 +14,7 @@ app.kubernetes.io/component: operator
 app.kubernetes.io/part-of: qwen35
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* A version may have build metadata, as Flux adds: 0.1.0+abc. Labels may not contain its plus sign. */}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." }}
 {{- end }}
 
 {{- define "operator.serviceAccount" -}}

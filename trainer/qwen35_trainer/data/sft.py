@@ -178,7 +178,9 @@ def _turn(index: int, messages: Sequence[ChatMessage], prompt: Prompt, encoder: 
     opened = encoder.render(messages[:index], prompt.tools, generation_prompt=True)
     through = encoder.render(messages[: index + 1], prompt.tools, generation_prompt=False)
     if not through.startswith(opened):
-        switch = "data.chatTemplate.thinking" if "reasoning_content" in messages[index] else "the template"
+        switch = "the template"
+        if "reasoning_content" in messages[index]:
+            switch = "data.chatTemplate.thinking, or remove the message's reasoning"
         raise EncodingError(
             f"message {index} does not begin with the chat template's start of an assistant's turn ({opened[-30:]!r}), so "
             f"that the model would never write it. Check {switch}."

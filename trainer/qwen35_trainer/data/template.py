@@ -163,9 +163,22 @@ class TemplateEncoder:
         The model writes the characters up to and including the last end token. Without an end token, it writes
         all characters.
         """
-        end = self.tokenizer.eos_token
+        end = self.end_token
         at = text.rfind(end) if end else -1
         return len(text) if at < 0 else at + len(str(end))
+
+    @cached_property
+    def end_token(self) -> str | None:
+        """The token with which the model ends a turn; None: there is none.
+
+        It is the end token of the tokenizer, unless the template ends a turn with another special token, as it does for
+        many base models: <|im_end|> instead of <|endoftext|>.
+        """
+        end, ending = self.tokenizer.eos_token, self.turn_ending
+        if ending is not None and not (end and end in ending):
+            special = [each.content for each in self.tokenizer.added_tokens_decoder.values() if each.special]
+            end = min((token for token in special if token in ending), key=ending.index, default=end)
+        return None if end is None else str(end)
 
     @cached_property
     def _empty_user_turn(self) -> str:

@@ -118,12 +118,14 @@ def micro_batch(
     *,
     packed: bool,
     share_prompts: bool = False,
+    with_patches: bool = True,
     device: torch.device,
 ) -> MicroBatch:
     """Build the micro-batch of `samples`, in one packed row or in padded rows.
 
     config: the configuration of the model, used for samples with pictures. share_prompts: whether the samples of a group
-    share the tokens of their prompt in the packed row.
+    share the tokens of their prompt in the packed row. with_patches: whether the input has the pictures, or only the positions that
+    follow from them.
 
     If `samples` is empty, the input is one placeholder token. If no token of the samples trains, one token is
     still scored. In both cases the mask excludes the token from the loss. The rank then runs the same collectives
@@ -137,7 +139,9 @@ def micro_batch(
     else:
         shared = _shared_prompts(batch, offsets, samples) if share_prompts else None
         inputs = _replaying(
-            _inputs(batch, offsets, samples, config, shared, packed=packed, device=device), batch, samples
+            _inputs(batch, offsets, samples, config, shared, packed=packed, with_patches=with_patches, device=device),
+            batch,
+            samples,
         )
         mask = responses.mask.numpy()
         row, column = (mask if mask.any() else np.arange(mask.size).reshape(mask.shape) == 0).nonzero()
@@ -183,6 +187,7 @@ def _inputs(
     shared: SharedPrompts | None,
     *,
     packed: bool,
+    with_patches: bool,
     device: torch.device,
 ) -> ModelInput:
     sequences, written = [], []
@@ -204,7 +209,16 @@ def _inputs(
             pictures.append(pictures[shared.leaders[i]])
         else:
             pictures.append(None if source is None else source.read())
-    return multimodal_input(sequences, pictures, config, written=written, shared=shared, packed=packed, device=device)
+    return multimodal_input(
+        sequences,
+        pictures,
+        config,
+        written=written,
+        shared=shared,
+        packed=packed,
+        with_patches=with_patches,
+        device=device,
+    )
 
 
 def _replaying(inputs: ModelInput, batch: TrainBatch, samples: NDArray[np.int64]) -> ModelInput:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.manifest.training import TrainingSpec
@@ -111,6 +112,12 @@ def state(shape: ModelSizes, devices: int) -> float:
     return shape.linear_layers * (4 * shape.linear_values * shape.linear_key_dim + inputs) / devices
 
 
+OTHER_BLOCKS: Final = frozenset(
+    ("compilation_config", "optimization_level", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "block_size")
+)
+"""Arguments of vLLM that change blocks of its cache or its CUDA graphs in ways that a plan does not know."""
+
+
 def graph_block(shape: ModelSizes, spec: TrainingSpec, cache_width: float) -> float | None:
     """Return the bytes of a block of vLLM's cache on one device; None if vLLM starts with any number of slots.
 
@@ -122,7 +129,7 @@ def graph_block(shape: ModelSizes, spec: TrainingSpec, cache_width: float) -> fl
     pool = spec.rollout
     if pool is None or pool.engine != "VLLM" or spec.accelerator.profile != "NVIDIA" or not shape.linear_layers:
         return None
-    if pool.vllm is not None and (pool.vllm.eager or "compilation_config" in pool.vllm.extraArguments):
+    if pool.vllm is not None and (pool.vllm.eager or OTHER_BLOCKS & pool.vllm.extraArguments.keys()):
         return None
     layers = min(shape.full_layers, shape.linear_layers)
     if layers == 0:

@@ -149,33 +149,31 @@ def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
 
 
 def check_end_of_turn(spec: TrainingSpec, tokenizer: PreTrainedTokenizerBase, stops: Collection[int]) -> None:
-    """Raise DataError if the chat template ends an assistant's turn without a token that ends a response.
+    """Raise DataError if the chat template ends an assistant's turn with a token that does not end a response.
 
-    SFT would not teach the model to end a turn, and a response would continue after its turn. For example, tokenizers
-    of base models have the end token <|endoftext|>, and a template that ends turns with <|im_end|>.
+    A response would continue after its turn. For example, tokenizers of base models have the end token <|endoftext|>, and a
+    template that ends turns with <|im_end|>.
 
-    stops: the tokens of `stop_tokens`. Responses end at them too, but SFT does not learn to end with them. A template
-    that writes no special token after a turn is refused in SFT only: in the other modes, the model chooses how to end.
+    stops: the tokens of `stop_tokens`, at which responses end too. A template that writes no special token after a turn is
+    refused in SFT only, which would not teach the model to end a turn; in the other modes, the model chooses how to end.
     """
-    ending = TemplateEncoder(tokenizer, spec.data.chatTemplate.thinking).turn_ending
-    supervised = spec.mode == "SFT"
-    end = tokenizer.eos_token
-    ends = {str(end)} if supervised else {str(end), *map(str, tokenizer.convert_ids_to_tokens(list(stops)))}
+    encoder = TemplateEncoder(tokenizer, spec.data.chatTemplate.thinking)
+    ending, end = encoder.turn_ending, str(tokenizer.eos_token)
+    ends = {end, *map(str, tokenizer.convert_ids_to_tokens(list(stops)))}
     if ending is None or any(token in ending for token in ends):
         return
-    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    written = min((token for token in special if token in ending), key=ending.index, default=None)
-    if written is None and not supervised:
+    written = encoder.end_token if encoder.end_token != end else None
+    if written is None and spec.mode != "SFT":
         return
     fixes: list[str] = []
     if written is not None and spec.model.source.path is not None:
-        fixes.append(
-            f"set eos_token to {written} in tokenizer_config.json and eos_token_id to {special[written]} in "
-            f"generation_config.json of {spec.model.source.path}"
-        )
+        number = tokenizer.convert_tokens_to_ids(written)
+        fixes.append(f"add {number} ({written}) to eos_token_id in generation_config.json of {spec.model.source.path}")
     fixes.append(f"let the template end an assistant's turn with {end} (data.chatTemplate.file)")
     choice = ", or ".join(fixes)
-    problem = "the model would never learn to end a turn" if supervised else "a response would continue after its turn"
+    problem = (
+        "the model would never learn to end a turn" if written is None else "a response would continue after its turn"
+    )
     raise DataError(
         [
             f"the chat template ends an assistant's turn with {written or 'no special token'}, and the tokenizer's end token is "

@@ -37,6 +37,7 @@ from qwen35_trainer.engines.megatron.layout import Layout
 from qwen35_trainer.engines.megatron.model import StageModel, build_stages
 from qwen35_trainer.engines.megatron.offload import GRADIENTS, REFERENCE, TRAINED, WEIGHTS, Offload
 from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, gradients_of, with_gradient_buffers
+from qwen35_trainer.engines.megatron.pictures import average_gradients
 from qwen35_trainer.engines.megatron.published_model import PublishedModel, Read
 from qwen35_trainer.engines.megatron.ranks import MegatronRanks
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses
@@ -253,7 +254,15 @@ class MegatronEngine(UpdatingEngine):
         def forward(batches: Iterator[NDArray[np.int64]], called: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
             samples = next(batches)
             stage = cast("StageModel", getattr(called, "module", called))  # without its gradient buffers
-            micro = micro_batch(batch, offsets, samples, self._model_config, packed=False, device=self._device)
+            micro = micro_batch(
+                batch,
+                offsets,
+                samples,
+                self._model_config,
+                packed=False,
+                with_patches=stage.embeds_pictures,
+                device=self._device,
+            )
             return called(**stage.inputs(micro)), lambda output: results(stage, micro, samples, output)
 
         schedule = get_forward_backward_func()
@@ -362,6 +371,9 @@ def _shapes(model: HFModule, origin: Origin, *, with_head: bool) -> dict[str, tu
 def _sum_gradients(stages: list[nn.Module], _tokens: object, **options: Any) -> None:  # noqa: ANN401  # megatron-core's
     """Sum the gradients over ranks at the end of a step. megatron-core would divide them by its count of tokens."""
     finalize_model_grads(stages, None, **options)
+    parts = [cast("StageModel", stage.module) for stage in stages]
+    towers = [part.visual for part in parts if part.reads_pictures and part.visual is not None]
+    average_gradients(towers, parallel_state.get_tensor_model_parallel_group())
 
 
 def _reader(origin: Origin, model: HFModule) -> Read:

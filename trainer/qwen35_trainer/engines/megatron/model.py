@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qwen35_trainer.data.expert_choices import NO_CHOICE
-from qwen35_trainer.engines.megatron import pictures, vocabulary_parallel
+from qwen35_trainer.engines.megatron import vocabulary_parallel
 from qwen35_trainer.engines.megatron.config import transformer_config
 from qwen35_trainer.engines.megatron.layers import head_layers, stage_layers
 from qwen35_trainer.engines.megatron.layout import Layout
+from qwen35_trainer.engines.megatron.pictures import PictureRotary, tower_of
 from qwen35_trainer.engines.megatron.router_losses import RouterLosses
 from qwen35_trainer.engines.megatron.router_replay import REPLAYED, LayerChoices
 from qwen35_trainer.engines.micro_batch import MicroBatch
@@ -62,13 +63,14 @@ class StageModel(GPTModel):
         **options: Any,  # noqa: ANN401  # megatron-core's
     ) -> Tensor:
         """Compute the stage. pictures: of the sequences, for a stage with a tower; for the other arguments, see `inputs`."""
-        if self._embeds_pictures:
+        if self.embeds_pictures:
             options["decoder_input"] = self._embedded(input_ids, position_ids, pictures)
         hidden: Tensor = super().forward(input_ids, position_ids, attention_mask, **options)
         return hidden
 
     @property
-    def _embeds_pictures(self) -> bool:
+    def embeds_pictures(self) -> bool:
+        """Whether the stage computes the features of pictures."""
         return self.reads_pictures and self.visual is not None
 
     def _embedded(self, input_ids: Tensor, position_ids: Tensor, pictures: Pictures | None) -> Tensor:
@@ -78,7 +80,8 @@ class StageModel(GPTModel):
             by_sequence = vision.with_features(embedded.transpose(0, 1), self.visual, pictures)
             embedded = by_sequence.transpose(0, 1).contiguous()  # what stages exchange has to be contiguous
         if self.config.sequence_parallel:
-            embedded = scatter_to_sequence_parallel_region(embedded, group=self.pg_collection.tp)
+            # A part would keep the whole in memory until the backward pass.
+            embedded = scatter_to_sequence_parallel_region(embedded, group=self.pg_collection.tp).clone()
         return embedded
 
     def _postprocess(
@@ -132,12 +135,12 @@ class StageModel(GPTModel):
         inputs: dict[str, Any] = {"input_ids": tokens, "position_ids": columns, "attention_mask": None}
         if self.reads_pictures:
             inputs["position_ids"] = F.pad(micro.inputs.positions[..., 1:].movedim(-1, 0), (0, padding))
-        if self._embeds_pictures:
+        if self.embeds_pictures:
             inputs["pictures"] = micro.inputs.pictures
         if self.masks_padding:
             mask = columns >= micro.lengths.unsqueeze(1)
             # megatron-core takes this rank's columns of the mask itself, but only where it embeds tokens.
-            embeds = self.pre_process and not self._embeds_pictures
+            embeds = self.pre_process and not self.embeds_pictures
             inputs["padding_mask"] = mask if embeds else self._of_rank(mask)
         if (choices := micro.inputs.choices) is not None:
             inputs["extra_block_kwargs"] = {REPLAYED: self._by_layer(choices, padding)}
@@ -256,7 +259,7 @@ def build_stages(
     for stage in stages:
         stage.head_is_detached = head is not None and head.detached
         if stage.pre_process:
-            stage.visual = pictures.tower_of(model, precision, trains=reads_pictures, recompute=recompute)
+            stage.visual = tower_of(model, precision, trains=reads_pictures, recompute=recompute)
     return stages
 
 
@@ -285,7 +288,7 @@ def _build_stage(
         vp_stage=virtual_stage,
     )
     if reads_pictures:
-        stage.rotary_pos_emb = pictures.PictureRotary(model)
+        stage.rotary_pos_emb = PictureRotary(model)
     stage.visual, stage.reads_pictures = None, reads_pictures
     stage.vocabulary = model.vocab_size
     stage.masks_padding = router_losses is not None

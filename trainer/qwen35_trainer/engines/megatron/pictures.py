@@ -6,16 +6,19 @@
 
 The tower is the one of transformers, as in the FSDP engine (`models/qwen3_5/vision.py`). Published towers have less than a billion
 parameters. They are not divided: each tensor-parallel rank of the first stage has a copy, and computes the features of all pictures
-of its share. All copies get the same gradients up to rounding, and megatron-core averages the gradients, so the copies stay equal.
+of its share. All copies get the same gradients up to rounding, which are averaged, so the copies stay equal.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from qwen35_trainer.models.qwen3_5 import HFModule, vision
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
@@ -39,8 +42,21 @@ def tower_of(model: HFModule, precision: torch.dtype, *, trains: bool, recompute
         tower.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for parameter in tower.parameters():
         parameter.requires_grad_(trains)
-        parameter.average_gradients_across_tp_domain = True
     return tower
+
+
+def average_gradients(towers: Iterable[HFModule], group: ProcessGroup) -> None:
+    """Average the gradients of vision towers over tensor-parallel ranks. Collective.
+
+    megatron-core can do this (`average_gradients_across_tp_domain`), but with all gradients in one more tensor, and by an operation
+    that HCCL lacks. group: the tensor-parallel ranks.
+    """
+    if group.size() == 1:
+        return
+    for tower in towers:
+        for parameter in tower.parameters():
+            dist.all_reduce(parameter.main_grad, group=group)
+            parameter.main_grad.div_(group.size())
 
 
 def sections(model: HFConfig) -> list[int]:

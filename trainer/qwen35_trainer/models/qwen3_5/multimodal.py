@@ -30,6 +30,7 @@ def multimodal_input(
     written: Sequence[Tensor] | None = None,
     shared: SharedPrompts | None = None,
     packed: bool,
+    with_patches: bool = True,
     device: torch.device | str,
 ) -> ModelInput:
     """Return the model input of sequences of token ids and their pictures.
@@ -42,6 +43,7 @@ def multimodal_input(
     shared: the sequences that share a prompt. The pictures of a shared prompt, which each of its sequences has, are read
       once; None: sequences share no prompt. It needs `packed`.
     packed: whether the sequences are packed into one row; otherwise they are padded.
+    with_patches: whether the result has the pictures; otherwise it has the positions that follow from them, and no pictures.
 
     Raises ValueError naming all sequences whose placeholders do not match their pictures.
     """
@@ -68,7 +70,7 @@ def multimodal_input(
     inputs = replace(
         text,
         positions=_joined(places, packed).to(device),
-        pictures=Pictures.of(read_once, _joined(types, packed), device),
+        pictures=Pictures.of(read_once, _joined(types, packed), device) if with_patches else None,
     )
     return inputs if shared is None else inputs.sharing(shared)
 

@@ -87,7 +87,8 @@ def with_features(embedded: Tensor, tower: HFModule, pictures: Pictures) -> Tens
     )
     types = F.pad(pictures.token_types, (0, embedded.shape[1] - pictures.token_types.shape[1]), value=TEXT)
     for kind, part in zip((IMAGE, VIDEO), features.to(embedded.dtype).split((images, videos)), strict=True):
-        embedded = embedded.masked_scatter((types == kind).unsqueeze(-1), part)
+        if len(part):  # masked_scatter needs nine bytes for each value of `embedded`
+            embedded = embedded.masked_scatter((types == kind).unsqueeze(-1), part)
     return embedded
 
 
