@@ -141,6 +141,19 @@ def test_a_placeholder_that_the_model_sampled_is_text_in_a_batch_too(model):
     assert batch.pictures.token_types.tolist() == [[0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]]
 
 
+def test_without_patches_the_positions_of_pictures_are_left(model):
+    """What later pipeline stages need."""
+    tokens, shown = show([3, (1, 4, 6), 2], 0)
+    whole, without = (
+        multimodal_input([tokens], [shown], model.config, packed=False, with_patches=with_patches, device="cpu")
+        for with_patches in (True, False)
+    )
+    assert whole.pictures is not None
+    assert without.pictures is None
+    assert torch.equal(without.positions, whole.positions)
+    assert not torch.equal(without.positions[..., 1], without.positions[..., 2])
+
+
 def test_every_sequence_whose_pictures_do_not_fit_is_named(model):
     tokens, shown = show([(1, 4, 4), 2])
     wrong = tokens[:3]
