@@ -133,7 +133,7 @@ class TemplateEncoder:
     def turn_ending(self) -> str | None:
         """Text that the template writes after the content of an assistant's turn.
 
-        None: there is no template, or it does not write the content of such a turn.
+        None: the tokenizer has no template, or the template does not write the content of such a turn.
         """
         if not self.has_template:
             return None

@@ -32,8 +32,8 @@ def limit_problems(shape: ModelSizes, spec: TrainingSpec) -> Iterator[Problem]:
 def context_problems(spec: TrainingSpec, positions: int | None) -> Iterator[Problem]:
     """Yield a problem if a prompt and its response can be longer than the model's positions, so that vLLM would not start.
 
-    positions: maximum number of tokens that the model's config.json allows; None: not known. There is no problem if the manifest makes
-    vLLM accept such a context: by an environment variable of its pods, or by another config.json in `hf_overrides`.
+    positions: maximum number of tokens that the model's config.json allows; None: not known. A manifest that makes vLLM
+    accept such a context, by an environment variable of its pods or by `hf_overrides`, has no such problem.
     """
     rollout, data = spec.rollout, spec.data
     if positions is None or rollout is None or rollout.engine != "VLLM":
