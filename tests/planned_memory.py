@@ -7,7 +7,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from tests.distributed.samples import batch_of_lengths, spec_of
 
-VOCABULARY, PROMPT, RESPONSE, SAMPLES = 1000, 40, 120, 8
+VOCABULARY, PROMPT, RESPONSE, SAMPLES = 1000, 40, 120, 4
 HEADS = {"attentionHeads": 4, "keyValueHeads": 2, "headDim": 32, "linearKeyHeads": 2, "linearHeadDim": 32}
 SIZES: dict[str, dict[str, Any]] = {
     "small": HEADS | {"hiddenSize": 96, "intermediateSize": 192, "linearValueHeads": 4, "layers": 4},

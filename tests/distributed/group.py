@@ -13,14 +13,15 @@ one has ended        is ended
 from __future__ import annotations
 
 import os
-import pickle
 import selectors
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from tests.distributed import wire
 from tests.forks.start import REPOSITORY, Process, start
 from tests.patience import PATIENCE
 
@@ -34,10 +35,13 @@ GRACE_SECONDS = 10.0
 
 
 class Group:
-    """`ranks` processes; started by the first job. module: what they run, `rank.py` or a module that calls its `main`."""
+    """`ranks` processes; started by the first job.
 
-    def __init__(self, ranks: int, module: str = "tests.distributed.rank") -> None:
-        self.ranks, self._module = ranks, module
+    module: what they run, `rank.py` or a module that calls its `main`. imported: what their fork server has imported for it.
+    """
+
+    def __init__(self, ranks: int, module: str = "tests.distributed.rank", imported: Sequence[str] = ()) -> None:
+        self.ranks, self._module, self._imported = ranks, module, imported
         self.processes: list[Process] = []
         self._results: list[int] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -96,9 +100,10 @@ class Group:
         self.processes, self._results, self._folder = [], [], None
 
     def _send(self, message: object) -> None:
+        octets = wire.dumps(message)
         for process in self.processes:
             assert process.stdin is not None
-            pickle.dump(message, process.stdin)
+            process.stdin.write(octets)
             process.stdin.flush()
 
     def _start(self) -> None:
@@ -107,9 +112,8 @@ class Group:
             reading, writing = os.pipe()
             arguments = ["-m", self._module, str(rank), str(self.ranks), self._folder.name, str(writing)]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            self.processes.append(
-                start(arguments, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment, cwd=REPOSITORY)
-            )
+            options = {"stdin": subprocess.PIPE, "pass_fds": (writing,), "env": environment, "cwd": REPOSITORY}
+            self.processes.append(start(arguments, imported=self._imported, **options))
             os.close(writing)
             self._results.append(reading)
 
@@ -117,7 +121,7 @@ class Group:
         pipe = self._results[rank]
         header = _exactly(pipe, 8)
         body = None if header is None else _exactly(pipe, int.from_bytes(header))
-        return ("lost", self._ended(rank), 0) if body is None else pickle.loads(body)
+        return ("lost", self._ended(rank), 0) if body is None else wire.loads(body)
 
     def _ended(self, rank: int) -> str:
         """A pipe is closed a moment before its process has an exit code."""

@@ -30,6 +30,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, load
+from tests.distributed import wire
 from tests.distributed.masters import masters
 from tests.distributed.whole import whole
 from tests.live_bytes import LiveBytes
@@ -248,7 +249,7 @@ def main(
             answer = ("done", jobs[job](**arguments))
         except (Exception, CheckpointException):  # noqa: BLE001  # CheckpointException is not an Exception; the test gets both
             answer = ("raised", traceback.format_exc())
-        body = pickle.dumps((*answer, threads))
+        body = wire.dumps((*answer, threads))
         with os.fdopen(os.dup(pipe), "wb") as out:
             out.write(len(body).to_bytes(8) + body)
         try:  # every rank has answered by the next message, so none is still making a connection that this one closes

@@ -72,9 +72,18 @@ WITH_PICTURES = (
     "2 processes, context parallel, packed",
     "4 processes, HSDP 2 × 2",
 )
+DENSE_WITH_PICTURES = ("2 processes, FSDP, packed", "4 processes, HSDP 2 × 2")
+SELDOM = [
+    *((layout, "MoE") for layout in WITH_PICTURES),
+    *((layout, "vision-language") for layout in WITH_PICTURES if layout not in DENSE_WITH_PICTURES),
+]
+"""In `make soak` only: the same layout trains experts in a vision-language model, whose tower is that of the dense one."""
 CASES = [
-    *((layout, kind) for layout in LAYOUTS for kind in TEXT),
-    *((layout, kind) for layout in WITH_PICTURES for kind in PICTURED),
+    pytest.param(*case, marks=[pytest.mark.soak] if case in SELDOM else [])
+    for case in (
+        *((layout, kind) for layout in LAYOUTS for kind in TEXT),
+        *((layout, kind) for layout in WITH_PICTURES for kind in PICTURED),
+    )
 ]
 
 

@@ -22,7 +22,7 @@ from tests.models.rounding import in_float64
 from tests.profiles import SOAK
 from tests.rollout.loading import load
 
-UPDATES, RATE = 20, 1e-6
+UPDATES, RATE = 5, 1e-6
 WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
     "BF16": ("BF16", {}),
     "FP32": ("FP32", {}),

@@ -173,25 +173,28 @@ class ForkServer:
         self._folder.cleanup()
 
 
-_servers: list[ForkServer] = []
+_servers: dict[tuple[str, ...], ForkServer] = {}
 
 
-def start(arguments: Sequence[str], *, forked: bool = FORKED, **options: Any) -> Process:
-    """A Python with `ARGUMENTS …`: a fork of this session's server, which the first one starts, or a real process.
+def start(
+    arguments: Sequence[str], *, forked: bool = FORKED, imported: Sequence[str] = (), **options: Any
+) -> Process:
+    """A Python with `ARGUMENTS …`: a fork of a server of this session, which the first one starts, or a real process.
 
-    options: of `ForkServer.start`, which are of subprocess.Popen too.
+    imported: what its server has imported after MODULES. options: of `ForkServer.start`, which are of subprocess.Popen too.
     """
     if not forked:
         return subprocess.Popen([sys.executable, *arguments], **options)
-    if not _servers:
-        _servers.append(ForkServer(MODULES))
-    return _servers[0].start(arguments, **options)
+    modules = (*MODULES, *imported)
+    if modules not in _servers:
+        _servers[modules] = ForkServer(modules)
+    return _servers[modules].start(arguments, **options)
 
 
 def stop() -> None:
-    """End the session's server, if there is one, and with it all forks."""
-    if _servers:
-        _servers.pop().stop()
+    """End the session's servers, if there are some, and with them all forks."""
+    while _servers:
+        _servers.popitem()[1].stop()
 
 
 def _number(file: Output, *, own: int) -> int:

@@ -13,7 +13,7 @@ def groups() -> Iterator[Callable[[int], Group]]:
     started: dict[int, Group] = {}
 
     def of(ranks: int) -> Group:
-        return started.setdefault(ranks, Group(ranks, "tests.engines.megatron.rank"))
+        return started.setdefault(ranks, Group(ranks, "tests.engines.megatron.rank", ["tests.engines.megatron.on_cpu"]))
 
     yield of
     for group in started.values():

@@ -6,7 +6,6 @@ Not the processes of `tests.distributed.rank`: on a CPU the engine changes torch
 import copy
 import gc
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -18,10 +17,7 @@ from unittest.mock import patch
 
 import torch
 
-from qwen35_trainer.engines.megatron import cpu
-
-warnings.filterwarnings("ignore", module=r"megatron\.")
-cpu.install()
+import tests.engines.megatron.on_cpu  # noqa: F401  # before megatron-core
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.backends import LocalSpecProvider  # noqa: E402

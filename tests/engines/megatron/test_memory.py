@@ -29,8 +29,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
             "offload": {"parameters": True, "gradients": True, "optimizer": True},
         },
     ),
-    "wide": ("wide", 1, {"micro": 8}),
-    "wide experts": ("wide experts", 1, {"micro": 8}),
+    "wide": ("wide", 1, {"micro": 4}),
+    "wide experts": ("wide experts", 1, {"micro": 4}),
     "float32": ("small", 2, {"precision": "FP32", "activationCheckpointing": True}),
 }
 

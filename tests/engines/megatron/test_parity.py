@@ -277,7 +277,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(groups: Callable[[int], G
 
 @pytest.mark.parametrize(
     ("kind", "layout", "train"),
-    [("dense", {"tensor": 2, "sequence": True}, {}), ("MoE", {"expert": 2}, OFFLOAD)],
+    [
+        pytest.param("dense", {"tensor": 2, "sequence": True}, {}, marks=pytest.mark.soak),
+        ("MoE", {"expert": 2}, OFFLOAD),
+    ],
     ids=["dense", "MoE, offload"],
 )
 def test_a_bfloat16_model_has_float32_decays_and_continues_exactly(

@@ -254,7 +254,14 @@ def test_a_neighbour_in_the_micro_batch_changes_no_prediction(groups: Callable[[
         assert torch.allclose(a, b, atol=1e-6) == (sample != 3)
 
 
-@pytest.mark.parametrize(("shape", "per_expert"), [(DENSE, False), (EXPERTS, False), (EXPERTS, True)])
+@pytest.mark.parametrize(
+    ("shape", "per_expert"),
+    [
+        (EXPERTS, True),
+        pytest.param(DENSE, False, marks=pytest.mark.soak),
+        pytest.param(EXPERTS, False, marks=pytest.mark.soak),
+    ],
+)
 def test_a_checkpoint_continues_in_another_layout_and_is_exported(
     groups: Callable[[int], Group], tmp_path: Path, shape: str, per_expert: bool
 ) -> None:
