@@ -15,7 +15,7 @@ from hypothesis import is_hypothesis_test, settings
 from tests.core_seconds import RESULTS, CoreSeconds
 from tests.forks import start as forks
 from tests.patience import PATIENCE
-from tests.profiles import ORDER, SHARE, SOAK
+from tests.profiles import ORDER, SHARE, SOAK, SOAK_SHARE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests marked `soak` in `make test`. ORDER, if set, shuffles the test files, and SHARE draws some of them.
 
-    Of a file that is not drawn, the tests marked `soak` and those with random examples run: the others repeat `make test`.
+    Of a file that is not drawn, tests with random examples run, and the tests marked `soak` that SOAK_SHARE draws: the others
+    repeat `make test`.
     """
     chosen = sorted({item.path for item in items})
     if ORDER is not None:
@@ -72,7 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_left_out(item: pytest.Item, *, drawn: bool) -> bool:
     is_marked = item.get_closest_marker("soak") is not None
-    return not drawn and not is_marked and not is_hypothesis_test(getattr(item, "obj", None)) if SOAK else is_marked
+    if not SOAK:
+        return is_marked
+    if drawn or is_hypothesis_test(getattr(item, "obj", None)):
+        return False
+    return not is_marked or random.Random(f"{ORDER} {item.nodeid}").random() >= SOAK_SHARE
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,8 +14,10 @@ FORKED = os.environ.get("QWEN35_TESTS_FORK", "0" if SOAK else "1") == "1"
 ORDER = os.environ.get("QWEN35_TESTS_ORDER")
 """Seed that shuffles the test files; None runs them by name. `make soak` sets it."""
 SHARE = float(os.environ.get("QWEN35_TESTS_SHARE", "1"))
-"""The part of the test files that a session of `make soak` draws by ORDER. Of the others, only the tests marked `soak` and those with
-random examples run."""
+"""The part of the test files that a session of `make soak` draws by ORDER. Of the others, tests with random examples run, and of those
+marked `soak` the part SOAK_SHARE."""
+SOAK_SHARE = float(os.environ.get("QWEN35_TESTS_SOAK_SHARE", "1"))
+"""The part of the tests marked `soak` that a session of `make soak` draws by ORDER, each on its own."""
 
 
 def examples(count: int) -> int:

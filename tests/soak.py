@@ -13,8 +13,9 @@ lanes, when nothing else runs.
 Every run has a seed, which is printed and repeats it: hypothesis draws its examples from it, and test files come in the order
 that it gives. Most tests of some kinds are tests of `make test`, run once more in another order or with other versions. Such a
 kind draws a part of its files, a sixth if the soak has 60 minutes and all from 360 on. Of the other files it runs the tests that
-are marked `soak` or have random examples. The fork server is off, so every process does its own imports. A kind that fails does
-not stop the others. The exit code is 1 when a run failed or a kind has no run.
+have random examples, and of those that are marked `soak` half if the soak has 60 minutes and all from 120 on, because they take
+hours together. The fork server is off, so every process does its own imports. A kind that fails does not stop the others. The exit
+code is 1 when a run failed or a kind has no run.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ OLD_VERSIONS_INTERPRETER = REPOSITORY / ".venv-oldest" / "bin" / "python"
 SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
 INSTALLED = "runtime/test_installed.py"
 MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
-MINUTES_OF_ALL = 360
-"""A soak of at least this length draws all files."""
+MINUTES_OF_ALL, MINUTES_OF_MARKED = 360, 120
+"""A soak of at least these lengths draws all files, and all tests that are marked `soak`."""
 
 
 class Lane(Enum):
@@ -67,7 +68,7 @@ class Kind:
     environment: Mapping[str, str] = field(default_factory=dict)
     interpreter: Path = Path(sys.executable)
     drawn: bool = False
-    """Whether a run draws a part of the files, because most tests are tests of `make test`."""
+    """Whether a run draws a part of the tests, because most of them are tests of `make test`."""
 
     def command(self, seed: int) -> list[str]:
         chosen = [f"tests/{name}" for name in self.tests]
@@ -87,7 +88,13 @@ def _that_wait() -> tuple[Kind, ...]:
     )
     return (
         Kind("parts of a real node killed", Lane.WAITING, ("cluster",)),
-        Kind("every write of every story", Lane.WAITING, ("controlplane",)),
+        Kind(
+            "every write of every story",
+            Lane.WAITING,
+            ("controlplane",),
+            environment={"QWEN35_TESTS_SOAK_SHARE": "1"},  # all of them
+            drawn=True,
+        ),
         Kind(
             "the oldest API server that the newest can emulate",
             Lane.WAITING,
@@ -156,9 +163,9 @@ def _alone() -> tuple[Kind, ...]:
     )
 
 
-def run(kind: Kind, seed: int, share: float) -> bool:
-    """Whether it passed. Prints the output, each line after the kind's lane. `share`: of the files, if the kind draws them."""
-    environment = os.environ | _settings(kind, seed, share)
+def run(kind: Kind, seed: int, minutes: float) -> bool:
+    """Whether it passed. Prints the output, each line after the kind's lane. minutes: of the soak."""
+    environment = os.environ | _settings(kind, seed, minutes)
     command = kind.command(seed)
     with subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -169,9 +176,11 @@ def run(kind: Kind, seed: int, share: float) -> bool:
     return process.returncode == 0
 
 
-def _settings(kind: Kind, seed: int, share: float) -> Mapping[str, str]:
+def _settings(kind: Kind, seed: int, minutes: float) -> Mapping[str, str]:
     own = {"QWEN35_TESTS": "soak", "QWEN35_TESTS_ORDER": str(seed), "OMP_NUM_THREADS": "1"}
-    return own | ({"QWEN35_TESTS_SHARE": f"{share:.2f}"} if kind.drawn else {}) | kind.environment
+    shares = {"QWEN35_TESTS_SHARE": MINUTES_OF_ALL, "QWEN35_TESTS_SOAK_SHARE": MINUTES_OF_MARKED}
+    drawn = {name: f"{min(1.0, minutes / all_of_them):.2f}" for name, all_of_them in shares.items()}
+    return own | (drawn if kind.drawn else {}) | kind.environment
 
 
 @dataclass(frozen=True)
@@ -208,15 +217,13 @@ class Turns:
             return next((kinds.pop() for kinds in self._remaining if kinds), None)
 
 
-def runs(lane: Iterator[Kind], seeds: Iterator[int], share: float) -> list[Ended]:
+def runs(lane: Iterator[Kind], seeds: Iterator[int], minutes: float) -> list[Ended]:
     """Run the kinds of a lane, one after the other."""
     ended = []
     for kind in lane:
         seed, started = next(seeds), time.monotonic()
-        print(
-            f"soak: {kind.name}, seed {seed}" + (f", share of the files {share:.2f}" if kind.drawn else ""), flush=True
-        )
-        ended.append(Ended(kind, seed, run(kind, seed, share), (time.monotonic() - started) / 60))
+        print(f"soak: {kind.name}, seed {seed}", flush=True)
+        ended.append(Ended(kind, seed, run(kind, seed, minutes), (time.monotonic() - started) / 60))
     return ended
 
 
@@ -240,15 +247,14 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [kind for kind in kinds() if not arguments.only or kind.name in arguments.only]
     until = time.monotonic() + 60 * arguments.minutes
-    share = min(1.0, arguments.minutes / MINUTES_OF_ALL)
     seeds = count(arguments.seed)  # next() of this counter is one step of the interpreter, so lanes may share it
     lanes = [[kind for kind in chosen if kind.lane is lane] for lane in Lane]
     *beside, alone = lanes
     turns = Turns(beside, until)
     with ThreadPoolExecutor() as threads:
-        parallel = threads.map(lambda lane: runs(turns.of(lane), seeds, share), range(len(beside)))
+        parallel = threads.map(lambda lane: runs(turns.of(lane), seeds, arguments.minutes), range(len(beside)))
         ended = [run for lane in parallel for run in lane]
-    ended += runs(iter(alone), seeds, share)
+    ended += runs(iter(alone), seeds, arguments.minutes)
     return report(chosen, ended)
 
 

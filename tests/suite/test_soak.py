@@ -83,7 +83,7 @@ def test_a_run_that_fails_is_reported_as_failed(
     for code, passed in ((0, True), (3, False)):
         command = [sys.executable, "-c", f"print('its output'); raise SystemExit({code})"]
         monkeypatch.setattr(soak.Kind, "command", lambda *_, command=command: command)
-        assert soak.run(kind_of(soak.Lane.ALONE, "one"), 1, 1.0) is passed
+        assert soak.run(kind_of(soak.Lane.ALONE, "one"), 1, 60) is passed
         assert "alone │ its output" in capsys.readouterr().out
 
 
@@ -103,7 +103,12 @@ def test_plain(): pass
 
 def collected(folder: Path, **settings: str) -> set[str]:
     """`file::test` of all tests that a session with these settings runs."""
-    names = {"share": "QWEN35_TESTS_SHARE", "seed": "QWEN35_TESTS_ORDER", "profile": "QWEN35_TESTS"}
+    names = {
+        "share": "QWEN35_TESTS_SHARE",
+        "of_marked": "QWEN35_TESTS_SOAK_SHARE",
+        "seed": "QWEN35_TESTS_ORDER",
+        "profile": "QWEN35_TESTS",
+    }
     environment = {name: value for name, value in os.environ.items() if name not in names.values()}
     environment |= {names[name]: value for name, value in settings.items()}
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-p", "tests.conftest"]
@@ -135,6 +140,17 @@ def test_a_share_draws_files_by_the_seed_and_keeps_marked_and_random_tests_of_al
     )
 
 
+def test_a_share_of_the_marked_tests_is_drawn_by_the_seed_and_random_tests_stay(files: Path) -> None:
+    everything = collected(files, profile="soak", seed="1", share="0")
+    marked = {test for test in everything if test.endswith("::test_marked")}
+    half = collected(files, profile="soak", seed="1", share="0", of_marked="0.5")
+    assert len(marked) == 60
+    assert everything - half <= marked
+    assert 20 <= len(everything - half) <= 40
+    assert half != collected(files, profile="soak", seed="2", share="0", of_marked="0.5")
+    assert half < collected(files, profile="soak", seed="1", share="0", of_marked="0.75"), "a longer soak adds tests"
+
+
 def test_make_test_leaves_out_what_is_marked_soak(files: Path) -> None:
     tests = collected(files, profile="test", seed="1")
     assert len(tests) == 120
@@ -144,14 +160,21 @@ def test_make_test_leaves_out_what_is_marked_soak(files: Path) -> None:
 def test_only_kinds_that_repeat_tests_of_make_test_get_a_share(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-c", "import os; print('share', os.environ.get('QWEN35_TESTS_SHARE'))"]
-    monkeypatch.setattr(soak.Kind, "command", lambda *_: command)
-    for drawn, printed in ((True, "share 0.17"), (False, "share None")):
-        assert soak.run(soak.Kind("one", soak.Lane.ALONE, ("suite",), drawn=drawn), 1, 60 / soak.MINUTES_OF_ALL)
+    program = "import os; print([os.environ.get(f'QWEN35_TESTS_{name}SHARE') for name in ('', 'SOAK_')])"
+    monkeypatch.setattr(soak.Kind, "command", lambda *_: [sys.executable, "-c", program])
+    for drawn, minutes, printed in (
+        (True, 60, "['0.17', '0.50']"),
+        (True, 150, "['0.42', '1.00']"),
+        (False, 60, "[None, None]"),
+    ):
+        assert soak.run(soak.Kind("one", soak.Lane.ALONE, ("suite",), drawn=drawn), 1, minutes)
         assert printed in capsys.readouterr().out
     assert {kind.name.split(",")[0] for kind in soak.kinds() if kind.drawn} == {
         "random examples",
         "runs",
         "all others",
         "the oldest vLLM",
+        "every write of every story",
     }
+    (stories,) = (kind for kind in soak.kinds() if kind.name == "every write of every story")
+    assert soak._settings(stories, 1, 60)["QWEN35_TESTS_SOAK_SHARE"] == "1", "each write of each of them"
