@@ -1,10 +1,17 @@
-"""Trainings of two sizes whose planned memory is compared with what the engines hold: specs, batches and plans."""
+"""Trainings of several sizes whose planned memory is compared with what the engines hold: specs, batches and plans."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from qwen35_trainer.catalog.model_sizes import ModelSizes
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
+from qwen35_trainer.models.qwen3_5.build_model import VISION_TOKENS
+from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
+from qwen35_trainer.planning.tower_activations import TowerActivations
 from tests.distributed.samples import batch_of_lengths, spec_of
 
 VOCABULARY, PROMPT, RESPONSE, SAMPLES = 1000, 40, 120, 4
@@ -28,6 +35,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "linearValueHeads": 4,
         "layers": 4,
         "vision": {"depth": 6, "heads": 4, "headDim": 32, "intermediateSize": 256},
+    },
+    # The activations of its tower are half of what it holds.
+    "tower": HEADS
+    | {
+        "hiddenSize": 32,
+        "intermediateSize": 64,
+        "linearValueHeads": 2,
+        "layers": 4,
+        "vision": {"depth": 8, "heads": 2, "headDim": 32, "intermediateSize": 160},
     },
     # The activations of their MLPs are most of what they hold, as in the published models with fused kernels.
     "wide": HEADS | {"hiddenSize": 64, "intermediateSize": 4096, "linearValueHeads": 4, "layers": 4},
@@ -65,9 +81,40 @@ def shape(size: str) -> ModelSizes:
     return ModelSizes.of_random(random, VOCABULARY)
 
 
+def batch_of_pictures() -> TrainBatch:
+    """As `batch`; every prompt is one picture."""
+    random = parsed(spec("tower", 1)).model.source.random
+    assert random is not None
+    tower = ModelSizes.of_random(random, VOCABULARY).vision
+    assert tower is not None
+    rows = 8
+    grid = np.array([[1, rows, PROMPT * tower.merged_patches // rows]])
+    shown = PictureArrays(
+        np.ones((int(grid.prod()), tower.patch_values), np.float32),
+        grid,
+        np.empty((0, 0), np.float32),
+        np.empty((0, 3), np.int64),
+    )
+    text = batch()
+    return replace(
+        text,
+        responses=np.maximum(text.responses, max(VISION_TOKENS.values()) + 1),
+        prompts=np.full(SAMPLES * PROMPT, VISION_TOKENS["image_token_id"], np.int32),
+        pictures=(shown,) * SAMPLES,
+    )
+
+
 def batch() -> TrainBatch:
     """Every sample has the maximum length, which the plan assumes."""
     return batch_of_lengths([(PROMPT, RESPONSE)] * SAMPLES)
+
+
+def of_tower(sizes: ModelSizes, spec: TrainingSpec) -> float:
+    """Planned bytes of the tower's activations."""
+    micro, recompute = MicroBatchSize.of(spec), spec.train.activationCheckpointing
+    width = 2 if spec.model.precision == "BF16" else 4
+    tower = TowerActivations.of(sizes, micro, width, pictures=True, recompute=recompute)
+    return tower.kept + tower.computed
 
 
 def assert_within(planned: float, counted: float) -> None:

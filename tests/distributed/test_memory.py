@@ -38,3 +38,24 @@ def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
     )
     assert_within(planned.device.total + planned.host, max(each["peak"] for each in counted))
     assert_within(planned.state + planned.host, max(each["state"] for each in counted))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("ranks", "train"),
+    [
+        (1, {"micro": 4}),
+        (2, {"micro": 2, "activationCheckpointing": True}),
+        (2, {"micro": 2, "parallelism": {"context": 2}}),
+    ],
+    ids=["one rank", "recomputed", "context parallel"],
+)
+def test_planned_memory_has_what_the_vision_tower_computes(groups, ranks: int, train: dict[str, Any]) -> None:
+    document = planned_memory.spec("tower", ranks, **train)
+    batch, vocabulary = planned_memory.batch_of_pictures(), planned_memory.VOCABULARY
+    counted = groups(ranks).run("memory", spec=document, batch=batch, vocabulary=vocabulary, pictured=True)
+    shape, spec = planned_memory.shape("tower"), planned_memory.parsed(document)
+    planned = fsdp_memory.rank_memory(shape, spec, "Torch", pictures=True)
+    computed = planned.device.total - planned.state
+    assert planned_memory.of_tower(shape, spec) > 0.2 * computed
+    assert_within(computed, max(each["peak"] - each["state"] for each in counted))

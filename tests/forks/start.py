@@ -176,9 +176,7 @@ class ForkServer:
 _servers: dict[tuple[str, ...], ForkServer] = {}
 
 
-def start(
-    arguments: Sequence[str], *, forked: bool = FORKED, imported: Sequence[str] = (), **options: Any
-) -> Process:
+def start(arguments: Sequence[str], *, forked: bool = FORKED, imported: Sequence[str] = (), **options: Any) -> Process:
     """A Python with `ARGUMENTS …`: a fork of a server of this session, which the first one starts, or a real process.
 
     imported: what its server has imported after MODULES. options: of `ForkServer.start`, which are of subprocess.Popen too.

@@ -25,6 +25,7 @@ def test_a_shared_prompt_counts_once_for_the_samples_of_its_group(sequences, cop
     own, shared = (size_of(4, batch | {"sharePrompts": share}) for share in (False, True))
     assert shared.tokens == own.tokens - 100 * copies == 149 * sequences - 100 * copies
     assert (shared.scored, shared.count, shared.length) == (own.scored, own.count, own.length)
+    assert (own.prompts, shared.prompts) == (100 * sequences, 100 * (sequences - copies))
 
 
 def test_a_token_budget_has_more_scored_tokens_if_prompts_are_shared() -> None:
@@ -33,4 +34,6 @@ def test_a_token_budget_has_more_scored_tokens_if_prompts_are_shared() -> None:
     assert own.tokens == shared.tokens == 300
     assert own.scored == pytest.approx(300 * 50 / 149)
     assert shared.scored == pytest.approx(300 * 50 / (100 / 4 + 49))
+    assert own.prompts == pytest.approx(300 * 100 / 149)
+    assert shared.prompts == pytest.approx(300 * 25 / (100 / 4 + 49))
     assert shared.count < own.count

@@ -17,43 +17,45 @@ from unittest.mock import patch
 
 import torch
 
+# isort: split
 import tests.engines.megatron.on_cpu  # noqa: F401  # before megatron-core
 
-from megatron.core import parallel_state  # noqa: E402
-from megatron.core.models.backends import LocalSpecProvider  # noqa: E402
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding  # noqa: E402
-from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
-from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
-from megatron.core.transformer.enums import AttnMaskType  # noqa: E402
-from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler  # noqa: E402
-from megatron.core.transformer.moe.router import TopKRouter  # noqa: E402
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher  # noqa: E402
+# isort: split
+from megatron.core import parallel_state
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
-from qwen35_trainer.engines import checkpoint_writer  # noqa: E402
-from qwen35_trainer.engines.fsdp.engine import FSDPEngine  # noqa: E402
-from qwen35_trainer.engines.megatron import engine as engines  # noqa: E402
-from qwen35_trainer.engines.megatron import grouped_step, layers, vocabulary_parallel  # noqa: E402
-from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers  # noqa: E402
-from qwen35_trainer.engines.megatron.config import transformer_config  # noqa: E402
-from qwen35_trainer.engines.megatron.engine import MegatronEngine  # noqa: E402
-from qwen35_trainer.engines.megatron.layout import Layout  # noqa: E402
-from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, copies_of, gradients_of  # noqa: E402
-from qwen35_trainer.engines.megatron.ranks import MegatronRanks  # noqa: E402
-from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses  # noqa: E402
-from qwen35_trainer.engines.micro_batch import Offsets  # noqa: E402
-from qwen35_trainer.engines.origin import Origin, origin  # noqa: E402
-from qwen35_trainer.engines.train_batch import TrainBatch  # noqa: E402
-from qwen35_trainer.engines.train_engine import UpdateMetrics  # noqa: E402
-from qwen35_trainer.manifest import TrainingSpec, parse_spec  # noqa: E402
-from qwen35_trainer.models.qwen3_5 import products  # noqa: E402
-from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build  # noqa: E402
-from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on  # noqa: E402
-from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering  # noqa: E402
-from tests.distributed.samples import spec_of  # noqa: E402
-from tests.engines.megatron.fused_adam import installed  # noqa: E402
-from tests.live_bytes import LiveBytes  # noqa: E402
-from tests.models.scenes import vision_language  # noqa: E402
-from tests.publications import published_by  # noqa: E402
+from qwen35_trainer.engines import checkpoint_writer
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+from qwen35_trainer.engines.megatron import engine as engines
+from qwen35_trainer.engines.megatron import grouped_step, layers, vocabulary_parallel
+from qwen35_trainer.engines.megatron.checkpoint import CheckpointDiffers
+from qwen35_trainer.engines.megatron.config import transformer_config
+from qwen35_trainer.engines.megatron.engine import MegatronEngine
+from qwen35_trainer.engines.megatron.layout import Layout
+from qwen35_trainer.engines.megatron.optimizer import WEIGHT, MegatronOptimizer, copies_of, gradients_of
+from qwen35_trainer.engines.megatron.ranks import MegatronRanks
+from qwen35_trainer.engines.megatron.router_losses import RouterLosses, RouterWithLosses
+from qwen35_trainer.engines.micro_batch import Offsets
+from qwen35_trainer.engines.origin import Origin, origin
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.manifest import TrainingSpec, parse_spec
+from qwen35_trainer.models.qwen3_5 import products
+from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
+from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on
+from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering
+from tests.distributed.samples import spec_of
+from tests.engines.megatron.fused_adam import installed
+from tests.live_bytes import LiveBytes
+from tests.models.scenes import vision_language
+from tests.publications import published_by
 
 
 def train(

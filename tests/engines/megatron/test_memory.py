@@ -67,6 +67,28 @@ def test_planned_memory_has_the_vision_tower(groups, parallelism: dict[str, int]
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("ranks", "train"),
+    [
+        (1, {"micro": 4}),
+        (2, {"micro": 1, "parallelism": {"pipeline": 2}}),
+        (2, {"micro": 1, "parallelism": {"pipeline": 2, "virtualPipeline": 2}, "activationCheckpointing": True}),
+    ],
+    ids=["one rank", "pipeline 2", "virtual 2, recomputed"],
+)
+def test_planned_memory_has_what_the_vision_tower_computes(groups, ranks: int, train: dict[str, Any]) -> None:
+    document = planned_memory.spec("tower", ranks, **train)
+    document["train"]["engine"] = "Megatron"
+    batch, vocabulary = planned_memory.batch_of_pictures(), planned_memory.VOCABULARY
+    counted = groups(ranks).run("memory", spec=document, batch=batch, vocabulary=vocabulary, pictures=True)
+    shape, spec = planned_memory.shape("tower"), planned_memory.parsed(document)
+    planned = megatron_memory.rank_memory(shape, spec, "Torch", on_cpu=True, pictures=True)
+    computed = planned.device.total - planned.state
+    assert planned_memory.of_tower(shape, spec) > 0.2 * computed
+    assert_within(computed, max(each["peak"] - each["state"] for each in counted))
+
+
+@pytest.mark.torch
 def test_a_save_holds_a_window_of_the_state_and_one_parameter(groups, tmp_path) -> None:
     """The whole state would be 12 bytes for each parameter. There are the tensors of the file that is written, those of the next
     window, and while a table is published its gathered values and a copy."""

@@ -16,8 +16,8 @@ Parameters, optimizer state and gradients are sharded over the ranks of a copy o
                       size as without it
     gradient sums     a float32 copy of the gradient of one FSDP unit for the reduce-scatter (`_fsdp_collectives.foreach_reduce`)
 
-The peak is at one of four moments: the backward pass of the head, the backward pass of a layer, the reduce-scatter of
-the tables' gradients at the end of the backward pass, or the optimizer step.
+The peak is at one of five moments: the backward pass of the head, the backward pass of a layer, that of the vision tower, the
+reduce-scatter of the tables' gradients at the end of the backward pass, or the optimizer step.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import activations, head_memory, parameters, pinned_memory
 from qwen35_trainer.planning.activations import Computation, Kernels
 from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
+from qwen35_trainer.planning.tower_activations import TowerActivations
 from qwen35_trainer.planning.train_memory import RankMemory, TrainMemory, largest
 
 
@@ -145,7 +146,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     """Return the memory of a rank of the FSDP engine, at its peak and between two updates.
 
     pictures: whether the data contain pictures. Without pictures the vision tower does not train, so it has
-    no gradients and no optimizer state.
+    no gradients, no optimizer state and no activations.
     """
     train, width = spec.train, 2 if spec.model.precision == "BF16" else 4
     sizes, ranks = _Sizes.of(shape, spec, pictures=pictures), spec.world_size // spec.train.parallelism.copies
@@ -170,6 +171,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     kept = stack - activations.backward_temporaries(shape, computation)
     if train.activationCheckpointing:
         kept -= activations.largest_layer(shape, computation)
+    tower = TowerActivations.of(shape, micro, width, pictures=pictures, recompute=train.activationCheckpointing)
     unit = sizes.layer + sizes.experts
     largest_unit = max(sizes.layer, sizes.experts)
     trained_unit = 0 if train.lora is not None else largest_unit
@@ -182,7 +184,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     candidates = {
         "backward pass of the head": held.with_parts(
             gathered=width * around_head,
-            activations=kept,
+            activations=kept + tower.kept,
             head=head_memory.fsdp(
                 shape.vocabulary,
                 shape.hidden,
@@ -194,7 +196,10 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         ),
         "backward pass of a layer": held.with_parts(
             gathered=width * around_layer + table + (4 + width) * trained_unit,
-            activations=stack,
+            activations=stack + tower.kept,
+        ),
+        "backward pass of the vision tower": held.with_parts(
+            gathered=width * sizes.outermost + table, activations=tower.kept + tower.computed
         ),
         "sum of the tables' gradients": state.with_parts(
             gradients=last, gathered=(width + 4 + 4 / ranks) * sizes.outermost_trained + 4 * trained_unit

@@ -34,6 +34,7 @@ from qwen35_trainer.planning import activations, head_memory, parameters
 from qwen35_trainer.planning.activations import Computation, Kernels
 from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
 from qwen35_trainer.planning.parameters import Parameters
+from qwen35_trainer.planning.tower_activations import TowerActivations
 from qwen35_trainer.planning.train_memory import RankMemory, TrainMemory, largest
 
 MOMENTS_BYTES = 8 * 2**27
@@ -158,17 +159,21 @@ def _stage_memory(
     computed += activations.largest_layer(shape, computation) if recompute else 0.0
     kept = (of_stage - computed) / virtual
     largest_matrix = 4 * shape.vocabulary * shape.hidden / cut.tensor if stage.is_first or stage.is_last else 0.0
-    moments = {"backward pass of a layer": state.with_parts(activations=computed + begun * kept)}
+    shown, of_pictures = _tower(shape, spec, stage, micro) if pictures and stage.is_first else (0.0, 0.0)
+    moments = {
+        "backward pass of a layer": state.with_parts(activations=computed + begun * kept + shown),
+        "backward pass of the vision tower": state.with_parts(activations=(begun - 1) * kept + shown + of_pictures),
+    }
     if on_cpu:
         moments["sum of gradients"] = state.with_parts(gradients=state.gradients)
     if stage.is_last:
         head = head_memory.megatron(shape.vocabulary, shape.hidden, cut.tensor, micro.scored, width)
         if with_head:  # the head for multi-token prediction adds to the gradient of the output layer
             head += largest_matrix * width / 4
-        moments["backward pass of the head"] = state.with_parts(activations=begun * kept, head=head)
+        moments["backward pass of the head"] = state.with_parts(activations=begun * kept + shown, head=head)
     if stage.is_first:
         moments["gradient of the table"] = state.with_parts(
-            activations=(begun - 1) * kept, head=largest_matrix * width / 4
+            activations=(begun - 1) * kept + shown, head=largest_matrix * width / 4
         )
     if not on_cpu:
         twice = width * max(dense, experts) / cut.virtualPipeline
@@ -188,6 +193,17 @@ def _stage_memory(
     without_gradients = state.total - gradients  # a sleeping rank drops them
     between = without_gradients if offload.gradients else state.total
     return RankMemory(peak, memory, host, between, parked=without_gradients - pinned)
+
+
+def _tower(shape: ModelSizes, spec: TrainingSpec, stage: Stage, micro: MicroBatchSize) -> tuple[float, float]:
+    """Return the bytes of the vision tower's activations that the first stage keeps, and of those in the tower's backward pass.
+
+    With virtual stages, the first of them computes two rounds of one micro-batch per stage before the first one comes back.
+    """
+    cut, width = spec.train.parallelism, 2 if spec.model.precision == "BF16" else 4
+    tower = TowerActivations.of(shape, micro, width, pictures=True, recompute=spec.train.activationCheckpointing)
+    begun = min(micro.count, stage.begun if cut.virtualPipeline == 1 else 2 * cut.pipeline - 1)
+    return tower.kept * begun, tower.computed
 
 
 def _joined_numbers(shape: ModelSizes, cut: ParallelismSpec, *, with_table: bool) -> float:

@@ -19,6 +19,8 @@ class MicroBatchSize:
     """Number of tokens whose logits are computed: those of responses."""
     count: int
     """Number of micro-batches that the rank computes in an update."""
+    prompts: float
+    """Number of tokens of prompts, with padding, on all context-parallel ranks together. A shared prompt counts once."""
 
     @classmethod
     def of(cls, spec: TrainingSpec) -> MicroBatchSize:
@@ -33,8 +35,10 @@ class MicroBatchSize:
             per_sample = length - data.maxPromptTokens * (sharing - 1) / sharing
             tokens = min(budget, per_sample * share)
             scored = tokens * data.maxResponseTokens / per_sample
-            return cls(tokens, length, scored, max(1, round(share * per_sample / budget)))
+            prompts = tokens * data.maxPromptTokens / sharing / per_sample
+            return cls(tokens, length, scored, max(1, round(share * per_sample / budget)), prompts)
         sequences = min(batch.microBatchSequences, share)
         copies = sequences - -(-sequences // group)
-        scored = sequences * data.maxResponseTokens
-        return cls(sequences * length - copies * data.maxPromptTokens, length, scored, -(-share // sequences))
+        scored, prompts = sequences * data.maxResponseTokens, (sequences - copies) * data.maxPromptTokens
+        tokens = sequences * length - copies * data.maxPromptTokens
+        return cls(tokens, length, scored, -(-share // sequences), prompts)
