@@ -13,6 +13,7 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,31 @@ async def test_results_arrive_as_they_were_returned(methods):
         assert np.array_equal(received, large * 2)
         small = await connection.call("double", large[:, :5])
         assert small.tolist() == (large[:, :5] * 2).tolist()
+
+
+@given(
+    sizes=st.lists(st.lists(st.sampled_from([0, 1, 7, 100, 65_535, 65_536, 200_000]), min_size=1), max_size=4),
+    reads=st.lists(st.sampled_from([1, 3, 20, 1_000, 65_536, 1 << 20]), min_size=1),
+)
+def test_frames_arrive_as_they_were_sent_however_many_bytes_each_read_returns(sizes, reads):
+    """Also several frames in one read, and a part in many."""
+    frames, received = worker_connection._Frames(lambda *frame: received.append(frame)), list[Any]()
+    frames.trust(frames._on_frame)
+    written = bytearray()
+    frames._transport = SimpleNamespace(
+        is_closing=lambda: False, writelines=lambda parts: written.extend(b"".join(parts))
+    )
+    sent = [[bytes([number + 1]) * size for size in each] for number, each in enumerate(sizes)]
+    for number, parts in enumerate(sent):
+        frames.send(number, parts)
+    at = turn = 0
+    while at < len(written):
+        memory = frames.get_buffer(-1)
+        count = min(len(memory), reads[turn % len(reads)] if turn < 500 else 1 << 20, len(written) - at)
+        memory[:count] = written[at : at + count]
+        frames.buffer_updated(count)
+        at, turn = at + count, turn + 1
+    assert [(number, [bytes(part) for part in parts]) for number, parts in received] == list(enumerate(sent))
 
 
 async def test_an_array_that_is_kept_keeps_nothing_else_of_its_message_in_memory(methods):

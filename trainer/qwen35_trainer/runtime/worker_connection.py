@@ -68,6 +68,11 @@ _HEADER = struct.Struct("<QIQ")
 The other parts follow.
 """
 _SIZE_BYTES = 8
+_ARRIVAL_BYTES = 64 * 1024
+"""Size of the memory into which a connection reads what may be several short parts, or several frames, at a time.
+
+Each read costs a turn of the event loop, and the header and the beginning of a frame are short.
+"""
 
 type ByteBuffer = bytes | bytearray | memoryview
 
@@ -256,9 +261,10 @@ class _Frames(asyncio.BufferedProtocol):
         self._on_frame, self._on_open, self._on_end = received, opened, ended
         self._limit = _MAX_PROOF_BYTES
         self._transport: asyncio.Transport | None = None
+        self._arrivals = _memory(_ARRIVAL_BYTES)  # what is read when the next part is shorter than this
         self._header = memoryview(bytearray(_HEADER.size))
         self._number = self._count = 0
-        self._rest = self._header  # the memory that is filled next, without what has arrived
+        self._rest = self._header  # the memory of the present part that is not filled yet
         self._beginning: memoryview | None = None  # of the present frame, once its header has arrived
         self._parts: list[memoryview] = []  # of the present frame, once its beginning has arrived
         self._missing: deque[memoryview] = deque()  # those parts that are filled after `_rest`
@@ -280,9 +286,9 @@ class _Frames(asyncio.BufferedProtocol):
         """Send a frame. Does nothing if the connection has ended."""
         if self._transport is None or self._transport.is_closing():
             return
-        sizes = np.array([len(part) for part in parts], "<u8")
-        header = _HEADER.pack(number, len(parts), sizes.nbytes + len(parts[0]))
-        self._transport.writelines([header + sizes.tobytes(), *parts])
+        sizes = struct.pack(f"<{len(parts)}Q", *map(len, parts))
+        header = _HEADER.pack(number, len(parts), len(sizes) + len(parts[0]))
+        self._transport.writelines([header + sizes, *parts])
 
     def close(self) -> None:
         if self._transport is not None:
@@ -306,9 +312,25 @@ class _Frames(asyncio.BufferedProtocol):
             self._on_end()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._rest
+        return self._rest if self._is_long else self._arrivals
 
     def buffer_updated(self, count: int) -> None:
+        if self._is_long:
+            self._fill(count)
+            return
+        arrived = self._arrivals[:count]
+        while len(arrived) and self.is_open:
+            copied = min(len(arrived), len(self._rest))
+            self._rest[:copied] = arrived[:copied]
+            arrived = arrived[copied:]
+            self._fill(copied)
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether what is missing of the present part is read to its place, and nothing else with it."""
+        return len(self._rest) >= _ARRIVAL_BYTES
+
+    def _fill(self, count: int) -> None:
         self._rest = self._rest[count:]
         if not len(self._rest):
             self._filled()
@@ -317,7 +339,7 @@ class _Frames(asyncio.BufferedProtocol):
         self._rest, self._beginning, self._parts, self._missing = self._header, None, [], deque()
 
     def _filled(self) -> None:
-        """Choose the memory that is filled after `_rest`, which is full, or pass the frame on if it is complete."""
+        """Choose the part that is filled next, because the present one is full, or pass the frame on if it is complete."""
         if self._beginning is None:
             self._number, self._count, size = _HEADER.unpack(self._header)
             if not 0 < self._count * _SIZE_BYTES <= size <= self._limit:
@@ -367,7 +389,7 @@ def _parts_in(beginning: memoryview, count: int, limit: int) -> list[memoryview]
     Returns None if the sizes do not fit the beginning or the limit.
     """
     start = count * _SIZE_BYTES
-    sizes = np.frombuffer(beginning[:start], "<u8").tolist()
+    sizes = struct.unpack(f"<{count}Q", beginning[:start])
     if start + sizes[0] != len(beginning) or start + sum(sizes) > limit:
         return None
     return [beginning[start:], *map(_memory, sizes[1:])]
