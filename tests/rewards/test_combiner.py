@@ -179,3 +179,14 @@ async def test_two_rewards_of_one_name_are_refused(build) -> None:
 @pytest.mark.parametrize(("kind", "needs"), [("Math", True), ("ExactMatch", True), ("Gym", False), ("Function", False)])
 def test_answers_are_needed_by_the_rewards_that_compare(kind: str, needs: bool) -> None:
     assert needs_answers([RewardSpec.model_validate({"type": kind})]) is needs
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([Score(0.0), Score(1.0), Score(0.5), ERROR]), min_size=2, max_size=2), max_size=20
+    )
+)
+def test_each_response_of_a_group_gets_what_it_would_get_alone(scores: list[list[Score]]) -> None:
+    terms = [term("a", 2.0), term("b", -1.0, on_error="Skip")]
+    alone = tuple(Combiner(terms).combined(PROMPT, each) for each in scores)
+    assert Combiner(terms).combined_group(PROMPT, scores) == alone

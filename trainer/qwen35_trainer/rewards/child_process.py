@@ -49,6 +49,11 @@ HEADER: Final = struct.Struct("<QI")
 ALIVE: Final = HEADER.pack(0, 0)
 """Heartbeat: a message with the number 0, which belongs to no call and shows that the process is alive."""
 MAX_REQUEST_BYTES: Final = 2**32 - 1
+SEND_BYTES: Final = 4 * 2**20
+"""Size of the kernel's memory for requests that the child has not received yet, as far as the system allows it.
+
+Whenever a part of it is free again, the event loop wakes up to send the next part of a request.
+"""
 REAP_SECONDS: Final = 10.0
 """Maximum wait for a killed process to end."""
 DEATH_SECONDS: Final = 1.0
@@ -149,6 +154,7 @@ class ChildProcess(asyncio.Protocol):
         """
         module, _, function = entry.partition(":")
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         with theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
             # -P: without the current folder on sys.path.

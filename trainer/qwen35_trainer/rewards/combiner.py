@@ -50,9 +50,11 @@ class Combiner:
     """Number of responses of the trial that are still to be scored; 0 once any reward has succeeded,
     or without a trial."""
     _first_error: str = field(init=False, default="")
+    _penalties: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._untried = self.trial
+        self._penalties = _penalties(self.terms)
 
     def combined(self, prompt: str, scores: Sequence[Score], *, in_trial: bool = True) -> CombinedScore:
         """Combine the scores of one response into its reward.
@@ -68,10 +70,27 @@ class Combiner:
         for term, score in zip(self.terms, scores, strict=True):
             if score.error is not None:
                 self._log(term.name, prompt, score)
-        scored = combine(prompt, self.terms, scores)
+        scored = _combined(prompt, self.terms, scores, self._penalties)
         if in_trial and self._untried:
             self._try(prompt, scored)
         return scored
+
+    def combined_group(
+        self, prompt: str, scores: Sequence[Sequence[Score]], *, in_trial: bool = True
+    ) -> tuple[CombinedScore, ...]:
+        """Combine the scores of each response of a group, as `combined` does.
+
+        Most rewards have few values. Responses with the same scores, and without an error, therefore share one object.
+        """
+        group, shared = list[CombinedScore](), dict[tuple[float | None, ...], CombinedScore]()
+        for each in scores:
+            values = tuple([score.value for score in each])
+            if (scored := shared.get(values)) is None:
+                scored = self.combined(prompt, each, in_trial=in_trial)
+                if not scored.errors:
+                    shared[values] = scored
+            group.append(scored)
+        return tuple(group)
 
     def _try(self, prompt: str, scored: CombinedScore) -> None:
         if len(scored.errors) < len(self.terms):
@@ -106,6 +125,16 @@ def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -
     The sum is None if a reward with `onError: Skip` has failed. prompt: id of the prompt. terms, scores: one per reward,
     in the same order. Raises RewardFailed if a reward with `onError: Fail` has failed.
     """
+    return _combined(prompt, terms, scores, _penalties(terms))
+
+
+def _penalties(terms: Sequence[RewardTerm]) -> frozenset[str]:
+    return frozenset(term.name for term in terms if term.weight <= 0)
+
+
+def _combined(
+    prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score], penalties: frozenset[str]
+) -> CombinedScore:
     values: dict[str, float] = {}
     errors: dict[str, str] = {}
     timeouts: frozenset[str] = frozenset()
@@ -125,7 +154,6 @@ def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -
         values[term.name] = value
         if total is not None:
             total += term.weight * value
-    penalties = frozenset(term.name for term in terms if term.weight <= 0)
     return CombinedScore(total, values, errors, timeouts, penalties)
 
 
@@ -142,7 +170,9 @@ class Failures:
 
     def add(self, prompt: str, scored: CombinedScore) -> None:
         """Count the calls for one response. prompt: id of the prompt. scored: combined score of the response."""
-        self.calls.update((scored.parts.keys() | scored.errors.keys()) - {GENERATION})  # no reward was called then
+        for name in scored.parts.keys() | scored.errors.keys() if scored.errors else scored.parts:
+            if name != GENERATION:  # no reward was called then
+                self.calls[name] += 1
         for name in scored.errors:
             counts = self.timeouts if name in scored.timeouts else self.errors
             counts[name] += 1

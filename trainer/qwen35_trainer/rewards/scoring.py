@@ -169,7 +169,7 @@ class Scoring:
         except RewardError as error:
             failed = Score.failed(error)
             scores = [[failed] * len(self._setup.terms)] * len(responses)
-        return tuple(self._combiner.combined(prompt.id, each, in_trial=in_trial) for each in scores)
+        return self._combiner.combined_group(prompt.id, scores, in_trial=in_trial)
 
     async def _scores(self, request: tuple[RequestPart, ...]) -> list[list[Score]]:
         """Send a group to a scoring process, and return the scores of each response.

@@ -132,17 +132,17 @@ def scores_message(scores: Sequence[Sequence[Score]]) -> bytes:
 
 def received_scores(reply: bytes) -> list[list[Score]]:
     """Decode a reply of `scores_message`: a list of scores for each response."""
-    return [[_score(plain) for plain in of_response] for of_response in json.loads(reply)]
+    return [
+        [_failed(*plain) if isinstance(plain, list) else Score(plain) for plain in of_response]
+        for of_response in json.loads(reply)
+    ]
 
 
 def _plain(score: Score) -> object:
     return score.value if score.error is None else [score.error, score.timed_out, score.details]
 
 
-def _score(plain: float | list[object]) -> Score:
-    if not isinstance(plain, list):
-        return Score(plain)
-    error, timed_out, details = plain
+def _failed(error: object, timed_out: object, details: object) -> Score:
     return Score(None, str(error), bool(timed_out), str(details))
 
 

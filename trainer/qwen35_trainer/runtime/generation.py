@@ -113,7 +113,7 @@ class _PendingGroup:
     @property
     def sequences(self) -> tuple[Completed, ...]:
         """All sequences of the group, in order of their index. The group must be complete."""
-        return tuple(self.completed[index] for index in range(self.samples))
+        return tuple([self.completed[index] for index in range(self.samples)])
 
 
 @dataclass(eq=False, slots=True)
@@ -479,7 +479,7 @@ class Generation:
             return  # discarded meanwhile
         # DAPO and verl compare what the task rewards, because lengths alone say nothing about the task.
         rewards = [score.value for score in scored if score.value is not None]
-        if rewards and all(len(sequence.tokens) for sequence in group.sequences):
+        if rewards and all(lengths):
             self.tell(on.GroupScored(number, signal=len(set(rewards)) > 1))
         else:
             errors = (score.first_error(group.prompt.prompt.id) for score in scores if score.errors)
@@ -491,7 +491,8 @@ class Generation:
         in_trial: whether the responses may belong to the trial: the first responses of a run, of which at least one
         must get a score.
         """
-        generated = [sequence for sequence in group.sequences if sequence.reason is not EndReason.ERROR]
+        sequences = group.sequences
+        generated = [sequence for sequence in sequences if sequence.reason is not EndReason.ERROR]
         responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in generated]
         scores: tuple[CombinedScore, ...] = ()
         if responses:
@@ -501,7 +502,7 @@ class Generation:
         by_name = {sequence.sequence: score for sequence, score in zip(generated, scores, strict=True)}
         return tuple(
             by_name.get(sequence.sequence) or CombinedScore(None, {}, {GENERATION: sequence.error})
-            for sequence in group.sequences
+            for sequence in sequences
         )
 
     def _log_failed(self, completed: Completed, prompt: EncodedPrompt) -> None:
