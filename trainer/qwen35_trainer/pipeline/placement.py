@@ -301,9 +301,10 @@ class Placement:
         """Remove a sequence from its replica, so that the slot is free."""
         assert sequence.replica is not None
         self._stragglers.discard(name)
-        if sequence.replica in self.lane:
+        pool = self.pool_of(sequence.replica)
+        if pool is self.lane:
             self._stragglers.reconsider_all()
-        self.pool_of(sequence.replica).remove_sequence(sequence.replica, name, sequence.tokens)
+        pool.remove_sequence(sequence.replica, name, sequence.tokens)
         if self._waiting.has_bound(sequence.replica):
             self._homes_with_slots[sequence.replica] = None
         sequence.replica = None
@@ -419,12 +420,12 @@ class Placement:
         waited since before the last publication never does.
         """
         group = self.groups[name[0]]
-        sequence, home = group.sequences[name[1]], self.pool.get(group.home)
-        queued = self._waiting.priority(name)
-        priority = self._priority(name) if queued is None else queued
+        home = self.pool.get(group.home)
         if home is None or home.is_closed or home.is_open or group.home_room < 1:
             return False
-        if sequence.tokens or priority < self._buffer.published:
+        queued = self._waiting.priority(name)
+        priority = self._priority(name) if queued is None else queued
+        if group.sequences[name[1]].tokens or priority < self._buffer.published:
             return False
         group.home_room -= 1
         self._waiting.add(name, priority, home.number)
@@ -435,7 +436,7 @@ class Placement:
         group = self.groups[name[0]]
         sequence = group.sequences[name[1]]
         self._waiting.remove(name)
-        self.pool_of(replica.number).add_sequence(replica, name, sequence.tokens)
+        (self.lane if replica.lane else self.pool).add_sequence(replica, name, sequence.tokens)
         sequence.replica, sequence.tokens_at_start = replica.number, sequence.tokens
         if sequence.tokens == 0 and replica.number == group.home:
             group.home_room -= 1
@@ -498,8 +499,10 @@ class Placement:
         born_before = None if sequence.tokens == 0 else sequence.born
         born = replica.version if born_before is None else min(born_before, replica.version)
         if born != sequence.born:
-            sequence.born = born
-            self._report_birth(number)
+            had_none, sequence.born = sequence.born is None, born
+            oldest = self.groups[number].oldest
+            if not (had_none and oldest is not None and oldest <= born):  # otherwise the group is as old as before
+                self._report_birth(number)
 
     def _report_birth(self, number: int) -> None:
         """Report the version of the group's oldest token to the buffer, which computes the group's deadline from it.
@@ -509,7 +512,8 @@ class Placement:
         group = self.groups[number]
         if not group.is_evaluation:
             born = [sequence.born for sequence in group.sequences if sequence.born is not None]
-            self._buffer.born(number, min(born, default=self._buffer.published))
+            group.oldest = min(born, default=None)
+            self._buffer.born(number, self._buffer.published if group.oldest is None else group.oldest)
 
     def _add_straggler(self, name: SequenceId) -> None:
         """Add a sequence that runs outside the lane to the stragglers, which are considered for the lane."""

@@ -62,6 +62,8 @@ class PlacedGroup:
     """
     home_room: int = 0
     """The number of the group's sequences that may still go to its home replica."""
+    oldest: int | None = None
+    """The minimum of the births of the sequences, as it was last reported to the buffer. None if no sequence has one."""
 
     @property
     def is_evaluation(self) -> bool:

@@ -294,8 +294,9 @@ class Generation:
                 lengths[name] = len(sequence.tokens)
         if lengths:
             self.tell(on.SequencesProgressed(lengths))
-        given_back = [name for name in (*report.taken, *report.finished) if self._given_back(name, replica.number)]
-        self._hand_over(given_back)
+        if self._taking:
+            ended_here = (*report.taken, *report.finished)
+            self._hand_over([name for name in ended_here if self._given_back(name, replica.number)])
         for trusted in self._refusals.take_trusted():
             self.tell(on.ReplicaTrusted(trusted))
         if (failure := self._refusals.failure(replica.number)) is not None:

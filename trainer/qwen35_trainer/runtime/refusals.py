@@ -45,6 +45,8 @@ class Refusals:
 
     def generated(self, name: SequenceId, replica: int) -> None:
         """Record that a replica has generated the first token of a sequence, or all of them."""
+        if not (self._first or self._faults or self._at_fault):
+            return  # hot: called twice for each sequence, and replicas rarely refuse one
         self._faults.pop(replica, None)
         self._at_fault.discard(replica)
         first = self._first.get(name)
@@ -53,8 +55,9 @@ class Refusals:
 
     def ended(self, name: SequenceId) -> None:
         """Drop a sequence that is complete, or whose group has left."""
-        self._settle(name)
-        self._first.pop(name, None)
+        if name in self._first:
+            self._settle(name)
+            del self._first[name]
 
     def lost(self, replica: int) -> None:
         """Drop a replica that is lost."""
