@@ -11,7 +11,7 @@ from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens
 from qwen35_trainer.rollout.version_runs import VersionRuns
-from qwen35_trainer.runtime.reported_tokens import Progress, TokenBlock
+from qwen35_trainer.runtime.reported_tokens import LONG_TOKENS, Progress, TokenBlock
 from qwen35_trainer.runtime.worker_connection import pack, unpack
 
 
@@ -88,6 +88,20 @@ def test_a_copy_does_not_keep_the_message_in_memory():
             (tokens.candidates.ids, block._candidates.ids),
         ):
             assert not np.shares_memory(own, of_block)
+
+
+@given(st.lists(st.sampled_from([0, 5, LONG_TOKENS - 1, LONG_TOKENS, LONG_TOKENS + 9]), max_size=5), st.booleans())
+def test_long_sequences_have_arrays_of_their_own_which_are_read_without_a_copy(lengths, truncated):
+    whole = {(0, index): drawn(length, index, truncated=truncated) for index, length in enumerate(lengths)}
+    pickled, arrays = pack(TokenBlock({name: [tokens] for name, tokens in whole.items()}))
+    block = unpack((pickled, arrays))
+    assert block.token_count == sum(lengths)
+    for (name, tokens), expected in zip(block.copies(), whole.values(), strict=True):
+        assert same(tokens, expected)
+        assert not tokens.ids.flags.writeable, name
+        assert not tokens.log_probs.flags.writeable, name
+        sources = [array.nbytes for array in arrays if np.shares_memory(array, tokens.ids)]
+        assert sources == ([8 * len(tokens)] if len(tokens) >= LONG_TOKENS else []), name
 
 
 def test_tokens_that_are_read_cannot_be_written():

@@ -210,8 +210,7 @@ class TrainingLoop:
                 f"no group finished within spec.async.stallSeconds {limit:g}: {missing.finished} of "
                 f"{missing.needed} are ready{due}. Raise it, or lower data.maxResponseTokens"
             ) from None
-        while not self.inbox.empty():
-            inputs.append(self.inbox.get_nowait())
+        inputs += [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
         if any(isinstance(each, _PROGRESS) for each in inputs):
             self._idle_since = asyncio.get_running_loop().time()
         return inputs

@@ -12,7 +12,7 @@ The experts that were chosen for the tokens are not here: `stored_choices.py`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,22 +22,34 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens
 from qwen35_trainer.rollout.version_runs import VersionRuns
 
+LONG_TOKENS = 8192
+"""Number of tokens of a sequence from which a block keeps them in an array of their own, which is not copied when they are read.
+
+Such an array has at least 64 KiB, so it stays out of the pickle and arrives in memory of its own (`worker_connection.py`).
+"""
+
 
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
-    """A mapping from sequences to tokens, in which the tokens of all sequences are stored in one array.
+    """A mapping from sequences to tokens, in which the tokens of all short sequences are stored in one array.
 
-    One array is cheaper than many, because each array in a pickle costs as much as a hundred tokens.
+    One array is cheaper than many, because each array in a pickle costs as much as a hundred tokens. The tokens of each long
+    sequence (LONG_TOKENS) have an array of their own.
     """
 
     def __init__(self, parts: Mapping[SequenceId, Sequence[GeneratedTokens]] = {}) -> None:
         """Join tokens into one block. parts: sequence → its tokens, in one or several pieces."""
         self._names = tuple(parts)
-        self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
+        lengths = np.array([sum(map(len, pieces)) for pieces in parts.values()], np.int64)
+        self._ends = np.cumsum(lengths)
         all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)
         assert all_tokens.choices is None, "chosen experts do not travel with the tokens"
-        self._data: NDArray[np.int32] = np.stack(  # (2, tokens): token ids, and the bits of log-probs
+        data: NDArray[np.int32] = np.stack(  # (2, tokens): token ids, and the bits of log-probs
             [all_tokens.ids, np.asarray(all_tokens.log_probs, np.float32).view(np.int32)]
         )
+        is_long = lengths >= LONG_TOKENS
+        long = zip(self._ends[is_long].tolist(), lengths[is_long].tolist(), strict=True)
+        self._long = [data[:, end - length : end].copy() for end, length in long] if len(parts) > 1 else []
+        self._data = data.compress(~np.repeat(is_long, lengths), axis=1) if self._long else data
         runs = [VersionRuns.join(piece.versions for piece in pieces).runs for pieces in parts.values()]
         self._runs = np.array([run for each in runs for run in each], np.int64).reshape(-1, 2)  # of all sequences
         self._run_ends = np.cumsum([len(each) for each in runs], dtype=np.int64)
@@ -61,28 +73,31 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
     @property
     def token_count(self) -> int:
         """The number of tokens of all sequences together."""
-        return int(self._data.shape[1])
+        return int(self._ends[-1]) if self._names else 0
 
     def copies(self) -> Iterator[tuple[SequenceId, GeneratedTokens]]:
-        """Yield each sequence with a copy of its tokens, in arrays that cannot be written.
+        """Yield each sequence with its tokens, in arrays that cannot be written and that keep no other tokens in memory.
 
-        The copies do not keep this block in memory.
+        The tokens of short sequences are copies.
         """
         if not self._names:
             return
         ids, log_probs = (memoryview(row) for row in self._data)  # slices of these take less time than slices of arrays
         runs = list(zip(*self._runs.T.tolist(), strict=True))
-        start = first = 0
+        long = iter(self._long)
+        start = first = read = 0  # read: tokens of `_data`
         for name, end, last in zip(self._names, self._ends.tolist(), self._run_ends.tolist(), strict=True):
-            yield (
-                name,
-                GeneratedTokens(
-                    np.frombuffer(ids[start:end].tobytes(), np.int32),
-                    np.frombuffer(log_probs[start:end].tobytes(), np.float32),
-                    VersionRuns(tuple(runs[first:last])),
-                    self._candidates_of(start, end),
-                ),
-            )
+            if end - start < LONG_TOKENS:
+                until = read + end - start
+                own_ids = np.frombuffer(ids[read:until].tobytes(), np.int32)
+                own_log_probs = np.frombuffer(log_probs[read:until].tobytes(), np.float32)
+                read = until
+            else:
+                own = next(long, self._data).view()  # `_data` is that of the only sequence
+                own.flags.writeable = False
+                own_ids, own_log_probs = own[0], own[1].view(np.float32)
+            versions = VersionRuns(tuple(runs[first:last]))
+            yield name, GeneratedTokens(own_ids, own_log_probs, versions, self._candidates_of(start, end))
             start, first = end, last
 
     def _candidates_of(self, start: int, end: int) -> Candidates | None:
@@ -109,7 +124,7 @@ class Progress:
         """Sequence → number of reports that were added before it began. In this order."""
 
     @property
-    def sequences(self) -> Collection[SequenceId]:
+    def sequences(self) -> KeysView[SequenceId]:
         """The sequences that have begun and not ended."""
         return self._began.keys()
 
