@@ -77,6 +77,7 @@ from qwen35_trainer.runtime.job import QUEUE_SHARE, coordinator_settings, replic
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
+from qwen35_trainer.runtime.process import collect_seldom
 from qwen35_trainer.runtime.replica_channel import EngineReport, LoadWeights, ReplicaChannel
 from qwen35_trainer.runtime.reported_tokens import TokenBlock
 from qwen35_trainer.runtime.response_samples import Sampler
@@ -451,6 +452,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[2_000, 32_000])
     arguments = parser.parse_args()
     reuse_freed_tensors()  # as in a driver
+    collect_seldom()
     gc.freeze()  # also as in a driver: garbage collection skips imported modules
     with tempfile.TemporaryDirectory(prefix="driver-") as folder:
         held = memory(64, 128, 32_000, Path(folder))

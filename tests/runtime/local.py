@@ -168,6 +168,7 @@ def _restored(running: LocalRunning) -> Iterator[None]:
         patch.setattr(process, "trim", lambda: None)
         patch.setattr(process, "return_freed_tensors", lambda: None)
         patch.setattr(driver, "reuse_freed_tensors", lambda: None)
+        patch.setattr(driver, "collect_seldom", lambda: None)
         patch.setattr(logging, "basicConfig", router.add)
         os.environ.update(ENVIRONMENT)
         root.addHandler(router)

@@ -48,7 +48,7 @@ from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.probe_schedule import ProbeSchedule
-from qwen35_trainer.runtime.process import Process, starting
+from qwen35_trainer.runtime.process import Process, collect_seldom, starting
 from qwen35_trainer.runtime.replica_node import NodeActors, ReplicaNode
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
@@ -132,6 +132,7 @@ class Driver(Process):
     def __init__(self, job: Job, data: Sequence[ray.ObjectRef[RunData]]) -> None:
         super().__init__("driver", job.folder.logs)
         reuse_freed_tensors()  # the tokens of the next reports and batches need the same sizes
+        collect_seldom()
         self._job = job
         (self._data,) = data  # in a sequence, because Ray would fetch a bare reference before this starts
         self._stop = asyncio.Event()

@@ -35,6 +35,8 @@ from qwen35_trainer.rollout.vllm_environment import VARIABLES
 if TYPE_CHECKING:
     from qwen35_trainer.manifest import TrainingSpec
 
+COLLECTED_OBJECTS = 10_000
+"""Number of new objects after which garbage collection looks at them in a driver. Python's default is 700."""
 MMAP_THRESHOLD_BYTES = 2**20
 """Minimum size, in bytes, of an allocation whose memory returns to the system as soon as it is freed."""
 _M_MMAP_THRESHOLD = -3
@@ -117,6 +119,15 @@ def starting() -> Iterator[None]:
             gc.freeze()
             gc.enable()
             trim()
+
+
+def collect_seldom() -> None:
+    """Let garbage collection wait until there are COLLECTED_OBJECTS new objects.
+
+    A driver has many objects for each sequence, and nearly all of them are freed without garbage collection when the
+    sequence has trained. Seldom means that most of them are gone before a collection looks at them.
+    """
+    gc.set_threshold(COLLECTED_OBJECTS, *gc.get_threshold()[1:])
 
 
 def own_address() -> str:
