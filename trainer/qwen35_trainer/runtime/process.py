@@ -64,6 +64,8 @@ def set_environment(*, in_cluster: bool) -> None:
     if not in_cluster:
         # With Ray's default of 15, workers would yield to every other process on a shared machine.
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray spells it so
+        # Under `uv run`, Ray would start each worker by `uv run` in a copy of the folder. Workers use this Python instead.
+        os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
         defaults |= {"RAY_AUTH_MODE": "token"} | INLINE_ANSWERS  # the first is Ray's default for a local Ray
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

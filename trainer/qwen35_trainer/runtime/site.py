@@ -38,6 +38,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
 from qwen35_trainer.manifest import ParallelismSpec
 from qwen35_trainer.runtime.job import Job
+from qwen35_trainer.runtime.local_node import only_needed_services
 
 type ActorPoolName = Literal["rollout", "train"]
 
@@ -75,14 +76,15 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
 def _start() -> None:
     """Start Ray on this machine, with at most MAX_RAY_STARTS tries if Ray's node does not start in time.
 
-    Before the next try, the processes of the failed one are killed. Ray allows a node 30 seconds to start
-    (ray/_private/node.py, 2.60.0), and gives the node's agents less time. The agents import many modules, which takes
-    longer on a busy machine or right after Ray was installed. At a second start the modules are compiled and cached.
+    The node has only the services that a run uses (local_node.py). Before the next try, the processes of the failed one
+    are killed. Ray allows a node 30 seconds to start (ray/_private/node.py, 2.60.0), which is too little on a very busy
+    machine or right after Ray was installed. At a second start the modules are compiled and cached.
     Raises Ray's exception if the last try fails, or if a try fails for another reason.
     """
     for start in range(1, MAX_RAY_STARTS + 1):
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            with only_needed_services():
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises a bare Exception here
             if RAY_TIMEOUT_TEXT not in str(error) or start == MAX_RAY_STARTS:
                 raise

@@ -1,0 +1,76 @@
+"""Which processes Ray starts for a run on this machine."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from qwen35_trainer.runtime import agent_stand_in
+from qwen35_trainer.runtime.local_node import (
+    DASHBOARD_AGENT,
+    RUNTIME_ENV_AGENT,
+    STAND_IN,
+    unused_agents,
+    with_stand_ins,
+)
+from tests.patience import PATIENCE
+
+STARTED = """
+import psutil
+from qwen35_trainer.runtime.process import set_environment
+set_environment(in_cluster=False)
+from qwen35_trainer.runtime.site import connected
+with connected(in_cluster=False):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Worker:
+        def processes(self):
+            raylet = psutil.Process().parent()
+            return [" ".join(process.cmdline()[:3]) for process in [*raylet.parent().children(), *raylet.children()]]
+
+    print(*ray.get(Worker.remote().processes.remote()), sep="\\n")
+"""
+WORKER = "default_worker.py"
+NEEDED = ("gcs_server", "raylet/raylet", STAND_IN.name, "ray::", WORKER)
+"""A part of the command of each process that a run needs. A worker has a title of its own after it has started."""
+
+
+def test_ray_starts_nothing_that_a_run_on_this_machine_does_not_use(tmp_path):
+    """With Ray's own services there were five processes more, each of which imported Ray."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kinds = [next((part for part in NEEDED if part in line), line) for line in done.stdout.splitlines()]
+    assert {*kinds} - {WORKER} == {*NEEDED} - {WORKER}
+    assert kinds.count(STAND_IN.name) == 2, "one for each agent that the raylet requires"
+
+
+def test_only_the_commands_of_agents_are_replaced():
+    command = ["raylet", "--head", f"{DASHBOARD_AGENT}python agent.py --head", f"{RUNTIME_ENV_AGENT}python main.py"]
+    replaced = with_stand_ins(command, (DASHBOARD_AGENT,))
+    assert replaced == [*command[:2], f"{DASHBOARD_AGENT}{sys.executable} -IS {STAND_IN}", command[3]]
+
+
+@pytest.mark.parametrize("variable", ["RAY_RUNTIME_ENV_HOOK", "RAY_JOB_CONFIG_JSON_ENV_VAR"])
+def test_who_sets_a_runtime_environment_gets_rays_agent_for_it(monkeypatch, variable):
+    for name in ("RAY_RUNTIME_ENV_HOOK", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        monkeypatch.delenv(name, raising=False)
+    assert unused_agents() == (DASHBOARD_AGENT, RUNTIME_ENV_AGENT)
+    monkeypatch.setenv(variable, "{}")
+    assert unused_agents() == (DASHBOARD_AGENT,)
+
+
+def test_a_stand_in_ends_with_the_process_that_started_it(eventually):
+    assert agent_stand_in.RAYLET_CHECK_SECONDS <= 1
+    starting = (
+        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-IS', {str(STAND_IN)!r}]); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", starting]) as raylet:
+        eventually(lambda: psutil.Process(raylet.pid).children(), "the stand-in")
+        (stand_in,) = psutil.Process(raylet.pid).children()
+        eventually(lambda: STAND_IN.name in " ".join(stand_in.cmdline()), "its program")
+        raylet.kill()
+    eventually(lambda: not stand_in.is_running() or stand_in.status() == psutil.STATUS_ZOMBIE, "its end")

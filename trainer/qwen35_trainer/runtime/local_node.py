@@ -1,0 +1,104 @@
+"""Ray's node of a run on this machine, without the services that such a run does not use.
+
+    ray.init ─► LocalNode ─► gcs_server, raylet ─► workers
+                                           └─────► stand-ins for its two agents (agent_stand_in.py)
+
+left out                   serves                                     in a run on this machine
+API server                 the dashboard, usage statistics            both are off
+monitor                    the autoscaler                             there is one node
+log monitor                output of the workers, for the command     workers have log files in the run's folder
+dashboard agent            metrics and logs of the node, jobs         no process reads them
+runtime environment agent  packages and variables of single workers   workers inherit the command's environment
+
+Each of these five processes imports Ray. Together they take as long as importing torch, and `ray.init` waits for three of
+them. Ray has no options to leave them out. The raylet ends if an agent is missing, so a stand-in runs in its place, and
+the file with its port says that the service is not available. Ray itself writes such files when it is installed without
+the packages of its dashboard.
+
+This module replaces private methods of Ray, and changes private arguments, so it belongs to the pinned version of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from ray._private import node, services, utils
+from ray._private.ray_constants import RAY_RUNTIME_ENV_HOOK
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+from ray._raylet import (
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    RUNTIME_ENV_AGENT_PORT_NAME,
+    persist_port,
+)
+
+DASHBOARD_AGENT, RUNTIME_ENV_AGENT = "--dashboard_agent_command=", "--runtime_env_agent_command="
+"""Arguments of the raylet: the commands of its agents."""
+PORTS = {
+    DASHBOARD_AGENT: (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME),
+    RUNTIME_ENV_AGENT: (RUNTIME_ENV_AGENT_PORT_NAME,),
+}
+"""Argument of an agent's command → names of the ports for which the raylet waits until the agent has written them."""
+NOT_AVAILABLE = -1
+"""The port of a service that does not run."""
+STAND_IN = Path(__file__).with_name("agent_stand_in.py")
+
+
+class LocalNode(node.Node):  # type: ignore[misc]  # Ray is untyped
+    """A node that starts only what a run on this machine needs."""
+
+    def start_api_server(self, **_: object) -> None:
+        """Do not start it. The empty address means that there is none."""
+        self._webui_url = ""
+
+    def start_monitor(self) -> None:
+        """Do not start it."""
+
+    def start_log_monitor(self) -> None:
+        """Do not start it."""
+
+    def start_raylet(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401  # Ray is untyped
+        agents = unused_agents()
+        for port in (port for agent in agents for port in PORTS[agent]):
+            persist_port(self._session_dir, self._node_id, port, NOT_AVAILABLE)
+        start = services.start_ray_process
+
+        def start_with_stand_ins(command: list[str], *others: Any, **more: Any) -> Any:  # noqa: ANN401  # as above
+            return start(with_stand_ins(command, agents), *others, **more)
+
+        with patch.object(services, "start_ray_process", start_with_stand_ins):
+            super().start_raylet(*arguments, **options)
+
+
+@contextmanager
+def only_needed_services() -> Iterator[None]:
+    """Context manager: let `ray.init` start a LocalNode in the body."""
+    # The answer only decides how the agents and the API server start, and takes half a second.
+    without_question = patch.object(utils, "get_dashboard_dependency_error", lambda: None)
+    with patch.object(node, "Node", LocalNode), without_question:
+        yield
+
+
+def unused_agents() -> tuple[str, ...]:
+    """Return the arguments of the raylet with the commands of those agents that the run does not use.
+
+    A runtime environment can only come from Ray's variables for it, if the user has set them.
+    """
+    has_environment = bool({RAY_RUNTIME_ENV_HOOK, RAY_JOB_CONFIG_JSON_ENV_VAR} & os.environ.keys())
+    return (DASHBOARD_AGENT,) if has_environment else (DASHBOARD_AGENT, RUNTIME_ENV_AGENT)
+
+
+def with_stand_ins(command: list[str], agents: tuple[str, ...]) -> list[str]:
+    """Return the raylet's command with stand-ins in place of the agents."""
+    stand_in = subprocess.list2cmdline([sys.executable, "-IS", str(STAND_IN)])
+    return [
+        next((f"{agent}{stand_in}" for agent in agents if argument.startswith(agent)), argument) for argument in command
+    ]
