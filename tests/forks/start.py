@@ -34,22 +34,50 @@ MODULES = [
     "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe",
     "transformers.tokenization_utils_fast",
     "aiohttp",
+    "fsspec",
+    "google.protobuf.internal.builder",
+    "google.protobuf.text_format",
+    "jsonschema",
     "plotly.graph_objects",
+    "pydantic.v1.dataclasses",
+    "requests",
     "rich.console",
     "typer",
+    "qwen35_trainer.commands",
     "qwen35_trainer.data.prompt_set",
+    "qwen35_trainer.engines.create_engine",
     "qwen35_trainer.engines.fsdp.engine",
     "qwen35_trainer.engines.origin",
     "qwen35_trainer.models.qwen3_5.build_model",
     "qwen35_trainer.pipeline.coordinator",
+    "qwen35_trainer.pipeline.replay",
     "qwen35_trainer.progress.html_report",
+    "qwen35_trainer.progress.sinks",
     "qwen35_trainer.rewards.scorer",
+    "qwen35_trainer.rewards.scoring",
     "qwen35_trainer.rollout.torch",
+    "qwen35_trainer.runtime.device_turns",
+    "qwen35_trainer.runtime.exporting",
+    "qwen35_trainer.runtime.journal_file",
+    "qwen35_trainer.runtime.link.operator_link",
+    "qwen35_trainer.runtime.probe_schedule",
+    "qwen35_trainer.runtime.refusals",
+    "qwen35_trainer.runtime.reported_tokens",
+    "qwen35_trainer.runtime.response_samples",
+    "qwen35_trainer.runtime.results",
+    "qwen35_trainer.runtime.run_command",
+    "qwen35_trainer.runtime.step_times",
+    "qwen35_trainer.runtime.suspects",
+    "qwen35_trainer.runtime.worker_connection",
     "qwen35_trainer.simulate.simulate_commands",
+    "qwen35_trainer.weights.rank_weights",
+    "qwen35_trainer.weights.relay",
+    "qwen35_trainer.weights.transports.shared_memory",
 ]
 """What takes long to import of all that a run's processes and the ranks of tests import, and does not import Ray.
 
-No module that is run by `-m`: runpy warns when it was imported before.
+The packages that Ray imports are among them: they take longer than Ray itself. No module that is run by `-m`: runpy warns
+when it was imported before.
 """
 
 

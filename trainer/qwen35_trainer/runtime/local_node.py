@@ -32,7 +32,7 @@ from unittest.mock import patch
 from ray._private import node, services, utils
 from ray._private.ray_constants import RAY_RUNTIME_ENV_HOOK
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
-from ray._raylet import (
+from ray._raylet import (  # type: ignore[attr-defined]  # its stubs lack these
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
     METRICS_AGENT_PORT_NAME,
     METRICS_EXPORT_PORT_NAME,
@@ -52,7 +52,7 @@ NOT_AVAILABLE = -1
 STAND_IN = Path(__file__).with_name("agent_stand_in.py")
 
 
-class LocalNode(node.Node):  # type: ignore[misc]  # Ray is untyped
+class LocalNode(node.Node):
     """A node that starts only what a run on this machine needs."""
 
     def start_api_server(self, **_: object) -> None:
