@@ -45,10 +45,10 @@ def _load(model: ModelSpec, base: Path) -> "PreTrainedTokenizerBase":
     if not (folder / "tokenizer_config.json").is_file():
         names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) if folder.is_dir() else "no folder"
         raise DataError([f"model.source.path {folder}: no tokenizer_config.json (found: {names or 'nothing'})."])
-    from transformers import AutoTokenizer  # seconds to import
+    from qwen35_trainer.light_transformers import transformers  # seconds to import
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise DataError([f"model.source.path {folder}: the tokenizer cannot be loaded: {error}"]) from error
     return tokenizer
@@ -65,7 +65,8 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
     if repeated or not characters:
         raise DataError([f"model.source.random.characters {characters!r}: each character once, twice: {repeated}."])
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast  # seconds to import
+
+    from qwen35_trainer.light_transformers import transformers  # seconds to import
 
     special = [VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD] if vision else []
     vocabulary = {token: index for index, token in enumerate([PAD, TURN_START, TURN_END, *special, *characters])}
@@ -73,7 +74,7 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=TURN_END,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from types import MethodType
 
-import transformers
 from packaging.version import Version
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from qwen35_trainer.light_transformers import transformers
 from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, forward, linear_attention, npu, router, vision
 from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text_model
 from qwen35_trainer.models.qwen3_5.model_types import CLASSES
