@@ -2,8 +2,9 @@
 
     python -IS shim.py SOCKET ARGUMENTS ...
 
-    a worker of Ray ──► requests a fork from the server on SOCKET (server.py), forwards SIGINT and SIGTERM to it, ends as it ends
-    anything else   ──► becomes the real Python
+    a worker of Ray, `qwen35 export` ──► requests a fork from the server on SOCKET (server.py), forwards SIGINT and SIGTERM to it,
+                                         ends as it ends
+    anything else                    ──► becomes the real Python
 
 For a forked `qwen35 run` and its workers `sys.executable` is a script that runs this file (start.py), because Ray builds the
 commands of its processes from `sys.executable`. Ray's daemons do not import torch: they get the Python that they expect.
@@ -30,6 +31,7 @@ import os
 import sys
 
 WORKER = "default_worker.py"
+EXPORT = ["-m", "qwen35_trainer.cli", "export"]
 SIZE = 8
 """Bytes of a number in the protocol."""
 
@@ -86,7 +88,8 @@ def end_as(code: int) -> NoReturn:
 
 
 def main(server: str, arguments: list[str]) -> None:
-    if not arguments or os.path.basename(arguments[0]) != WORKER:  # noqa: PTH119  # pathlib takes longer than all else here
+    is_worker = bool(arguments) and os.path.basename(arguments[0]) == WORKER  # noqa: PTH119  # pathlib takes longer than all else here
+    if not is_worker and arguments[:3] != EXPORT:
         os.execv(sys.executable, [sys.executable, *arguments])
     connection, pid = ask(
         server,

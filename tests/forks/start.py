@@ -30,6 +30,7 @@ MODULES = [
     "torch",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
+    "qwen35_trainer.light_transformers",
     "transformers.models.qwen3_5.modeling_qwen3_5",
     "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe",
     "transformers.tokenization_utils_fast",
@@ -211,10 +212,19 @@ def start(arguments: Sequence[str], *, forked: bool = FORKED, imported: Sequence
     """
     if not forked:
         return subprocess.Popen([sys.executable, *arguments], **options)
+    return _server(imported).start(arguments, **options)
+
+
+def python() -> str:
+    """A Python for commands that the product starts: it forks `qwen35 export`, which imports torch (shim.py)."""
+    return str(_server().python) if FORKED else sys.executable
+
+
+def _server(imported: Sequence[str] = ()) -> ForkServer:
     modules = (*MODULES, *imported)
     if modules not in _servers:
         _servers[modules] = ForkServer(modules)
-    return _servers[modules].start(arguments, **options)
+    return _servers[modules]
 
 
 def stop() -> None:

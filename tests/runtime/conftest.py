@@ -18,7 +18,8 @@ import yaml
 
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import RunRecord
-from tests.forks.start import Process, start
+from qwen35_trainer.runtime import exporting
+from tests.forks.start import Process, python, start
 from tests.patience import PATIENCE
 from tests.profiles import FORKED
 
@@ -226,6 +227,13 @@ def local(_local_room: Any) -> Iterator[Any]:
     """Starts runs as `command` does, but in this process and with Ray played by threads: 0.5 core-seconds in place of ten."""
     yield _local_room
     _local_room.end()
+
+
+@pytest.fixture
+def forked_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`qwen35 export` is a process in these tests too, but does not import torch again."""
+    _, *arguments = exporting.EXPORT_COMMAND
+    monkeypatch.setattr(exporting, "EXPORT_COMMAND", (python(), *arguments))
 
 
 @pytest.fixture(scope="session")

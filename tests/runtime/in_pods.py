@@ -20,6 +20,7 @@ from qwen35_trainer.contract.shared_names import LANE_LABEL, POOL_LABEL
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.runtime import run_command as command
 from qwen35_trainer.runtime.link.reporter import Reporter
+from qwen35_trainer.runtime.local_node import only_needed_services
 from qwen35_trainer.runtime.replica_node import NodeActors
 from qwen35_trainer.runtime.site import connected, reserve_nodes, reserved_options, worker_options
 
@@ -96,7 +97,8 @@ def main(file: Path, output: Path) -> None:
         labels = {POOL_LABEL: pool} | ({} if lane is None else {LANE_LABEL: lane})
         node = {"num_cpus": cpus, "object_store_memory": 100_000_000, "labels": labels}
         devices = {"num_gpus": DEVICES, "resources": {"NPU": DEVICES}} if pool == "train" else {}
-        cluster.add_node(**node, **devices, include_dashboard=False)
+        with only_needed_services():
+            cluster.add_node(**node, **devices, include_dashboard=False)
     os.environ["RAY_ADDRESS"] = cluster.address
     finished = command.run(
         load_manifest(file, new=False),
@@ -110,7 +112,8 @@ def main(file: Path, output: Path) -> None:
     )
     with connected(in_cluster=True):
         visible = shown()
-        cluster.add_node(num_cpus=2, object_store_memory=100_000_000, labels={POOL_LABEL: "rollout"})
+        with only_needed_services():
+            cluster.add_node(num_cpus=2, object_store_memory=100_000_000, labels={POOL_LABEL: "rollout"})
         large = reserved(Path(__file__).parents[2] / "examples" / "tiny-grpo-vllm.yaml")
     cluster.shutdown()
     ended = {"outcome": finished.finish.outcome, "message": finished.finish.message}

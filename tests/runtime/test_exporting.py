@@ -44,6 +44,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.usefixtures("forked_export")
 def test_at_its_end_a_run_writes_its_model_as_transformers_loads_it(local, write, tmp_path):
     changes = {"train.updates": 2, "checkpoint": {"everyUpdates": 1, "keep": 2, "export": "AtEnd"}}
     ended = local.run(write(tmp_path, changes))
@@ -63,6 +64,7 @@ def test_at_its_end_a_run_writes_its_model_as_transformers_loads_it(local, write
         export(ended.folder, tmp_path / "again", source=folder)
 
 
+@pytest.mark.usefixtures("forked_export")
 def test_a_published_model_with_a_vision_tower_learns_from_text_and_leaves_with_the_tower_as_it_was(
     local, write, tmp_path
 ):

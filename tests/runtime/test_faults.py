@@ -74,6 +74,10 @@ ENDLESS = {
     "rollout": {"engine": "Torch", "maxSequencesPerReplica": 2, "topK": 1},
 }
 """With these weights the likeliest tokens go round in a circle of three: a response ends at its limit."""
+TOKENS = 750
+"""Tokens of a response that takes several times as long as a report of its progress."""
+UPDATES, PROMPTS = 8, 32
+"""Of the runs that lose a replica. The loss comes in the first half."""
 
 
 @pytest.fixture
@@ -227,17 +231,17 @@ def test_a_train_worker_that_is_killed_ends_the_run_by_name(command, write, tmp_
 
 
 def test_a_rollout_replica_that_is_killed_is_replaced_and_every_prompt_trains_once(command, write, tmp_path):
-    file = write(tmp_path, {"train.updates": 16}, reward=SLOW)
+    file = write(tmp_path, {"train.updates": UPDATES}, reward=SLOW)
     running = command.start("run", file, output=tmp_path / "out")
-    running.wait_for("update=4/")
+    running.wait_for("update=3/")
     running.processes("ray::RolloutWorker")[0].kill()
     _trained_once_each(running.end())
 
 
 def test_one_of_two_replicas_that_is_lost_is_replaced_and_every_prompt_trains_once(local, write, tmp_path):
-    file = write(tmp_path, {"rollout.nodes": 2, "train.updates": 16}, reward=SLOW)
+    file = write(tmp_path, {"rollout.nodes": 2, "train.updates": UPDATES}, reward=SLOW)
     running = local.start("run", file, output=tmp_path / "out")
-    running.wait_for("update=4/")
+    running.wait_for("update=3/")
     running.lose("rollout-0")
     _trained_once_each(running.end())
 
@@ -256,7 +260,7 @@ def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_pu
         if (kind, method) == ("TrainWorker", "publication") and next(copies) == 1:
             assert joined.wait(PATIENCE)
 
-    file = write(tmp_path, {"train.updates": 16})
+    file = write(tmp_path, {"train.updates": UPDATES})
     ended = local.start("run", file, output=tmp_path / "out", faults=(lost,), look=look).end()
     assert joined.is_set()
     _trained_once_each(ended)
@@ -362,8 +366,8 @@ def test_an_engine_that_fails_in_any_act_is_replaced_and_every_prompt_trains_onc
     """Its replacement rejoins with the newest version: all updates train, and no token is too old."""
     failing = Failing()
     failing.patch(monkeypatch)
-    failing.arm(method, act, 40 if method == "step" else 4)
-    file = write(tmp_path, {"train.updates": 16, "publication.timeoutSeconds": MAX_STEP_SECONDS}, reward=SLOW)
+    failing.arm(method, act, 16 if method == "step" else 3)
+    file = write(tmp_path, {"train.updates": UPDATES, "publication.timeoutSeconds": MAX_STEP_SECONDS}, reward=SLOW)
     failing.running = local.start("run", file, output=tmp_path / "out")
     failing.let_it_be_noticed()
     ended = failing.running.end()
@@ -410,10 +414,14 @@ def _trained_once_each(ended: Ended) -> None:
     assert ended.code == 0, ended.err
     assert LOST in (ended.folder / "logs" / "driver.log").read_text()
     updates = ended.of(UpdateRecord)
-    assert [record.update for record in updates] == list(range(1, 17))
+    assert [record.update for record in updates] == list(range(1, UPDATES + 1))
     assert max(record.lag_max for record in updates) <= 2
-    progress = ended.progress(16)
-    assert (sum(record.prompts for record in updates), progress["position"], progress["pending"]) == (64, 64, [])
+    progress = ended.progress(UPDATES)
+    assert (sum(record.prompts for record in updates), progress["position"], progress["pending"]) == (
+        PROMPTS,
+        PROMPTS,
+        [],
+    )
 
 
 def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, monkeypatch):
@@ -422,7 +430,7 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
     What takes its place knows version 1 only: tokens of version 0 in the second update are those of the dead.
     """
     changes = {
-        "data.maxResponseTokens": 1500,
+        "data.maxResponseTokens": TOKENS,
         "algorithm.groupSize": 2,
         "train": {"updates": 2, "batch": {"promptsPerUpdate": 1, "microBatchSequences": 2}},
         "async": {"stalenessThreshold": 1.0, "maxVersionLag": 1},
@@ -447,9 +455,9 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
     assert len(scored) == 2, "the second group was not under way any more"
     assert ended.code == 0, ended.err
     first, second = ended.of(UpdateRecord)
-    assert (first.lag_histogram, second.response_tokens_mean) == ({0: 3000}, 1500.0)
+    assert (first.lag_histogram, second.response_tokens_mean) == ({0: 2 * TOKENS}, TOKENS)
     assert second.lag_histogram.keys() == {0, 1}
-    assert sum(second.lag_histogram.values()) == 3000
+    assert sum(second.lag_histogram.values()) == 2 * TOKENS
 
 
 @pytest.mark.parametrize("taken", ["", "checkpoints"], ids=["the output folder", "the checkpoints"])

@@ -26,7 +26,7 @@ LONG = "".join(map(chr, range(0x4E00, 0x4E00 + 300))) + "0123456789= "
 """Characters of a tokenizer with which responses are long, because the end token is one of many."""
 MANIFEST = {
     "model.source.random": {"headDim": 32, "linearHeadDim": 64, "characters": LONG},
-    "data.maxResponseTokens": 200,
+    "data.maxResponseTokens": 100,
     "rollout": {"engine": "VLLM", "maxSequencesPerReplica": 4, "nodes": 3}
     | {"stragglerLane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 8}},
     "train": {"updates": UPDATES, "batch": {"promptsPerUpdate": GROUPS, "microBatchSequences": 4}},

@@ -93,7 +93,7 @@ def wide(command, write, tmp_path_factory):
     }
     file = write(tmp_path_factory.mktemp("wide"), changes, reward=ASYNC_JUDGE)
     with _listening((6379, 8265, 10001, 29500)):
-        return command.run(file, "--set", "rewards[0].timeoutSeconds=20")
+        return command.run(file, "--set", "rewards[0].timeoutSeconds=10")
 
 
 def test_four_workers_train_together_while_the_usual_ports_are_taken(wide):
@@ -303,7 +303,7 @@ def lane(local, write, tmp_path_factory):
     """One replica, and a lane of one with two threads: what has 8 tokens when it reports moves there."""
     changes = {
         "model.source.random.characters": MANY_CHARACTERS + "0123456789=",
-        "data.maxResponseTokens": 400,
+        "data.maxResponseTokens": 200,
         # Few at a time: each then lives long enough to be reported with 8 tokens.
         "rollout": {"engine": "Torch", "maxSequencesPerReplica": 4, "nodes": 3}
         | {"stragglerLane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 8}},

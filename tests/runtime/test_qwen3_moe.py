@@ -13,6 +13,7 @@ from tests.models import qwen3_moe
 from tests.models.published import tensors_of
 
 
+@pytest.mark.usefixtures("forked_export")
 @pytest.mark.parametrize(
     "train",
     [

@@ -21,6 +21,7 @@ from qwen35_trainer.contract.shared_names import TLS_FOLDER
 from qwen35_trainer.pod_certificate import Authority, pod_certificate, write
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import UpdateRecord
+from tests.forks.start import start
 from tests.patience import PATIENCE
 
 from .conftest import ENVIRONMENT
@@ -134,19 +135,22 @@ def test_ray_does_not_speak_without_encryption(secured):
 
 
 def test_a_run_trains_with_tls(write, tmp_path):
-    """All processes of Ray and the connections to the replicas use it, on one machine and as a user starts it."""
-    file, output = write(tmp_path), tmp_path / "out"
-    command = [sys.executable, "-m", "qwen35_trainer.cli", "run", str(file), "--output", str(output)]
-    ended = subprocess.run(
-        command,
-        env=os.environ | ENVIRONMENT | variables(files(tmp_path / "tls")),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert ended.returncode == 0, ended.stderr
+    """All processes of Ray and the connections to the replicas use it."""
+    file, output, errors = write(tmp_path), tmp_path / "out", tmp_path / "errors"
+    with errors.open("wb") as err:
+        process = start(
+            ["-m", "qwen35_trainer.cli", "run", str(file), "--output", str(output)],
+            env=os.environ | ENVIRONMENT | variables(files(tmp_path / "tls")),
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+        )
+    try:
+        assert process.wait(PATIENCE) == 0, errors.read_text()
+    finally:
+        process.kill()
+        process.wait()
     updates = [record for record in read_records(output / "metrics.jsonl") if isinstance(record, UpdateRecord)]
     assert [record.update for record in updates] == [1, 2, 3]
     logs = "".join(log.read_text() for log in output.rglob("*.log"))

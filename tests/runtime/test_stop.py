@@ -32,7 +32,7 @@ from tests.patience import PATIENCE
 from .threads import Fault
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PROMPTS, PER_UPDATE, GROUP = 120, 4, 4
+PROMPTS, PER_UPDATE, GROUP = 64, 4, 4
 LOGGED = """
 import time
 from pathlib import Path
