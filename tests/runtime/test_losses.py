@@ -67,6 +67,8 @@ def pool(command, write, tmp_path) -> Running:
         "data.maxPromptTokens": PROMPT_TOKENS,
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 32_768, "fullAttentionInterval": 2, "layers": 2}
         | {"characters": "0123456789>="},
+        "algorithm.groupSize": 2,
+        "train.batch.microBatchSequences": 8,
         "train.updates": 1_000_000,
         "rollout.nodes": 2,
         "rollout.minNodes": 1,
