@@ -97,7 +97,7 @@ def main(file: Path, output: Path) -> None:
         labels = {POOL_LABEL: pool} | ({} if lane is None else {LANE_LABEL: lane})
         node = {"num_cpus": cpus, "object_store_memory": 100_000_000, "labels": labels}
         devices = {"num_gpus": DEVICES, "resources": {"NPU": DEVICES}} if pool == "train" else {}
-        with only_needed_services():
+        with only_needed_services(1):
             cluster.add_node(**node, **devices, include_dashboard=False)
     os.environ["RAY_ADDRESS"] = cluster.address
     finished = command.run(
@@ -112,7 +112,7 @@ def main(file: Path, output: Path) -> None:
     )
     with connected(in_cluster=True):
         visible = shown()
-        with only_needed_services():
+        with only_needed_services(1):
             cluster.add_node(num_cpus=2, object_store_memory=100_000_000, labels={POOL_LABEL: "rollout"})
         large = reserved(Path(__file__).parents[2] / "examples" / "tiny-grpo-vllm.yaml")
     cluster.shutdown()

@@ -9,9 +9,11 @@ import pytest
 from qwen35_trainer.runtime import agent_stand_in
 from qwen35_trainer.runtime.local_node import (
     DASHBOARD_AGENT,
+    PRESTARTED,
     RUNTIME_ENV_AGENT,
     STAND_IN,
     unused_agents,
+    with_few_workers,
     with_stand_ins,
 )
 from tests.patience import PATIENCE
@@ -21,7 +23,7 @@ import psutil
 from qwen35_trainer.runtime.process import set_environment
 set_environment(in_cluster=False)
 from qwen35_trainer.runtime.site import connected
-with connected(in_cluster=False):
+with connected(in_cluster=False, workers=1):
     import ray
 
     @ray.remote(num_cpus=0)
@@ -52,6 +54,12 @@ def test_only_the_commands_of_agents_are_replaced():
     command = ["raylet", "--head", f"{DASHBOARD_AGENT}python agent.py --head", f"{RUNTIME_ENV_AGENT}python main.py"]
     replaced = with_stand_ins(command, (DASHBOARD_AGENT,))
     assert replaced == [*command[:2], f"{DASHBOARD_AGENT}{sys.executable} -IS {STAND_IN}", command[3]]
+
+
+def test_no_more_workers_are_started_in_advance_than_the_run_has():
+    command = ["raylet", f"{PRESTARTED}64", "--head"]
+    assert with_few_workers(command, 3) == ["raylet", f"{PRESTARTED}3", "--head"]
+    assert with_few_workers(command, 100) == command
 
 
 @pytest.mark.parametrize("variable", ["RAY_RUNTIME_ENV_HOOK", "RAY_JOB_CONFIG_JSON_ENV_VAR"])

@@ -27,7 +27,7 @@ from qwen35_trainer.runtime.local_node import only_needed_services
 from qwen35_trainer.runtime.stored_choices import StoredChoices, StoredPart, fetched
 from tests.patience import PATIENCE
 
-with only_needed_services():
+with only_needed_services(1):
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=1, object_store_memory=100_000_000)
 
 @ray.remote(num_cpus=0)

@@ -169,11 +169,11 @@ def test_a_failure_is_reported_with_its_errors_class(local, write, tmp_path):
 def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(local, write, tmp_path, monkeypatch):
     train = run_command._train
 
-    def train_when_ordered(prepared, claimed, follower, in_cluster):
+    def train_when_ordered(prepared, claimed, follower, *others):
         end = time.monotonic() + PATIENCE
         while not follower.reporter.stop_ordered and time.monotonic() < end:
             time.sleep(0.01)
-        return train(prepared, claimed, follower, in_cluster)
+        return train(prepared, claimed, follower, *others)
 
     monkeypatch.setattr(run_command, "_train", train_when_ordered)  # on a busy machine the order is read late
     _ask(tmp_path / "link", stop=STOP)

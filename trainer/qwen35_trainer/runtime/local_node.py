@@ -25,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -42,6 +43,8 @@ from ray._raylet import (  # type: ignore[attr-defined]  # its stubs lack these
 
 DASHBOARD_AGENT, RUNTIME_ENV_AGENT = "--dashboard_agent_command=", "--runtime_env_agent_command="
 """Arguments of the raylet: the commands of its agents."""
+PRESTARTED = "--num_prestart_python_workers="
+"""Argument of the raylet: the number of workers that it starts before an actor needs them."""
 PORTS = {
     DASHBOARD_AGENT: (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME),
     RUNTIME_ENV_AGENT: (RUNTIME_ENV_AGENT_PORT_NAME,),
@@ -53,7 +56,14 @@ STAND_IN = Path(__file__).with_name("agent_stand_in.py")
 
 
 class LocalNode(node.Node):
-    """A node that starts only what a run on this machine needs."""
+    """A node that starts only what a run on this machine needs.
+
+    workers: number of the run's workers. Ray starts a worker for each core of the machine in advance, but no more than these.
+    """
+
+    def __init__(self, *arguments: Any, workers: int, **options: Any) -> None:  # noqa: ANN401  # Ray is untyped
+        self._workers = workers
+        super().__init__(*arguments, **options)
 
     def start_api_server(self, **_: object) -> None:
         """Do not start it. The empty address means that there is none."""
@@ -71,19 +81,22 @@ class LocalNode(node.Node):
             persist_port(self._session_dir, self._node_id, port, NOT_AVAILABLE)
         start = services.start_ray_process
 
-        def start_with_stand_ins(command: list[str], *others: Any, **more: Any) -> Any:  # noqa: ANN401  # as above
-            return start(with_stand_ins(command, agents), *others, **more)
+        def start_changed(command: list[str], *others: Any, **more: Any) -> Any:  # noqa: ANN401  # as above
+            return start(with_few_workers(with_stand_ins(command, agents), self._workers), *others, **more)
 
-        with patch.object(services, "start_ray_process", start_with_stand_ins):
+        with patch.object(services, "start_ray_process", start_changed):
             super().start_raylet(*arguments, **options)
 
 
 @contextmanager
-def only_needed_services() -> Iterator[None]:
-    """Context manager: let `ray.init` start a LocalNode in the body."""
+def only_needed_services(workers: int) -> Iterator[None]:
+    """Context manager: let `ray.init` start a LocalNode in the body.
+
+    workers: number of workers of the run.
+    """
     # The answer only decides how the agents and the API server start, and takes half a second.
     without_question = patch.object(utils, "get_dashboard_dependency_error", lambda: None)
-    with patch.object(node, "Node", LocalNode), without_question:
+    with patch.object(node, "Node", partial(LocalNode, workers=workers)), without_question:
         yield
 
 
@@ -101,4 +114,14 @@ def with_stand_ins(command: list[str], agents: tuple[str, ...]) -> list[str]:
     stand_in = subprocess.list2cmdline([sys.executable, "-IS", str(STAND_IN)])
     return [
         next((f"{agent}{stand_in}" for agent in agents if argument.startswith(agent)), argument) for argument in command
+    ]
+
+
+def with_few_workers(command: list[str], workers: int) -> list[str]:
+    """Return the raylet's command in which at most `workers` workers are started in advance."""
+    return [
+        f"{PRESTARTED}{min(int(argument.removeprefix(PRESTARTED)), workers)}"
+        if argument.startswith(PRESTARTED)
+        else argument
+        for argument in command
     ]

@@ -26,7 +26,7 @@ from qwen35_trainer.contract import Control
 from qwen35_trainer.epoch import Epoch, FolderRefused, Superseded
 from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.failure_reasons import FailureReason
-from qwen35_trainer.manifest import Manifest, ManifestError, check_new, dump_manifest
+from qwen35_trainer.manifest import Manifest, ManifestError, TrainingSpec, check_new, dump_manifest
 from qwen35_trainer.progress.html_report import write_report
 from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.recorder import Recorder
@@ -143,7 +143,8 @@ def run(
         )
         prepared = _Prepared(run_in_thread("data", preparing))  # while Ray starts, because both take seconds
         claimed = partial(_claimed, start=start, resume=resume is not None)
-        ended = follower.signals.attend(partial(_train, prepared, claimed, follower, in_cluster), needs=prepared.done)
+        training = partial(_train, prepared, claimed, follower, in_cluster, _workers(manifest.spec))
+        ended = follower.signals.attend(training, needs=prepared.done)
         follower.phase("writing the report")
         peak_rss_mib = memory.stop() if memory else None
         try:
@@ -193,10 +194,11 @@ def _train(
     claimed: Callable[[Job], AbstractContextManager[Job]],
     follower: _Follower,
     in_cluster: bool,
+    workers: int,
 ) -> _EndedTraining:
     """Run the part of the command that needs Ray: claim the folders, start the driver, and follow it to the end.
 
-    claimed: returns the context manager that claims the folders for a job. Raises Interrupted if a signal ends the
+    claimed: returns the context manager that claims the folders for a job. workers: number of Ray workers of the run. Raises Interrupted if a signal ends the
     run, or if an order to stop arrives before the training begins. Raises Superseded if another attempt has taken
     over a folder.
     """
@@ -204,7 +206,7 @@ def _train(
 
     from qwen35_trainer.runtime.site import connected
 
-    with connected(in_cluster=in_cluster):
+    with connected(in_cluster=in_cluster, workers=workers):
         job, data = prepared.take()
         if follower.reporter.stop_ordered:
             raise Interrupted(STOPPED_BEFORE_TRAINING)
@@ -218,6 +220,11 @@ def _train(
                 raise _superseded(owned, finish.message)
             assert owned.epoch is not None, "the folder is claimed"
             return _EndedTraining(owned.manifest, finish, owned.epoch)
+
+
+def _workers(spec: TrainingSpec) -> int:
+    """Return the number of Ray workers of a run: the driver, the train workers and the rollout replicas."""
+    return 1 + spec.world_size + spec.rollout_replicas + spec.lane_replicas
 
 
 def _superseded(job: Job, message: str) -> Superseded:

@@ -57,8 +57,10 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def connected(*, in_cluster: bool) -> Iterator[None]:
+def connected(*, in_cluster: bool, workers: int = 1) -> Iterator[None]:
     """Context manager: connect to the cluster's Ray if `in_cluster`, otherwise start Ray on this machine.
+
+    workers: maximum number of workers that a Ray on this machine starts in advance, before actors need them.
 
     At the end, Ray is disconnected, and a Ray that was started here ends. Use this in a thread that lives until Ray has
     ended, because Linux ends Ray's processes with the thread that started them.
@@ -66,14 +68,14 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
     if in_cluster:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     else:
-        _start()
+        _start(workers)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _start() -> None:
+def _start(workers: int) -> None:
     """Start Ray on this machine, with at most MAX_RAY_STARTS tries if Ray's node does not start in time.
 
     The node has only the services that a run uses (local_node.py). Before the next try, the processes of the failed one
@@ -83,7 +85,7 @@ def _start() -> None:
     """
     for start in range(1, MAX_RAY_STARTS + 1):
         try:
-            with only_needed_services():
+            with only_needed_services(workers):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises a bare Exception here
             if RAY_TIMEOUT_TEXT not in str(error) or start == MAX_RAY_STARTS:
