@@ -17,7 +17,7 @@ packages = import_utils.PACKAGE_DISTRIBUTION_MAPPING
 print(json.dumps({
     "classes": sorted(dir(transformers)),
     "families": sorted(dir(transformers.models)),
-    "packages": {name: packages.get(name, []) for name in ("torch", "yaml", "PIL", "absent", "accelerate")},
+    "packages": {name: packages.get(name, []) for name in ("torch", "yaml", "PIL", "absent", "mistral_common")},
     "torch": import_utils.is_torch_available(),
     "searches": search.cache_info().misses,
 }))

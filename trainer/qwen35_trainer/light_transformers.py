@@ -13,6 +13,7 @@ already, nothing happens.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -32,7 +33,10 @@ class _Packages(Mapping[str, list[str]]):
     """Name of a module → names of its packages. They are only searched for modules outside of SAME_NAME."""
 
     def __getitem__(self, module: str) -> list[str]:
-        return [module] if module in SAME_NAME else self._searched[module]
+        if module in SAME_NAME:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                return [importlib.metadata.distribution(module).name]
+        return self._searched[module]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._searched)
