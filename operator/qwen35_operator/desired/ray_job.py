@@ -18,6 +18,11 @@ from qwen35_operator.device_profiles import PROFILES
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.contract.shared_names import CONFIG_FOLDER, CONFIG_KEY, RUN_FOLDER
 
+RAY_START_PARAMETERS: Final = {"include-log-monitor": "0"}
+"""Parameters of `ray start` in every pod. The log monitor sends the output of workers to drivers, and the trainer does not
+receive it. Not "false": KubeRay drops parameters with this value."""
+HEAD_START_PARAMETERS: Final = RAY_START_PARAMETERS | {"no-monitor": "true"}
+"""Those of the head. The monitor runs Ray's autoscaler, which is off."""
 ENTRYPOINT: Final = f"qwen35 run {CONFIG_FOLDER}/{CONFIG_KEY} --output {RUN_FOLDER} --resume auto --link cluster"
 
 
@@ -80,7 +85,7 @@ def _common(training: TrainingResource, image: str, attempt: int, pool: PodPool)
         # KubeRay turns this into a pod label and a Ray node label; the latter places actors.
         "labels": {object_names.POOL: pool},
         "resources": _ray_resources(training, pool),
-        "rayStartParams": {},
+        "rayStartParams": HEAD_START_PARAMETERS if pool == "head" else RAY_START_PARAMETERS,
         "template": pod_templates.template(training, image, pool, attempt),
     }
 

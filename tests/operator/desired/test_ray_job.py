@@ -87,7 +87,16 @@ def test_devices_have_the_names_that_ray_gives_them(profile, expected, build):
     job = build({"accelerator": {"profile": profile, "devicesPerNode": 4}})
     assert groups(job)["train"]["resources"] == expected
     # KubeRay refuses resources that are given twice, and labels among the start parameters.
-    assert all(group["rayStartParams"] == {} for group in groups(job).values())
+    given_twice = {"labels", "num-cpus", "num-gpus", "resources"}
+    assert not any(given_twice & group["rayStartParams"].keys() for group in groups(job).values())
+
+
+def test_pods_run_no_log_monitor_and_the_head_no_autoscaler(build):
+    """KubeRay writes a parameter that is "true" without its value, and leaves out one that is "false"."""
+    job = build()
+    assert all(group["rayStartParams"] == {"include-log-monitor": "0"} for group in groups(job).values())
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    assert head["rayStartParams"] == {"include-log-monitor": "0", "no-monitor": "true"}
 
 
 def test_nothing_but_the_driver_runs_on_the_head(build):
