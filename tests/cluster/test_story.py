@@ -2,7 +2,7 @@
 
 trains ─► one more rollout pod, one less ─► parts are killed and restarted: the attempt continues
        ─► a train pod (or the head) is killed, the node is drained: the next attempt continues from the checkpoint
-       ─► suspended, resumed ─► ends; each prompt has trained exactly once
+       ─► suspended, resumed ─► ends; each prompt has trained exactly once, and the reward is learned
 """
 
 import subprocess
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from qwen35_trainer.progress.records import EvaluationRecord
 from tests.cluster.cluster import Cluster
 from tests.cluster.node import REPOSITORY
 from tests.cluster.release import Release
@@ -24,6 +25,18 @@ LONG, REST = 1000, 5
 EVICTED = {"Evicted"}
 KILLED = {"train": {"WorkerLost"}, "head": {"HeadLost", "Interrupted"}}
 """By pool, what docs/failure-modes.md has as reasons."""
+CALL = """
+import os, sys, urllib.error, urllib.request
+token = {"with": os.environ["RAY_AUTH_TOKEN"], "wrong": "0" * 44}.get(sys.argv[1])
+headers = {"Authorization": f"Bearer {token}"} if token else {}
+try:
+    print(urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8265/api/jobs/", headers=headers)).status)
+except urllib.error.HTTPError as refused:
+    print(refused.code)
+except urllib.error.URLError as away:
+    print(away.reason)
+"""
+"""Requests the jobs from Ray's dashboard, from within a pod, and prints the HTTP status."""
 RANKS = "import glob; print(sum(open(file).read().startswith('ray::Train') for file in glob.glob('/proc/[0-9]*/comm')))"
 """Prints how many train workers a pod has."""
 
@@ -55,10 +68,18 @@ class TestOneTraining:
         pods = training.pods("train")
         assert len(pods) == TRAIN_PODS
         assert [training.kubectl("exec", pod, "--", "python", "-c", RANKS).strip() for pod in pods] == ["1", "1"]
-        training.until(lambda: "lastCheckpoint" in training.status, "a checkpoint")
+        training.until_saved()
         assert len(list(training.checkpoint.glob("random-*.pt"))) == TRAIN_PODS, "each rank saves what is its own"
         assert all(record.reward_errors == 0 for record in training.trained())
         assert any(record.reward_mean for record in training.trained())
+
+    def test_ray_answers_only_calls_with_the_clusters_token(self, training: PodTraining) -> None:
+        (head,) = training.pods("head")
+        answers = {
+            token: training.kubectl("exec", head, "--", "python", "-c", CALL, token).strip()
+            for token in ("without", "wrong", "with")
+        }
+        assert answers == {"without": "401", "wrong": "403", "with": "200"}
 
     def test_a_second_rollout_node_works_along(self, training: PodTraining) -> None:
         training.kubectl("scale", "qwen35training", training.name, "--replicas=2")
@@ -84,7 +105,8 @@ class TestOneTraining:
     ) -> None:
         release.kill_operator()
         heard = training.update
-        training.until(lambda: training.update > heard, "the next operator hears of an update")
+        with training.quick():
+            training.until(lambda: training.update > heard, "the next operator hears of an update")
         _trains_on(training)
 
     def test_pods_train_on_while_the_kubelet_restarts(self, training: PodTraining, cluster: Cluster) -> None:
@@ -125,9 +147,17 @@ class TestOneTraining:
     def test_a_resumed_training_continues_and_each_prompt_trains_exactly_once(self, training: PodTraining) -> None:
         before, saved = len(training.attempts), training.status["lastCheckpoint"]["update"]
         training.edit(suspend=False, train={"updates": saved + REST})
-        training.until_state("Succeeded")
+        with training.quick():
+            training.until_state("Succeeded")
         assert [attempt["outcome"] for attempt in training.attempts[before - 1 :]] == ["Suspended", "Succeeded"]
         training.assert_each_prompt_trained_once(saved + REST)
+
+    def test_by_then_it_has_learned_what_the_reward_function_rewards(self, training: PodTraining) -> None:
+        before, after = (record for record in training.records() if isinstance(record, EvaluationRecord))
+        assert before.update == 0
+        assert before.accuracy < 0.2
+        assert training.status["progress"]["accuracy"] == after.accuracy
+        assert after.accuracy >= 0.9
 
 
 def _trains_on(training: PodTraining) -> None:
@@ -140,14 +170,15 @@ def _trains_on(training: PodTraining) -> None:
 @contextmanager
 def _the_next_attempt(training: PodTraining, *, counted: bool, reasons: Collection[str]) -> Iterator[None]:
     """A disturbance ends the attempt for one of these reasons, and the next attempt continues from the checkpoint."""
-    training.until(lambda: "lastCheckpoint" in training.status, "a checkpoint")
+    training.until_saved()
     before, restarts, saved = len(training.attempts), training.restarts, training.status["lastCheckpoint"]["update"]
     yield
     training.until(lambda: len(training.attempts) == before + 1, "the next attempt")
     training.until(lambda: training.state == "Running", "it trains")
     training.until(lambda: training.reported(before + 1) >= saved, "it has resumed")
     resumed = training.reported(before + 1)
-    training.until(lambda: training.reported(before + 1) > resumed, "an update after the checkpoint")
+    with training.quick():
+        training.until(lambda: training.reported(before + 1) > resumed, "an update after the checkpoint")
     lost = training.attempts[before - 1]
     assert (lost["outcome"], lost["reason"] in reasons) == ("Failed", True), lost
     assert training.restarts == restarts + counted

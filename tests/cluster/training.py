@@ -6,7 +6,8 @@ It has two train pods in one process group, and a user's reward function that li
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from qwen35_trainer.contract.shared_names import DATA_FOLDER
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.metrics_file import read_records
-from qwen35_trainer.progress.records import UpdateRecord, surviving_updates
+from qwen35_trainer.progress.records import RunRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint_store import load
 from tests.cluster import patient_judge
 from tests.cluster.cluster import Cluster
@@ -25,7 +26,13 @@ from tests.controlplane.live_training import LiveTraining
 
 PROMPTS, GROUP = 4, 4
 """Of an update; samples of a prompt."""
+HELD_OUT = 8
+"""Prompts with which it is evaluated, before and after training."""
+ANSWER, LEARNING_RATE = "7", 4e-3
+"""To all prompts: that is learned in about twenty updates at this rate."""
 TRAIN_PODS = 2
+QUICK, SLOW = 0.1, 0.5
+"""Seconds that the judge takes for an answer, of which an update needs 16: while a test waits for updates, and otherwise."""
 CLAIM = "shared"
 # All pods together fit a node of two cores and little memory; limits, from which Ray derives its size, are the profile's.
 SMALL = {"spec": {"containers": [{"name": "ray", "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}}}]}}
@@ -57,23 +64,29 @@ class PodTraining(LiveTraining):
         pods: further fields of spec.pods.
         """
         folder = claim(cluster, namespace, CLAIM)
-        rows = ({"prompt": f"{row}", "answer": f"{row % 10}", "row": row} for row in range(updates * PROMPTS))
-        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        count = updates * PROMPTS
+        _write_prompts(folder / "train.jsonl", range(count))
+        _write_prompts(folder / "validation.jsonl", range(count, count + HELD_OUT))
         shutil.copy(patient_judge.__file__, folder)
+        _set_pace(folder, QUICK)
         volume = {"persistentVolumeClaim": {"claimName": CLAIM}}
         training = cls(cluster, namespace, name, updates, folder)
         training.apply(
             data={
-                "train": [{"name": "train", "files": {"paths": ["train.jsonl"], "volume": volume}}],
-                "maxPromptTokens": 8,
-                "maxResponseTokens": 8,
-            },
+                part: [{"name": part, "files": {"paths": [f"{part}.jsonl"], "volume": volume}}]
+                for part in ("train", "validation")
+            }
+            | {"maxPromptTokens": 8, "maxResponseTokens": 8},
             rewards=[
                 {"type": "Function", "function": "patient_judge:digit", "timeoutSeconds": 60, "onError": "Fail"},
             ],
             algorithm={"groupSize": GROUP},
             rollout={"nodes": 1, "minNodes": 1, "maxNodes": 2, "maxSequencesPerReplica": 16},
-            train={"nodes": TRAIN_PODS, "batch": {"promptsPerUpdate": PROMPTS, "microBatchSequences": 8}},
+            train={
+                "nodes": TRAIN_PODS,
+                "batch": {"promptsPerUpdate": PROMPTS, "microBatchSequences": 8},
+                "optimizer": {"learningRate": LEARNING_RATE},
+            },
             checkpoint={"everyUpdates": 5, "keep": 2, "storage": volume, "graceSeconds": 120} | dict(checkpoint or {}),
             pods={"env": [{"name": "PYTHONPATH", "value": f"{DATA_FOLDER}/{CLAIM}"}]}
             | dict.fromkeys(("head", "rollout", "train"), SMALL)
@@ -103,10 +116,23 @@ class PodTraining(LiveTraining):
         progress = self.progress()
         return set() if progress is None else {pod for replica in progress.replicas for pod in replica.pods}
 
+    @contextmanager
+    def quick(self) -> Iterator[None]:
+        """Let the training make an update in about two seconds instead of ten: the body waits for updates."""
+        _set_pace(self.folder, QUICK)
+        yield
+        _set_pace(self.folder, SLOW)
+
     def until_trained(self, more: int = 3) -> None:
-        """Wait until the training has done `count` more updates."""
+        """Wait until the training has done this number of further updates."""
         goal = self.reported() + more
-        self.until(lambda: self.reported() >= goal, f"update {goal}")
+        with self.quick():
+            self.until(lambda: self.reported() >= goal, f"update {goal}")
+
+    def until_saved(self) -> None:
+        """Wait until there is a checkpoint."""
+        with self.quick():
+            self.until(lambda: "lastCheckpoint" in self.status, "a checkpoint")
 
     @property
     def run(self) -> Path:
@@ -117,9 +143,13 @@ class PodTraining(LiveTraining):
         """The last one."""
         return max((self.folder / "checkpoints" / self.name).glob("update-*"))
 
+    def records(self) -> Iterator[RunRecord]:
+        """Read the records of all attempts."""
+        return iter(read_records(self.run / "metrics.jsonl"))
+
     def trained(self) -> list[UpdateRecord]:
         """Return the updates that count: those repeated from an earlier checkpoint replace the first ones."""
-        return list(surviving_updates(read_records(self.run / "metrics.jsonl")))
+        return list(surviving_updates(self.records()))
 
     def assert_each_prompt_trained_once(self, updates: int) -> None:
         """Check the records, the last checkpoint, its journal, and the calls of the user's reward function."""
@@ -151,3 +181,16 @@ class PodTraining(LiveTraining):
             lambda: set(self.kubectl("get", kinds, "--output=name").split()) == made_by_kubernetes,
             "nothing is left",
         )
+
+
+def _write_prompts(file: Path, rows: range) -> None:
+    """Write prompts with these numbers, by which the judge records them."""
+    prompts = ({"prompt": f"{row}", "answer": ANSWER, "row": row} for row in rows)
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+
+
+def _set_pace(folder: Path, seconds: float) -> None:
+    """Set the judge's pace. folder: of the claim, where the judge may be reading the file."""
+    written = folder / "seconds-per-answer.writing"
+    written.write_text(str(seconds))
+    written.rename(folder / patient_judge.PACE.name)

@@ -30,7 +30,7 @@ def test_a_task_that_is_easier_than_the_examples_is_learned_within_forty_updates
 
 @pytest.mark.soak
 def test_the_first_example_learns_to_answer_nine_in_ten_held_out_prompts(local, tmp_path):
-    """As it does in pods: tests/cluster/test_training.py."""
+    """As it does in pods, in soak too: tests/cluster/test_training.py."""
     _learns(local, tmp_path, updates=300)
 
 

@@ -23,6 +23,7 @@ from qwen35_operator.api import crd
 from qwen35_operator.kube.kinds import TRAINING, WATCHED
 from tests.cluster.cluster import Cluster, cluster
 from tests.cluster.node import REPOSITORY
+from tests.cluster.patient_judge import PACE
 from tests.cluster.release import CHART, ENFORCE, Release
 from tests.cluster.training import PodTraining
 from tests.testbed import binaries
@@ -37,7 +38,7 @@ LONG = 1000
 EPOCH = 6
 """Updates of the finished one."""
 SMALL_MODEL = {"hiddenSize": 32, "intermediateSize": 32, "layers": 4, "characters": "0123456789"}
-UNREAD = shutil.ignore_patterns("report.html", "*.log", "*.partial", "__pycache__", "patient_judge.py")
+UNREAD = shutil.ignore_patterns("report.html", "*.log", "*.partial", "__pycache__", "patient_judge.py", PACE.name)
 """Files that no later version reads. A `.partial` folder is a save that was under way while this copied."""
 
 
