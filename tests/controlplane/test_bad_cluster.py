@@ -3,6 +3,7 @@
 More of it, in virtual time: test_missing_kinds.py, test_permissions.py.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from tests.controlplane import operator_process
 from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
 from tests.profiles import SOAK
+from tests.testbed import kuberay
 from tests.testbed.api import DEFINITIONS, Refused
 from tests.testbed.control_plane import OUR_DEFINITION, ControlPlane
 from tests.testbed.ray_head import RayHead
@@ -54,7 +56,8 @@ def undefine(live_training: LiveTraining, name: str) -> None:
 
 
 def define(live_training: LiveTraining, file: Path) -> None:
-    live_training.plane.api.define(file)
+    api = live_training.plane.api
+    api.define(file) if file == OUR_DEFINITION else kuberay.define(api, file)
     live_training.until(lambda: live_training.plane.api.defined(file), f"{file.name} is served")
 
 
@@ -98,7 +101,8 @@ def test_an_old_kuberay_is_recognized_by_the_field_that_it_lacks(
 ):
     file = definition(live_training.plane, "rayjobs")
     old = tmp_path / file.name
-    old.write_text(yaml.safe_dump(without_labels(yaml.safe_load(file.read_text()))))
+    present = yaml.load(kuberay.served(file.read_text()), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    old.write_text(json.dumps(without_labels(present)))
     try:
         live_training.plane.api.define(old)
         live_training.until(lambda: not knows_labels(live_training), "the old definition is in force")
