@@ -8,7 +8,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +172,13 @@ def running(
 def rules(*, without: str | None = None, cluster: bool = True) -> list[dict[str, Any]]:
     """The rules of the operator's ClusterRole, but for one resource. cluster: otherwise those of its Role in a namespace."""
     files = [RULES, CLUSTER_RULES] if cluster else [RULES]
-    return [rule for file in files for rule in yaml.safe_load(file.read_text()) if without not in rule["resources"]]
+    return [deepcopy(rule) for file in files for rule in _written_rules(file) if without not in rule["resources"]]
+
+
+@cache
+def _written_rules(file: Path) -> Sequence[dict[str, Any]]:
+    """The rules in a file of the chart, which every operator in memory needs."""
+    return tuple(yaml.safe_load(file.read_text()))
 
 
 def user(plane: ControlPlane, granted: Sequence[dict[str, Any]], namespaces: Sequence[str] = ()) -> Path:

@@ -122,9 +122,9 @@ def test_pods_go_to_the_nodes_that_the_queue_has_chosen(live_training: LiveTrain
 
 
 def test_a_training_that_never_fits_waits_without_pods_and_without_a_deadline(live_training: LiveTraining):
-    live_training.apply(labels=QUEUE, rollout={"nodes": 4}, activeDeadlineSeconds=3600)
+    live_training.apply(labels=QUEUE, rollout={"nodes": 4}, activeDeadlineSeconds=600)
     live_training.until_state("Queued")
-    live_training.plane.wait(5 * 3600)
+    live_training.plane.wait(5 * 600)
     assert live_training.state == "Queued"
     assert live_training.mine("pods") == []
 

@@ -1,4 +1,8 @@
-"""`qwen35 status` and `qwen35 report` as a person runs them, on real trainings."""
+"""`qwen35 status` and `qwen35 report` as a person runs them, on real trainings.
+
+As processes where that could matter: a watch, and the administrator's list. Otherwise in this process, because the imports of the
+command take most of its time.
+"""
 
 import base64
 import json
@@ -11,8 +15,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from qwen35_operator.kube.kinds import CONFIG_MAP
+from qwen35_trainer.commands import app
 from qwen35_trainer.exits import FAILED, REFUSED
 from qwen35_trainer.progress.packed_history import MAX_PACKED_BYTES, pack
 from qwen35_trainer.progress.records import FinishRecord
@@ -22,7 +28,7 @@ from tests.controlplane.operator_process import grant
 from tests.patience import PATIENCE
 from tests.testbed.certificates import ADMINISTRATORS
 
-type Command = Callable[..., subprocess.CompletedProcess[str]]
+type Command = Callable[..., Result]
 
 QWEN35 = str(Path(sys.executable).with_name("qwen35"))
 READER = [
@@ -45,10 +51,9 @@ def reader(live_training: LiveTraining) -> Path:
 def qwen35(live_training: LiveTraining, reader: Path) -> Command:
     """qwen35("status", "demo") runs the command with the reader's rights."""
 
-    def run(*arguments: str, kubeconfig: Path = reader) -> subprocess.CompletedProcess[str]:
-        command = [QWEN35, *arguments, f"--namespace={live_training.namespace}", f"--kubeconfig={kubeconfig}"]
-        environment = {**os.environ, "COLUMNS": "80"}
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=environment)
+    def run(*arguments: str, kubeconfig: Path = reader) -> Result:
+        where = [f"--namespace={live_training.namespace}", f"--kubeconfig={kubeconfig}"]
+        return CliRunner().invoke(app, [*arguments, *where], env={"COLUMNS": "80"})
 
     return run
 
@@ -63,7 +68,7 @@ def test_a_training_shows_where_it_stands(live_training: LiveTraining, qwen35: C
         lambda: all(item["ready"] == item["desired"] for item in live_training.status["pools"]), "all nodes are ready"
     )
     shown = qwen35("status", "demo")
-    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (shown.exit_code, shown.stderr) == (0, "")
     for text in (
         "demo",
         "state       Running",
@@ -93,7 +98,7 @@ def test_a_failure_is_shown_and_is_the_exit_code_of_a_watch(live_training: LiveT
     live_training.report("Failed", reason="DataError", message="no field answer in line 17")
     live_training.until_state("Failed")
     assert "no field answer in line 17" in qwen35("status", "demo").stdout
-    assert qwen35("status", "demo", "--watch").returncode == FAILED
+    assert qwen35("status", "demo", "--watch").exit_code == FAILED
 
 
 def test_a_watch_outlives_the_api_server_and_ends_with_the_training(live_training: LiveTraining, reader: Path):
@@ -120,11 +125,11 @@ def test_what_cannot_be_shown_is_one_line_with_the_fix(live_training: LiveTraini
     live_training.apply()
     live_training.until_job()
     near = qwen35("status", "demon")
-    assert near.returncode == REFUSED
+    assert near.exit_code == REFUSED
     assert near.stderr == f"no training demon in namespace {live_training.namespace}. Did you mean demo?\n"
     nobody = live_training.plane.kubeconfig_for(f"nobody-{secrets.token_hex(4)}")
     refused = qwen35("status", "demo", kubeconfig=nobody)
-    assert refused.returncode == REFUSED
+    assert refused.exit_code == REFUSED
     assert refused.stderr.startswith(
         f"no permission to list qwen35trainings.rl.qwen35.io in namespace {live_training.namespace}: "
     )
@@ -149,7 +154,7 @@ def test_the_trainer_leaves_a_history_that_becomes_a_report_after_its_pods_are_g
     live_training.plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))
     live_training.until(lambda: not live_training.mine("pods"), "the pods are gone")
     done = qwen35("report", "demo", f"--output={page}")
-    assert (done.returncode, done.stdout) == (0, f"Report: {page} (Succeeded, 0 updates)\n")
+    assert (done.exit_code, done.stdout) == (0, f"Report: {page} (Succeeded, 0 updates)\n")
     assert "<title>demo · qwen35</title>" in page.read_text()
 
 

@@ -115,7 +115,8 @@ def _start(processes: Processes, commands: Path, folder: str) -> int:
         f"--dashboard-port={PORT}",
         *(f"--{name}={port}" for name, port in ports.items()),
         *("--min-worker-port=0", "--max-worker-port=0"),
-        *("--num-cpus=4", "--num-gpus=0", "--object-store-memory=100000000"),
+        # As in a head pod: Ray starts a spare worker for each CPU.
+        *("--num-cpus=0", "--num-gpus=0", "--object-store-memory=100000000"),
         f"--temp-dir={folder}",
         "--disable-usage-stats",
         # Tests do not use nodes or logs of drivers, and the processes that serve them poll.
