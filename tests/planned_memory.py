@@ -15,6 +15,8 @@ from qwen35_trainer.planning.tower_activations import TowerActivations
 from tests.distributed.samples import batch_of_lengths, spec_of
 
 VOCABULARY, PROMPT, RESPONSE, SAMPLES = 1000, 40, 120, 4
+SHOWN = 156
+"""Tokens of the picture of a sample that shows one."""
 HEADS = {"attentionHeads": 4, "keyValueHeads": 2, "headDim": 32, "linearKeyHeads": 2, "linearHeadDim": 32}
 SIZES: dict[str, dict[str, Any]] = {
     "small": HEADS | {"hiddenSize": 96, "intermediateSize": 192, "linearValueHeads": 4, "layers": 4},
@@ -69,6 +71,13 @@ def spec(size: str, ranks: int, *, precision: str = "BF16", micro: int = 1, **tr
     return document
 
 
+def pictured_spec(ranks: int, **train: Any) -> dict[str, Any]:
+    """For `batch_of_pictures`."""
+    document = spec("tower", ranks, **train)
+    document["data"] |= {"maxPromptTokens": SHOWN, "maxResponseTokens": PROMPT + RESPONSE - SHOWN}
+    return document
+
+
 def parsed(document: dict[str, Any]) -> TrainingSpec:
     result, problems = parse_spec(document)
     assert result is not None, problems
@@ -82,24 +91,18 @@ def shape(size: str) -> ModelSizes:
 
 
 def batch_of_pictures() -> TrainBatch:
-    """As `batch`; every prompt is one picture."""
-    random = parsed(spec("tower", 1)).model.source.random
-    assert random is not None
-    tower = ModelSizes.of_random(random, VOCABULARY).vision
+    """Samples of the maximum length that consist of one picture and a short response."""
+    tower = shape("tower").vision
     assert tower is not None
     rows = 8
-    grid = np.array([[1, rows, PROMPT * tower.merged_patches // rows]])
-    shown = PictureArrays(
-        np.ones((int(grid.prod()), tower.patch_values), np.float32),
-        grid,
-        np.empty((0, 0), np.float32),
-        np.empty((0, 3), np.int64),
-    )
-    text = batch()
+    grid = np.array([[1, rows, SHOWN * tower.merged_patches // rows]])
+    patches = np.ones((int(grid.prod()), tower.patch_values), np.float32)
+    shown = PictureArrays(patches, grid, np.empty((0, 0), np.float32), np.empty((0, 3), np.int64))
+    text = batch_of_lengths([(SHOWN, PROMPT + RESPONSE - SHOWN)] * SAMPLES)
     return replace(
         text,
         responses=np.maximum(text.responses, max(VISION_TOKENS.values()) + 1),
-        prompts=np.full(SAMPLES * PROMPT, VISION_TOKENS["image_token_id"], np.int32),
+        prompts=np.full(SAMPLES * SHOWN, VISION_TOKENS["image_token_id"], np.int32),
         pictures=(shown,) * SAMPLES,
     )
 
@@ -111,9 +114,7 @@ def batch() -> TrainBatch:
 
 def of_tower(sizes: ModelSizes, spec: TrainingSpec) -> float:
     """Planned bytes of the tower's activations."""
-    micro, recompute = MicroBatchSize.of(spec), spec.train.activationCheckpointing
-    width = 2 if spec.model.precision == "BF16" else 4
-    tower = TowerActivations.of(sizes, micro, width, pictures=True, recompute=recompute)
+    tower = TowerActivations.of(sizes, spec, MicroBatchSize.of(spec), pictures=True)
     return tower.kept + tower.computed
 
 

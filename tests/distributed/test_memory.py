@@ -51,7 +51,7 @@ def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
     ids=["one rank", "recomputed", "context parallel"],
 )
 def test_planned_memory_has_what_the_vision_tower_computes(groups, ranks: int, train: dict[str, Any]) -> None:
-    document = planned_memory.spec("tower", ranks, **train)
+    document = planned_memory.pictured_spec(ranks, **train)
     batch, vocabulary = planned_memory.batch_of_pictures(), planned_memory.VOCABULARY
     counted = groups(ranks).run("memory", spec=document, batch=batch, vocabulary=vocabulary, pictured=True)
     shape, spec = planned_memory.shape("tower"), planned_memory.parsed(document)
@@ -59,3 +59,13 @@ def test_planned_memory_has_what_the_vision_tower_computes(groups, ranks: int, t
     computed = planned.device.total - planned.state
     assert planned_memory.of_tower(shape, spec) > 0.2 * computed
     assert_within(computed, max(each["peak"] - each["state"] for each in counted))
+
+
+@pytest.mark.torch
+def test_a_frozen_tower_keeps_no_activations(groups) -> None:
+    document = planned_memory.pictured_spec(1, micro=4, freeze=["Vision"])
+    batch, vocabulary = planned_memory.batch_of_pictures(), planned_memory.VOCABULARY
+    [counted] = groups(1).run("memory", spec=document, batch=batch, vocabulary=vocabulary, pictured=True)
+    shape, spec = planned_memory.shape("tower"), planned_memory.parsed(document)
+    planned = fsdp_memory.rank_memory(shape, spec, "Torch", pictures=True)
+    assert_within(planned.device.total - planned.state, counted["peak"] - counted["state"])

@@ -71,11 +71,21 @@ def test_who_sets_a_runtime_environment_gets_rays_agent_for_it(monkeypatch, vari
     assert unused_agents() == (DASHBOARD_AGENT,)
 
 
-def test_a_stand_in_ends_with_the_process_that_started_it(eventually):
+def test_a_stand_in_whose_raylet_has_ended_before_it_began_ends(monkeypatch):
+    """The raylet may be killed while the stand-in's interpreter starts."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    monkeypatch.setenv(agent_stand_in.RAYLET, str(ended.pid))
+    command = [sys.executable, "-IS", str(STAND_IN)]
+    assert subprocess.run(command, timeout=PATIENCE, check=False).returncode == 0
+
+
+def test_a_stand_in_ends_with_the_process_that_started_it(eventually, monkeypatch):
     assert agent_stand_in.RAYLET_CHECK_SECONDS <= 1
     starting = (
         f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-IS', {str(STAND_IN)!r}]); time.sleep(600)"
     )
+    monkeypatch.delenv(agent_stand_in.RAYLET, raising=False)
     with subprocess.Popen([sys.executable, "-c", starting]) as raylet:
         eventually(lambda: psutil.Process(raylet.pid).children(), "the stand-in")
         (stand_in,) = psutil.Process(raylet.pid).children()

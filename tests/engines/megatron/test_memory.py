@@ -72,12 +72,13 @@ def test_planned_memory_has_the_vision_tower(groups, parallelism: dict[str, int]
     [
         (1, {"micro": 4}),
         (2, {"micro": 1, "parallelism": {"pipeline": 2}}),
+        (2, {"micro": 1, "parallelism": {"pipeline": 2, "virtualPipeline": 2}}),
         (2, {"micro": 1, "parallelism": {"pipeline": 2, "virtualPipeline": 2}, "activationCheckpointing": True}),
     ],
-    ids=["one rank", "pipeline 2", "virtual 2, recomputed"],
+    ids=["one rank", "pipeline 2", "virtual 2", "virtual 2, recomputed"],
 )
 def test_planned_memory_has_what_the_vision_tower_computes(groups, ranks: int, train: dict[str, Any]) -> None:
-    document = planned_memory.spec("tower", ranks, **train)
+    document = planned_memory.pictured_spec(ranks, **train)
     document["train"]["engine"] = "Megatron"
     batch, vocabulary = planned_memory.batch_of_pictures(), planned_memory.VOCABULARY
     counted = groups(ranks).run("memory", spec=document, batch=batch, vocabulary=vocabulary, pictures=True)

@@ -93,7 +93,7 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class _OffloadedInputs:
-    """The inputs of layers that are offloaded with `offload.activations`, in bytes."""
+    """The inputs of layers, or of blocks of the vision tower, that are offloaded with `offload.activations`, in bytes."""
 
     moved: float
     """Bytes that leave the device: all inputs but that of the layer whose backward pass runs."""
@@ -102,13 +102,13 @@ class _OffloadedInputs:
     torch.cuda.host_memory_stats). On a CPU, nothing moves."""
 
     @classmethod
-    def of(cls, shape: ModelSizes, spec: TrainingSpec, computation: Computation) -> _OffloadedInputs:
-        if not spec.train.offload.activations:
+    def of(cls, spec: TrainingSpec, layers: int, each: float) -> _OffloadedInputs:
+        """layers: number of layers. each: bytes of the input of one of them."""
+        if not (spec.train.offload.activations and each):
             return cls(0.0, 0.0)
-        each = activations.layer_input(shape, computation)
-        moved = (shape.layers - 1) * each
+        moved = (layers - 1) * each
         on_cpu = spec.accelerator.profile == "CPU"
-        return cls(moved, moved if on_cpu else shape.layers * 2.0 ** math.ceil(math.log2(each)))
+        return cls(moved, moved if on_cpu else layers * 2.0 ** math.ceil(math.log2(each)))
 
 
 def adapter_parameters(shape: ModelSizes, rank: int, targets: tuple[str, ...]) -> int:
@@ -166,12 +166,18 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     stack = activations.stack(
         shape, computation, shape.layers, shape.full_layers, recompute=train.activationCheckpointing
     )
-    offloaded = _OffloadedInputs.of(shape, spec, computation)
+    offloaded = _OffloadedInputs.of(spec, shape.layers, activations.layer_input(shape, computation))
     stack -= offloaded.moved
     kept = stack - activations.backward_temporaries(shape, computation)
     if train.activationCheckpointing:
         kept -= activations.largest_layer(shape, computation)
-    tower = TowerActivations.of(shape, micro, width, pictures=pictures, recompute=train.activationCheckpointing)
+    tower = TowerActivations.of(shape, spec, micro, pictures=pictures)
+    blocks = shape.vision.depth if shape.vision is not None else 0
+    of_tower = _OffloadedInputs.of(spec, blocks, tower.block_input)
+    of_pictures, block = tower.kept - of_tower.moved, parameters.vision(shape) / max(1, blocks)
+    # The tower follows the layers of text. Its own gradients, and those of the tables, come last.
+    later = parameters.vision(shape) + sizes.outermost_trained
+    of_layers = 0.0 if on_host else max(held.gradients, 4 * (sizes.trained - later) / ranks)
     unit = sizes.layer + sizes.experts
     largest_unit = max(sizes.layer, sizes.experts)
     trained_unit = 0 if train.lora is not None else largest_unit
@@ -184,7 +190,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     candidates = {
         "backward pass of the head": held.with_parts(
             gathered=width * around_head,
-            activations=kept + tower.kept,
+            activations=kept + of_pictures,
             head=head_memory.fsdp(
                 shape.vocabulary,
                 shape.hidden,
@@ -196,10 +202,12 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         ),
         "backward pass of a layer": held.with_parts(
             gathered=width * around_layer + table + (4 + width) * trained_unit,
-            activations=stack + tower.kept,
+            activations=stack + of_pictures,
         ),
-        "backward pass of the vision tower": held.with_parts(
-            gathered=width * sizes.outermost + table, activations=tower.kept + tower.computed
+        "backward pass of the vision tower": state.with_parts(
+            gradients=of_layers,
+            gathered=width * sizes.outermost + table + (2 * width + 4) * block if of_pictures else 0.0,
+            activations=of_pictures + tower.computed,
         ),
         "sum of the tables' gradients": state.with_parts(
             gradients=last, gathered=(width + 4 + 4 / ranks) * sizes.outermost_trained + 4 * trained_unit
@@ -207,7 +215,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
         "optimizer step": state.with_parts(gradients=last, optimizer=optimizer if parked else 0),
     }
     peak, memory = largest(candidates)
-    host = offloaded.host + (optimizer if on_host or parked else 0.0)
+    host = offloaded.host + of_tower.host + (optimizer if on_host or parked else 0.0)
     if on_host:
         exact, narrow = (_rounding(shape, spec, each) for each in (4, width))
         host += (

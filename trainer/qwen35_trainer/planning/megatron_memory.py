@@ -198,11 +198,11 @@ def _stage_memory(
 def _tower(shape: ModelSizes, spec: TrainingSpec, stage: Stage, micro: MicroBatchSize) -> tuple[float, float]:
     """Return the bytes of the vision tower's activations that the first stage keeps, and of those in the tower's backward pass.
 
-    With virtual stages, the first of them computes two rounds of one micro-batch per stage before the first one comes back.
+    With virtual stages, the first of them computes two rounds of one micro-batch per stage before the first one comes back
+    (megatron-core, `get_schedule_table`).
     """
-    cut, width = spec.train.parallelism, 2 if spec.model.precision == "BF16" else 4
-    tower = TowerActivations.of(shape, micro, width, pictures=True, recompute=spec.train.activationCheckpointing)
-    begun = min(micro.count, stage.begun if cut.virtualPipeline == 1 else 2 * cut.pipeline - 1)
+    cut, tower = spec.train.parallelism, TowerActivations.of(shape, spec, micro, pictures=True)
+    begun = min(micro.count, stage.begun if cut.virtualPipeline == 1 else 2 * cut.pipeline)
     return tower.kept * begun, tower.computed
 
 

@@ -19,8 +19,10 @@ class MicroBatchSize:
     """Number of tokens whose logits are computed: those of responses."""
     count: int
     """Number of micro-batches that the rank computes in an update."""
-    prompts: float
-    """Number of tokens of prompts, with padding, on all context-parallel ranks together. A shared prompt counts once."""
+    pictured: float
+    """Maximum number of tokens that may be placeholders of pictures, on all context-parallel ranks together: those of prompts,
+    of which a shared one counts once, and all tokens of supervised examples. Micro-batches with a token budget may consist of
+    prompts, because responses may be short."""
 
     @classmethod
     def of(cls, spec: TrainingSpec) -> MicroBatchSize:
@@ -35,10 +37,11 @@ class MicroBatchSize:
             per_sample = length - data.maxPromptTokens * (sharing - 1) / sharing
             tokens = min(budget, per_sample * share)
             scored = tokens * data.maxResponseTokens / per_sample
-            prompts = tokens * data.maxPromptTokens / sharing / per_sample
-            return cls(tokens, length, scored, max(1, round(share * per_sample / budget)), prompts)
+            pictured = tokens if spec.mode == "SFT" else min(tokens, share * data.maxPromptTokens / sharing)
+            return cls(tokens, length, scored, max(1, round(share * per_sample / budget)), pictured)
         sequences = min(batch.microBatchSequences, share)
-        copies = sequences - -(-sequences // group)
-        scored, prompts = sequences * data.maxResponseTokens, (sequences - copies) * data.maxPromptTokens
-        tokens = sequences * length - copies * data.maxPromptTokens
-        return cls(tokens, length, scored, -(-share // sequences), prompts)
+        part = group // -(-group // sequences)  # the smallest part into which micro-batches divide a group
+        copies = sequences - -(-sequences // part)
+        scored, tokens = sequences * data.maxResponseTokens, sequences * length - copies * data.maxPromptTokens
+        pictured = tokens if spec.mode == "SFT" else (sequences - copies) * data.maxPromptTokens
+        return cls(tokens, length, scored, -(-share // sequences), pictured)

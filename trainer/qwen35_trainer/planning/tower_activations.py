@@ -1,5 +1,7 @@
 """Bytes of the activations of a vision tower, at most: if the prompts of a micro-batch consist of pictures.
 
+In supervised training the later turns of a conversation may show pictures too, so all tokens may be theirs.
+
 A block is that of transformers' `Qwen3_5VisionBlock`. For each patch it keeps, in numbers of h channels or I channels of its MLP:
 
     attention    inputs of the norm and of the joint projection 2 h; queries, keys and values 3 h, and queries and keys again after
@@ -15,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
+from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
 
 
@@ -25,24 +28,25 @@ class TowerActivations:
     kept: float = 0.0
     """From its forward pass to its backward pass."""
     computed: float = 0.0
-    """In addition during its own backward pass."""
+    """In addition while it computes."""
+    block_input: float = 0.0
+    """The part of `kept` that is the input of one block; 0 if the tower does not train."""
 
     @classmethod
-    def of(
-        cls, shape: ModelSizes, micro: MicroBatchSize, width: int, *, pictures: bool, recompute: bool
-    ) -> TowerActivations:
+    def of(cls, shape: ModelSizes, spec: TrainingSpec, micro: MicroBatchSize, *, pictures: bool) -> TowerActivations:
         """Return what the tower of a model needs at most; nothing for a text model or without pictures.
 
-        width: bytes of a number in the model's precision. recompute: whether the backward pass computes the activations of each
-        block again from the block's input.
+        A frozen tower keeps the patches only, which belong to the micro-batch.
         """
         if shape.vision is None or not pictures:
             return cls()
+        width, recompute = 2 if spec.model.precision == "BF16" else 4, spec.train.activationCheckpointing
         hidden, inner = shape.vision.hidden, shape.vision.intermediate
-        patches = micro.prompts * shape.vision.merged_patches
+        patches = micro.pictured * shape.vision.merged_patches
         block = width * (11 * hidden + 2 * inner) + 16  # the norms' means and deviations
-        values = (4 + (width if width < 4 else 0)) * shape.vision.patch_values
+        computed = patches * (width * 2 * (hidden + inner) + (block if recompute else 0))
+        if spec.train.lora is not None or "Vision" in spec.train.freeze:
+            return cls(patches * 4 * shape.vision.patch_values, computed)
+        values = (4 + width) * shape.vision.patch_values  # in float32, and joined with those of videos
         kept_blocks = shape.vision.depth * (width * hidden if recompute else block)
-        kept = values + kept_blocks + 4 * width * hidden
-        computed = width * 2 * (hidden + inner) + (block if recompute else 0)
-        return cls(patches * kept, patches * computed)
+        return cls(patches * (values + kept_blocks + 4 * width * hidden), computed, patches * width * hidden)

@@ -154,9 +154,9 @@ class ChildProcess(asyncio.Protocol):
         """
         module, _, function = entry.partition(":")
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         with theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             # -P: without the current folder on sys.path.
             code = f"from {module} import {function}; {function}({theirs.fileno()})"
             mark = new_mark()

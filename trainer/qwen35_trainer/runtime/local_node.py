@@ -12,8 +12,8 @@ runtime environment agent  packages and variables of single workers   workers in
 
 Each of these five processes imports Ray. Together they take as long as importing torch, and `ray.init` waits for three of
 them. Ray has no options to leave them out. The raylet ends if an agent is missing, so a stand-in runs in its place, and
-the file with its port says that the service is not available. Ray itself writes such files when it is installed without
-the packages of its dashboard.
+the file with its port says that the service is not available, as Ray's file does if the packages of its dashboard are
+not installed. Without the last agent, no task and no actor may have a `runtime_env`: it would end the raylet.
 
 This module replaces private methods of Ray, and changes private arguments, so it belongs to the pinned version of Ray.
 """
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ray._private import node, services, utils
+from ray._private import node, ray_constants, services, utils
 from ray._private.ray_constants import RAY_RUNTIME_ENV_HOOK
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._raylet import (  # type: ignore[attr-defined]  # its stubs lack these
@@ -96,7 +96,9 @@ def only_needed_services(workers: int) -> Iterator[None]:
     """
     # The answer only decides how the agents and the API server start, and takes half a second.
     without_question = patch.object(utils, "get_dashboard_dependency_error", lambda: None)
-    with patch.object(node, "Node", partial(LocalNode, workers=workers)), without_question:
+    # Under `uv run`, each worker would have a runtime environment.
+    without_uv = patch.object(ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False)
+    with patch.object(node, "Node", partial(LocalNode, workers=workers)), without_question, without_uv:
         yield
 
 
