@@ -29,4 +29,5 @@ def dumps(value: object) -> bytes:
 
 
 def loads(octets: bytes) -> Any:
+    """What was given to `dumps`."""
     return pickle.loads(octets)

@@ -36,7 +36,8 @@ class TowerActivations:
     def of(cls, shape: ModelSizes, spec: TrainingSpec, micro: MicroBatchSize, *, pictures: bool) -> TowerActivations:
         """Return what the tower of a model needs at most; nothing for a text model or without pictures.
 
-        A frozen tower keeps the patches only, which belong to the micro-batch.
+        A tower that does not train, because it is frozen or adapters train, keeps the patches only, which belong to the
+        micro-batch. micro: the largest micro-batch of `spec`. pictures: whether the data contain pictures.
         """
         if shape.vision is None or not pictures:
             return cls()
