@@ -34,6 +34,13 @@ with connected(in_cluster=False, workers=1):
 
     print(*ray.get(Worker.remote().processes.remote()), sep="\\n")
 """
+RAYLET = f"""
+import os, subprocess, sys, time
+environment = {{**os.environ, "{agent_stand_in.RAYLET}": str(os.getpid())}}
+print(subprocess.Popen([sys.executable, "-IS", "{STAND_IN}"], env=environment).pid, flush=True)
+time.sleep(600)
+"""
+"""Starts a stand-in as the raylet does, and prints its process id."""
 WORKER = "default_worker.py"
 NEEDED = ("gcs_server", "raylet/raylet", STAND_IN.name, "ray::", WORKER)
 """A part of the command of each process that a run needs. A worker has a title of its own after it has started."""
@@ -80,15 +87,11 @@ def test_a_stand_in_whose_raylet_has_ended_before_it_began_ends(monkeypatch):
     assert subprocess.run(command, timeout=PATIENCE, check=False).returncode == 0
 
 
-def test_a_stand_in_ends_with_the_process_that_started_it(eventually, monkeypatch):
+def test_a_stand_in_ends_with_the_raylet(eventually, monkeypatch):
     assert agent_stand_in.RAYLET_CHECK_SECONDS <= 1
-    starting = (
-        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-IS', {str(STAND_IN)!r}]); time.sleep(600)"
-    )
     monkeypatch.delenv(agent_stand_in.RAYLET, raising=False)
-    with subprocess.Popen([sys.executable, "-c", starting]) as raylet:
-        eventually(lambda: psutil.Process(raylet.pid).children(), "the stand-in")
-        (stand_in,) = psutil.Process(raylet.pid).children()
-        eventually(lambda: STAND_IN.name in " ".join(stand_in.cmdline()), "its program")
+    with subprocess.Popen([sys.executable, "-c", RAYLET], stdout=subprocess.PIPE, text=True) as raylet:
+        assert raylet.stdout is not None
+        stand_in = psutil.Process(int(raylet.stdout.readline()))
         raylet.kill()
     eventually(lambda: not stand_in.is_running() or stand_in.status() == psutil.STATUS_ZOMBIE, "its end")

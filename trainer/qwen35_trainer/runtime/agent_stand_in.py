@@ -10,8 +10,11 @@ RAYLET_CHECK_SECONDS = 1.0
 
 
 def main() -> None:
-    """Sleep until the process that started this one has ended."""
-    raylet = int(os.environ.get(RAYLET, os.getppid()))  # the raylet may have ended before this line
+    """Sleep until the raylet has ended.
+
+    Its process id comes from the variable, because it may have ended before this line, and then the parent is another one.
+    """
+    raylet = int(os.environ[RAYLET])
     while os.getppid() == raylet:
         time.sleep(RAYLET_CHECK_SECONDS)
 
