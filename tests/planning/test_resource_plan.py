@@ -22,6 +22,7 @@ from qwen35_trainer.planning import (
     train_memory,
 )
 from qwen35_trainer.planning.generation_time import generation_time
+from qwen35_trainer.planning.known_sizes import known_sizes
 from qwen35_trainer.planning.measured_run import MeasuredRun
 from qwen35_trainer.planning.publication_time import publication_time
 from qwen35_trainer.planning.train_time import train_time
@@ -410,6 +411,18 @@ def test_slots_need_a_block_each_before_vllm_records_graphs():
     assert problem.path == "spec.rollout.maxSequencesPerReplica"
     assert problem.fix.startswith(f"Lower it to at most {room}, or set rollout.vllm.eager to true")
     assert misfits(room)[1] == misfits(256, eager=True)[1] == []
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_pods_have_enough_memory_for_pictures_and_devices_are_judged_by_what_the_data_contain(file):
+    """The operator, which requests the pods' memory, does not know the data."""
+    spec, problems = parse_spec(yaml.safe_load(file.read_text())["spec"])
+    assert spec is not None, problems
+    if (shape := known_sizes(spec.model)) is None:
+        pytest.skip("the catalog lacks the model")
+    text, pictures = (memory_plan.memory_plan(shape, spec, "H100", pictures=with_any) for with_any in (False, True))
+    assert text.pods == pictures.pods
+    assert text.train.device.total <= pictures.train.device.total
 
 
 def test_what_does_not_fit_is_named_with_a_fix_and_exit_code_3(manifest):

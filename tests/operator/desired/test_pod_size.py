@@ -30,11 +30,13 @@ def example():
 
 
 @pytest.mark.parametrize(
-    ("name", "planned_gib"), [("qwen3.5-27b-grpo-fsdp", 726.5), ("qwen3.5-35b-a3b-grpo-fsdp", 778)]
+    ("name", "text_gib", "tower"),
+    [("qwen3.5-27b-grpo-fsdp", 726.5, 0.461e9), ("qwen3.5-35b-a3b-grpo-fsdp", 778, 0.447e9)],
 )
-def test_pods_of_offloaded_state_have_the_planned_memory_and_a_tenth_more(name, planned_gib, example):
-    size = pod_size.size_of(example(name), "train")
-    assert size.memory_gib == pytest.approx(planned_gib / 0.9, abs=1)
+def test_pods_of_offloaded_state_have_the_planned_memory_and_a_tenth_more(name, text_gib, tower, example):
+    """The vision tower takes 16 bytes for each of its parameters, because the data may contain pictures."""
+    size, planned_gib = pod_size.size_of(example(name), "train"), text_gib + 16 * tower / 2**30
+    assert size.memory_gib == pytest.approx(planned_gib / 0.9, abs=1.5)
     assert size.memory_gib > 8 * NVIDIA.per_device.memory_gib
     assert size.cpu == 8 * NVIDIA.per_device.cpu
     # Ray takes 30 % of the memory for its object store, and moves it to a disk if /dev/shm is smaller.

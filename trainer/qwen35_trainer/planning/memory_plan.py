@@ -15,6 +15,7 @@ from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.planning import fsdp_memory, megatron_memory
+from qwen35_trainer.planning.activations import Kernels
 from qwen35_trainer.planning.host_memory import PodMemory, colocated_pod, rollout_pod, train_pod
 from qwen35_trainer.planning.model_limits import larger_degrees, larger_replica
 from qwen35_trainer.planning.rollout_memory import GRAPH_BYTES, ReplicaMemory, replica_memory
@@ -40,7 +41,10 @@ class MemoryPlan:
     replica: ReplicaMemory | None
     """The memory of one device of a replica; None in mode SFT."""
     pods: tuple[PodMemory, ...]
-    """One pod of each pool. In mode Colocated, a single pod with ranks and replicas."""
+    """One pod of each pool. In mode Colocated, a single pod with ranks and replicas.
+
+    Their memory is enough for data with pictures, because the operator does not know the data.
+    """
 
 
 def memory_plan(
@@ -48,26 +52,29 @@ def memory_plan(
 ) -> MemoryPlan:
     """Return the memory that a training needs.
 
-    device: the kind of device; None: a CPU. pictures: whether the data contain
-    pictures, so that the vision tower trains.
+    device: the kind of device; None: a CPU. pictures: whether the data contain pictures, so that the vision tower trains.
+    It changes the plan of the devices only.
     """
     on_cpu = device is None
     memory = float("inf") if device is None else DEVICES[device].memory
-    fused = device is not None and DEVICES[device].profile == "NVIDIA"
-    if spec.train.engine == "Megatron":
-        train = megatron_memory.rank_memory(
-            shape, spec, "Fused" if fused else "Torch", on_cpu=on_cpu, pictures=pictures
-        )
-    else:
-        train = fsdp_memory.rank_memory(shape, spec, "Fused" if fused else "Torch", pictures=pictures)
+    train = _rank_memory(shape, spec, device, pictures=pictures)
+    possible = (train, _rank_memory(shape, spec, device, pictures=True))
     replica = None if spec.rollout is None else replica_memory(shape, spec, memory)
-    of_rank = train.host + (train.device.total if on_cpu else 0.0)
+    of_rank = max(rank.host + (rank.device.total if on_cpu else 0.0) for rank in possible)
+    parked = 0.0 if on_cpu else max(rank.parked for rank in possible)
     of_replica = replica.total if replica is not None and on_cpu else 0.0
     of_train, of_rollout = train_pod(shape, spec, of_rank), rollout_pod(shape, spec, of_replica)
     pods = (of_train,) if of_rollout is None else (of_train, of_rollout)
     if of_rollout is not None and spec.mode == "Colocated":
-        pods = (colocated_pod(shape, spec, of_train, of_rollout, 0.0 if on_cpu else train.parked),)
+        pods = (colocated_pod(shape, spec, of_train, of_rollout, parked),)
     return MemoryPlan(shape, device, memory, train, replica, pods)
+
+
+def _rank_memory(shape: ModelSizes, spec: TrainingSpec, device: DeviceName | None, *, pictures: bool) -> RankMemory:
+    kernels: Kernels = "Fused" if device is not None and DEVICES[device].profile == "NVIDIA" else "Torch"
+    if spec.train.engine == "Megatron":
+        return megatron_memory.rank_memory(shape, spec, kernels, on_cpu=device is None, pictures=pictures)
+    return fsdp_memory.rank_memory(shape, spec, kernels, pictures=pictures)
 
 
 def device_misfits(plan: MemoryPlan, spec: TrainingSpec) -> Iterator[Problem]:
