@@ -5,13 +5,14 @@
     python -m benchmarks.driver [--replicas 8] [--slots 256] [--seconds 60]
 
 The replicas are processes with the real engine thread around an engine that only counts: each running sequence gets
-50 tokens per second. Everything in this process is what a driver runs, except that a batch trains immediately and publications have no
-weights. To measure long responses within minutes, all clocks of the replicas run `speed` times faster, and every interval of
+50 tokens per second. Everything in this process is what a driver runs, on the event loop that Ray gives to it, except that a batch, which goes to
+the object store, trains immediately, and publications have no weights. To measure long responses within minutes, all clocks of the replicas run `speed` times faster, and every interval of
 the protocol is shorter by the same factor, so that the number of calls and reports for each sequence is that of real time.
 Weights are announced as with shared memory; in Ray's object store, each publication costs one call through Ray for each replica.
 
 processor   microseconds of this process, Ray's threads included, per finished sequence of 2,000 and of 32,000 tokens; and
-            what remains without the processor time that this process takes while it is connected to Ray and does nothing
+            what remains without the processor time that this process takes while it is connected to Ray and does nothing. Copying
+            batches to the object store, in a thread, is part of both, and is also given alone
 slowdown    how many times longer a fixed piece of Python takes between the driver's work than again and again on its own,
             because the processor has slept or is shared. That piece uses hardly any memory, so the number does not contain
             what the driver's own memory costs after it has left the caches
@@ -40,6 +41,7 @@ from typing import Any, cast
 import numpy as np
 import psutil
 import ray
+import uvloop
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -48,6 +50,7 @@ from qwen35_trainer.contract.shared_names import INLINE_ANSWERS
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_set import PromptOrder
+from qwen35_trainer.engines.batch_division import ONE_SHARE
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec, load_manifest
@@ -212,14 +215,26 @@ class FakeReplica(RolloutWorker):
                 await asyncio.wrap_future(self._running.commit(arrived.weights.manifest.version))
 
 
+@dataclass
 class FakeTrainPool:
-    """A train pool whose work takes no time."""
+    """A train pool of one rank, which takes no time to train."""
+
+    copying: float = 0.0
+    """Processor time, in seconds, of copying batches to the object store."""
 
     async def train(self, batch: TrainBatch, rates: Sequence[float]) -> list[UpdateMetrics]:
+        await asyncio.to_thread(self._put, batch)
         return [UpdateMetrics(0.0, 0.0, rate, 0, {}) for rate in rates]
 
     async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
         return PublishedWeights(WeightManifest(version, WeightLayout((), 0), ()), SegmentHandle("", 0, ()))
+
+    def _put(self, batch: TrainBatch) -> None:
+        """Do what `TrainPool` does with a batch before it calls the rank."""
+        began = time.thread_time()
+        for share in ONE_SHARE.shares_of(batch):
+            ray.put(share)
+        self.copying += time.thread_time() - began
 
 
 class CountingChannel(ReplicaChannel):
@@ -331,7 +346,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
 
     warm, seconds: real time before and during the measurement. idle: from `idle_share`. rest: the time of `reference` on its own.
     """
-    spec, counts = spec_of(load), Counts()
+    spec, counts, pool = spec_of(load), Counts(), FakeTrainPool()
     data = [
         EncodedPrompt(Prompt(f"p/{n}", "p", "text", "1"), np.arange(PROMPT_TOKENS, dtype=np.int32))
         for n in range(ANSWERS)
@@ -362,7 +377,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
             )
             stop = asyncio.Event()
             training = TrainSession(
-                spec=spec, pool=cast(TrainPool, FakeTrainPool()), recorder=recorder, checkpoints=None, clock=clock,
+                spec=spec, pool=cast(TrainPool, pool), recorder=recorder, checkpoints=None, clock=clock,
                 live=LiveFields.of(spec), exports=Exports(stop, 600.0), attempt="benchmark", updates_total=10_000,
             )  # fmt: skip
             loop = TrainingLoop(
@@ -370,17 +385,17 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
                 journal=JournalFile(folder / "journal"), inbox=inbox, stop=stop,
                 sampler=Sampler(folder / "samples.jsonl", ResponseDecoder.of(tokenizer_of())), evaluates=False,
             )  # fmt: skip
-            running = asyncio.create_task(loop.run(await FakeTrainPool().publication(0), []))
+            running = asyncio.create_task(loop.run(await pool.publication(0), []))
             await asyncio.wait({running}, timeout=warm)
             times: list[float] = []
-            before, started, updates = replace(counts), time.process_time(), training.update
+            before, started, updates, copied = replace(counts), time.process_time(), training.update, pool.copying
             referring = asyncio.create_task(references(times))
             await asyncio.wait({running}, timeout=seconds)
             referring.cancel()
             spent = time.process_time() - started - sum(times)
             if running.done():
                 running.result()
-            after = replace(counts)
+            after, copying = replace(counts), pool.copying - copied
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
     finished = after.finished - before.finished
@@ -396,6 +411,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float, idle: float
         "callsThroughRay": after.calls_through_ray - before.calls_through_ray,
         "partsPerSequence": round((after.parts - before.parts) / finished, 1) if finished else None,
         "processorMicrosecondsPerSequence": round(spent / finished * 1e6, 1) if finished else None,
+        "copyingMicrosecondsPerSequence": round(copying / finished * 1e6, 1) if finished else None,
         "withoutIdleMicroseconds": round((spent - idle * seconds) / finished * 1e6, 1) if finished else None,
         "slowdown": round(statistics.median(times) / rest, 2),
         "processorShare": round(spent / seconds, 3),
@@ -464,7 +480,7 @@ def main() -> None:
         # A sequence takes about 10 seconds of real time, on a clock that is faster accordingly.
         load = Load(tokens, tokens / TOKENS_PER_SECOND / 10.0, arguments.replicas, arguments.slots)
         with tempfile.TemporaryDirectory(prefix="driver-") as folder:
-            results.append(asyncio.run(run(load, Path(folder), 15.0, arguments.seconds, idle, rest)))
+            results.append(uvloop.run(run(load, Path(folder), 15.0, arguments.seconds, idle, rest)))
             print(json.dumps(results[-1]), file=sys.stderr)
     print(json.dumps({"processor": results, "memory": held}, indent=2))
 
