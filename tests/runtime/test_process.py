@@ -79,6 +79,24 @@ def test_a_start_that_fails_leaves_collection_on():
     assert gc.isenabled()
 
 
+@pytest.mark.processes
+def test_an_actor_keeps_two_log_files_of_limited_size(tmp_path):
+    """For months of messages, too: the newest are there."""
+    code = """
+import logging, pathlib
+from qwen35_trainer.runtime import process
+process.LOG_BYTES = 2000
+process.Process("driver", pathlib.Path("logs"))
+for number in range(1000):
+    logging.getLogger("loop").info("update %d", number)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    older, newest = sorted((tmp_path / "logs").iterdir(), reverse=True)
+    assert (newest.name, older.name) == ("driver.log", "driver.log.1")
+    assert newest.read_text().endswith("update 999\n")
+    assert all(0 < path.stat().st_size <= 2000 for path in (newest, older))
+
+
 def resident_after(code: str) -> list[int]:
     """MiB that a fresh process has where `code` says `see()`."""
     start = """

@@ -24,6 +24,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 COLLECTED_OBJECTS = 10_000
 """Number of new objects after which garbage collection looks at them in a driver. Python's default is 700."""
+LOG_BYTES = 64 * 2**20
+"""Maximum size, in bytes, of an actor's log file. A run keeps two of them for each actor."""
 MMAP_THRESHOLD_BYTES = 2**20
 """Minimum size, in bytes, of an allocation whose memory returns to the system as soon as it is freed."""
 _M_MMAP_THRESHOLD = -3
@@ -171,10 +174,12 @@ class Process:
     def rename(self, name: str, *, final: bool = True) -> None:
         """Set the actor's name, and write its log messages to the file `<name>.log` from now on.
 
-        final: whether the name stays. The log file of a temporary name is created with the first message.
+        When the file has LOG_BYTES, it becomes `<name>.log.1`, in place of an earlier one, and a new file begins. final:
+        whether the name stays. The log file of a temporary name is created with the first message.
         """
         self.name = name
-        handler = logging.FileHandler(self._logs / f"{name}.log", delay=not final)
+        path = self._logs / f"{name}.log"
+        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, delay=not final)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
