@@ -2,8 +2,9 @@
 
     python benchmarks/weight_plan.py [--devices 64]
 
-One row for each FSDP example with a published model, and for 122B-A10B and 397B-A17B on `--devices` for training and as many for rollouts; the
-largest also with expert parallelism, and with eight times as many for rollouts.
+One row for each example with replicas and a published model, and for the largest models on `--devices` for training with FSDP and as many for
+rollouts; the largest also with expert parallelism, and with eight times as many for rollouts. A rank of FSDP publishes rows of every tensor; with
+Megatron, the ranks of a pipeline stage publish whole parameters by turns (`engines/megatron/published_model.py`).
 Names and shapes are those of the model's class for the published dimensions; the total of parameters is printed, to compare with the
 model's name. `weights/slice_plan.py` computes the bytes of each rank of a replica, from the parts that train ranks stage, and `weights/relay.py`
 the waves of the transport RDMA, as in a run: in the first one replicas read from the train ranks, in the others from replicas. Nothing is
@@ -25,22 +26,26 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
-from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3MoeConfig
 
 from qwen35_trainer.catalog.links import LINKS
 from qwen35_trainer.catalog.models import MODELS
+from qwen35_trainer.engines.megatron.published_model import LAYER_NUMBER, publishers
+from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.manifest.train import ParallelismSpec
 from qwen35_trainer.models.qwen3_5.classes import without_weights
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
+from qwen35_trainer.planning.megatron_memory import stages
 from qwen35_trainer.weights.division import ReplicaShape, StagingPlan
 from qwen35_trainer.weights.host_weights import verifiers
 from qwen35_trainer.weights.qwen3_5_divisions import divisions
 from qwen35_trainer.weights.relay import trainer_readers, waves
 from qwen35_trainer.weights.staging import PART_BYTES, STAGING_THREADS
-from qwen35_trainer.weights.transfer_plan import planned_version, transfers
+from qwen35_trainer.weights.transfer_plan import HeldValues, held_by_rows, planned_version, transfers
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
 NETWORK_BYTES_PER_SECOND = LINKS["IB-400G"].bandwidth
@@ -71,8 +76,10 @@ def tensors_of(name: str) -> list[tuple[str, tuple[int, ...], str]]:
     if shape.experts:
         sizes |= {"num_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token}
         sizes |= {"moe_intermediate_size": shape.expert_intermediate}
-        sizes |= {"shared_expert_intermediate_size": shape.shared_intermediate}
-        config: Any = Qwen3_5MoeTextConfig(**sizes)
+    if not shape.linear_layers:
+        config: Any = Qwen3MoeConfig(**sizes)
+    elif shape.experts:
+        config = Qwen3_5MoeTextConfig(**sizes, shared_expert_intermediate_size=shape.shared_intermediate)
     else:
         config = Qwen3_5TextConfig(**sizes, intermediate_size=shape.intermediate)
     return [
@@ -81,12 +88,26 @@ def tensors_of(name: str) -> list[tuple[str, tuple[int, ...], str]]:
     ]
 
 
-def plan(name: str, train_ranks: int, replicas: int, replica: ReplicaShape) -> dict[str, Any]:
-    """Return the bytes and times of one publication."""
+def held_by_parameters(layout: WeightLayout, degrees: ParallelismSpec, ranks: int) -> Iterator[HeldValues]:
+    """Yield the values of each tensor that each of `ranks` ranks with Megatron publishes."""
+    numbers = {entry.name: number for number, entry in enumerate(layout.tensors)}
+    layers = 1 + max(int(found[1]) for name in numbers if (found := LAYER_NUMBER.match(name)))
+    divided = [tuple(chain(*stage.parts)) for stage in stages(layers, degrees.pipeline, degrees.virtualPipeline)]
+    shapes = {entry.name: entry.shape for entry in layout.tensors}
+    for rank, name, values in publishers(shapes, divided, degrees, ranks):
+        yield HeldValues(rank, numbers[name], values)
+
+
+def plan(
+    name: str, train_ranks: int, replicas: int, replica: ReplicaShape, megatron: ParallelismSpec | None = None
+) -> dict[str, Any]:
+    """Return the bytes and times of one publication. megatron: the parallelism with Megatron; None: FSDP."""
     tensors, replica_ranks = tensors_of(name), replica.ranks
     divided = divisions({each: shape for each, shape, _ in tensors})
     staging = StagingPlan.of(divided, replica)
-    staged = planned_version(WeightLayout.of(tensors, staging), staging, train_ranks, PART_BYTES)
+    layout = WeightLayout.of(tensors, staging)
+    ranks_hold = held_by_parameters(layout, megatron, train_ranks) if megatron else held_by_rows(layout, train_ranks)
+    staged = planned_version(layout, staging, ranks_hold, PART_BYTES)
     needed = transfers(staged, divided, replica)
     received, held_by = Counter[int](), Counter[int]()
     for (_, receiver), size in needed.items():
@@ -107,11 +128,13 @@ def plan(name: str, train_ranks: int, replicas: int, replica: ReplicaShape) -> d
         "model": name,
         "billion parameters": round(sum(math.prod(shape) for _, shape, _ in tensors) / 1e9, 1),
         "GB": round(version / 1e9, 1),
+        "engine": "Megatron" if megatron else "FSDP",
         "train ranks": train_ranks,
         "parts": len(staged.writers),
         "replicas": f"{replicas} of {replica_ranks}" + (", experts divided" if replica.divides_experts else ""),
         "senders of a replica rank": round(len(needed) / replica_ranks, 1),
         "GB held by a train rank": round(held / 1e9, 2),
+        "of them more than its share, of the train ranks, %": round(100 * (held * train_ranks / version - 1), 1),
         "GB sent by a train rank, at most": round(held * len(first) / 1e9, 2),
         "GB sent by a train rank without relay": round(held * replicas / 1e9, 2),
         "GB through each interface of a replica": round(of_interface / 1e9, 2),
@@ -131,14 +154,24 @@ def plan(name: str, train_ranks: int, replicas: int, replica: ReplicaShape) -> d
     }
 
 
-def examples() -> Iterator[tuple[str, tuple[str, int, int, ReplicaShape]]]:
-    """Yield the file of each example with a published model, and its model, train ranks, replicas and shape of a replica."""
+def examples() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the file of each example with replicas and a published model, and the arguments of `plan` for it."""
     for file in sorted(EXAMPLES.glob("qwen*.yaml")):
-        spec = yaml.safe_load(file.read_text())["spec"]
-        devices, rollout = spec["accelerator"]["devicesPerNode"], spec["rollout"]
-        ranks = rollout.get("tensorParallel", 1)
-        replicas = rollout.get("nodes", 1) * devices // ranks
-        yield file.name, (spec["model"]["name"], spec["train"].get("nodes", 1) * devices, replicas, ReplicaShape(ranks))
+        spec = load_manifest(file).spec
+        if spec.rollout is None:
+            continue
+        devices, replica = spec.accelerator.devicesPerNode, ReplicaShape(spec.rollout.tensorParallel)
+        nodes = spec.train.nodes if spec.mode == "Colocated" else spec.rollout.nodes
+        yield (
+            file.name,
+            {
+                "name": spec.model.name,
+                "train_ranks": spec.train.nodes * devices,
+                "replicas": nodes * devices // replica.ranks,
+                "replica": replica,
+                "megatron": spec.train.parallelism if spec.train.engine == "Megatron" else None,
+            },
+        )
 
 
 def main() -> None:
@@ -146,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The transfers of a publication, and their time at stated bandwidths.")
     parser.add_argument("--devices", type=int, default=64, help="of each pool, for 35B, 122B and 397B [default: 64]")
     devices = parser.parse_args().devices
-    rows = [{"recipe": file} | plan(*recipe) for file, recipe in examples()]
+    rows = [{"recipe": file} | plan(**recipe) for file, recipe in examples()]
     largest, more = LARGE[-1], 8 * devices
     shapes = [(name, devices, ReplicaShape(8)) for name in LARGE]
     for name, rollouts, shape in [

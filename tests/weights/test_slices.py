@@ -28,7 +28,7 @@ from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.slice_plan import slices_of
 from qwen35_trainer.weights.sliced_tensor import SliceMissing
 from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces, write_pieces
-from qwen35_trainer.weights.transfer_plan import planned_version, row_range, transfers
+from qwen35_trainer.weights.transfer_plan import held_by_rows, planned_version, row_range, transfers
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
 from tests.weights import ways
 from tests.weights.ways import AVAILABLE, bits, fetch, reader
@@ -256,14 +256,15 @@ def test_a_shard_that_divides_a_row_cannot_be_staged_in_blocks() -> None:
 def test_who_sends_how_much_to_whom(division: Division | None, expected_bytes: dict[tuple[int, int], int]) -> None:
     divided = {} if division is None else {"w": division}
     plan = StagingPlan.of(divided, ReplicaShape(2))
-    version = planned_version(WeightLayout.of([("w", (8, 4), "float32")], plan), plan, 3, PART_BYTES)
+    layout = WeightLayout.of([("w", (8, 4), "float32")], plan)
+    version = planned_version(layout, plan, held_by_rows(layout, 3), PART_BYTES)
     assert transfers(version, divided, ReplicaShape(2)) == expected_bytes
 
 
 def test_the_planned_parts_are_those_that_train_ranks_stage() -> None:
     plan = StagingPlan.of(DIVISIONS, ReplicaShape(4))
     layout = layout_of(shards(TENSORS, 1, 0), plan)
-    planned = planned_version(layout, plan, 3, PART_BYTES)
+    planned = planned_version(layout, plan, held_by_rows(layout, 3), PART_BYTES)
     memory = torch.zeros(layout.size, dtype=torch.uint8).numpy()
     written = [
         (rank, piece.write(memory[: piece.size]))

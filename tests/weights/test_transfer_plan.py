@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.weights.division import WHOLE, ReplicaShape
-from qwen35_trainer.weights.transfer_plan import planned_version, row_range, transfers
+from qwen35_trainer.weights.transfer_plan import held_by_rows, planned_version, row_range, transfers
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
 SIZES = st.integers(1, 12)
@@ -18,5 +18,6 @@ def test_rows_are_divided_as_torch_divides_them(rows: int, ranks: int) -> None:
 
 
 def test_a_value_without_dimensions_comes_from_one_rank() -> None:
-    version = planned_version(WeightLayout.of([("scale", (), "float64")]), WHOLE, train_ranks=4, most=100)
+    layout = WeightLayout.of([("scale", (), "float64")])
+    version = planned_version(layout, WHOLE, held_by_rows(layout, ranks=4), most=100)
     assert transfers(version, {}, ReplicaShape(2)) == {(0, 0): 8, (0, 1): 8}

@@ -7,6 +7,7 @@ docs/numerics.md has.
 import re
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen35_trainer.engines.megatron.published_model import LAYER_NUMBER, publishers
 from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.manifest.train import ParallelismSpec
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
+from qwen35_trainer.planning.megatron_memory import stages
 from tests.distributed.distance import distance
 from tests.distributed.group import Group
 from tests.distributed.samples import batch_of, policy_spec_of, spec_of
@@ -129,6 +133,8 @@ def test_updates_are_those_of_a_plain_loop(groups: Callable[[int], Group], name:
     assert all(each["metrics"] == result["metrics"] for each in results), "any rank can report"
     scores = max(float((each["scores"][0] - reference_scores(kind)).abs().max()) for each in results)
     losses, norms = ([getattr(each, name) for each in result["metrics"]] for name in ("loss", "gradient_norm"))
+    parts = {(rank, *_place(part)) for rank, each in enumerate(results) for part in each["gradients"]}
+    assert parts == planned_parts({each: tuple(tensor.shape) for each, tensor in built.items()}, layout, ranks)
     gradients = joined([part for each in results for part in each["gradients"]], built)
     clipped = {name: gradient * min(1.0, 1.0 / norms[0]) for name, gradient in gradients.items()}
     scale = allowed(expected.gradients[0], exact(kind).gradients[0], GRADIENTS)
@@ -141,6 +147,22 @@ def test_updates_are_those_of_a_plain_loop(groups: Callable[[int], Group], name:
     assert losses[1:] == pytest.approx(expected.losses[1:], rel=ACROSS)
     assert norms[1:] == pytest.approx(expected.norms[1:], rel=10 * ACROSS)
     assert result["likelihood"][0] < losses[0], "it has learnt"
+
+
+def planned_parts(
+    shapes: dict[str, tuple[int, ...]], layout: dict[str, Any], ranks: int
+) -> set[tuple[int, str, int, int]]:
+    """Rank, tensor, first value and number of values of every part, by the plan of a publication."""
+    renamed = {"virtual": "virtualPipeline", "expert_tensor": "expertTensor"}
+    degrees = ParallelismSpec(**{renamed.get(key, key): value for key, value in layout.items() if key != "sequence"})
+    layers = 1 + max(int(found[1]) for name in shapes if (found := LAYER_NUMBER.match(name)))
+    divided = [chain(*stage.parts) for stage in stages(layers, degrees.pipeline, degrees.virtualPipeline)]
+    planned = publishers(shapes, [tuple(numbers) for numbers in divided], degrees, ranks)
+    return {(rank, name, values.start, len(values)) for rank, name, values in planned}
+
+
+def _place(part: tuple[str, int, Tensor]) -> tuple[str, int, int]:
+    return part[0], part[1], part[2].numel()
 
 
 def joined(parts: list[tuple[str, int, Tensor]], like: dict[str, Tensor]) -> dict[str, Tensor]:

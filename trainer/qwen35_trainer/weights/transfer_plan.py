@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from qwen35_trainer.weights.division import Division, ReplicaRank, ReplicaShape, StagingPlan
 from qwen35_trainer.weights.slice_plan import slices_of
@@ -30,6 +31,16 @@ class PlannedVersion:
     """Number of the train rank that would stage each part, in the order of the manifest's parts."""
 
 
+class HeldValues(NamedTuple):
+    """Consecutive values of one tensor that a train rank publishes."""
+
+    rank: int
+    tensor: int
+    """Number of the tensor in the layout of the version."""
+    values: range
+    """Indices into the flattened tensor."""
+
+
 def row_range(rows: int, ranks: int, rank: int) -> range:
     """Return the rows of a tensor with `rows` rows that FSDP gives to rank `rank` of `ranks` ranks.
 
@@ -39,22 +50,29 @@ def row_range(rows: int, ranks: int, rank: int) -> range:
     return range(min(rank * each, rows), min((rank + 1) * each, rows))
 
 
-def planned_version(layout: WeightLayout, plan: StagingPlan, train_ranks: int, most: int) -> PlannedVersion:
-    """Return the parts that `train_ranks` ranks would stage for a version if they divided each tensor by rows.
+def held_by_rows(layout: WeightLayout, ranks: int) -> Iterator[HeldValues]:
+    """Yield the values of each tensor that FSDP gives to each of `ranks` ranks. Rank 0 holds tensors without dimensions."""
+    for rank in range(ranks):
+        for number, entry in enumerate(layout.tensors):
+            row = math.prod(entry.shape[1:])
+            rows = row_range(entry.shape[0] if entry.shape else 1, ranks, rank)
+            yield HeldValues(rank, number, range(rows.start * row, rows.stop * row))
 
-    plan: the staging plan from which the layout was computed. most: maximum number of bytes of a part. A tensor without
-    dimensions is staged by rank 0.
+
+def planned_version(layout: WeightLayout, plan: StagingPlan, held: Iterable[HeldValues], most: int) -> PlannedVersion:
+    """Return the parts that train ranks would stage for a version.
+
+    plan: the staging plan from which the layout was computed. held: the values that each rank would publish. most: maximum
+    number of bytes of a part.
     """
     parts: list[TensorPart] = []
     writers: list[int] = []
-    for rank in range(train_ranks):
-        for number, entry in enumerate(layout.tensors):
-            item, row = ITEM_BYTES[entry.dtype], math.prod(entry.shape[1:])
-            rows = row_range(entry.shape[0] if entry.shape else 1, train_ranks, rank)
-            held = range(rows.start * row, rows.stop * row)
-            for piece in plan.pieces(entry.name, math.prod(entry.shape), held, most // item):
-                parts.append(TensorPart(number, piece.start * item, piece.size * item, 0))
-                writers.append(rank)
+    for rank, number, values in held:
+        entry = layout.tensors[number]
+        item = ITEM_BYTES[entry.dtype]
+        for piece in plan.pieces(entry.name, math.prod(entry.shape), values, most // item):
+            parts.append(TensorPart(number, piece.start * item, piece.size * item, 0))
+            writers.append(rank)
     return PlannedVersion(WeightManifest(0, layout, tuple(parts)), tuple(writers))
 
 

@@ -11,8 +11,10 @@ ranks alternate by parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -33,8 +35,13 @@ from qwen35_trainer.engines.megatron.weight_table import (
     text_prefix,
     tower_rows,
 )
+from qwen35_trainer.manifest.train import ParallelismSpec
 from qwen35_trainer.models.qwen3_5 import prediction_head
 
+LAYER_NUMBER = re.compile(r"^model\.(?:language_model\.)?layers\.(\d+)\.")
+"""Matches the number of a decoder layer in the name of a published tensor."""
+FIRST_STAGE = ("embedding.", "visual.")
+"""Prefixes of the parameters outside decoder layers that the first pipeline stage has, in megatron-core's names."""
 type Read = Callable[..., Tensor]
 """A function read(name, *slices) that returns a published tensor, or the part that slices of its
 leading dimensions select."""
@@ -52,7 +59,7 @@ class PublishedPart:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """One parameter of the whole model, or the same parameter of all experts of a layer."""
 
     row: Row
@@ -89,7 +96,7 @@ class PublishedModel:
     ) -> None:
         self._shape, self._shapes = shape, shapes
         named = {name: each for name, each in _named(stages).items() if each.requires_grad or not only_trained}
-        self._entries = _entries(named, shapes, layers)
+        self._entries = entries_of(named, shapes, layers)
 
     @torch.no_grad()
     def load(
@@ -109,7 +116,7 @@ class PublishedModel:
                 if wanted(parameter):
                     put(parameter, self._part(entry, number, read))
 
-    def _part(self, entry: _Entry, number: int, read: Read) -> Tensor:
+    def _part(self, entry: Entry, number: int, read: Read) -> Tensor:
         """Return this rank's part of one parameter of an entry. number: its position in `entry.own`."""
         group = _group(entry)
         if entry.of_experts:
@@ -180,12 +187,12 @@ class PublishedModel:
             held = with_entry
         yield range(first, len(self._entries))
 
-    def _shape_of_part(self, entry: _Entry, name: str) -> tuple[int, ...]:
+    def _shape_of_part(self, entry: Entry, name: str) -> tuple[int, ...]:
         """Return the shape of the part of a published tensor that one rank publishes."""
         shape = self._shapes[name]
         return (len(entry.own), *shape[1:]) if entry.of_experts else shape
 
-    def _divided(self, entry: _Entry, parts: Sequence[Tensor]) -> list[Tensor]:
+    def _divided(self, entry: Entry, parts: Sequence[Tensor]) -> list[Tensor]:
         shapes = [self._shapes[name][1:] if entry.of_experts else self._shapes[name] for name in entry.published]
         arrangement = entry.row.arrangement
         if entry.of_experts:
@@ -206,7 +213,7 @@ def _named(stages: Sequence[StageModel]) -> dict[str, nn.Parameter]:
     return named
 
 
-def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ...]], layers: int) -> list[_Entry]:
+def entries_of(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ...]], layers: int) -> list[Entry]:
     """Return the entries of the whole model, in the same order on every rank.
 
     own: this rank's parameters by name. shapes: name of a published tensor → its shape. layers: number of layers.
@@ -215,10 +222,10 @@ def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ..
     used: set[str] = set()
     listed: set[str] = set()
 
-    def entry(row: Row, published: tuple[str, ...], names: list[str], *, of_experts: bool) -> _Entry:
+    def entry(row: Row, published: tuple[str, ...], names: list[str], *, of_experts: bool) -> Entry:
         used.update(names)
         listed.update(published)
-        return _Entry(row, published, tuple(own[name] for name in names if name in own), of_experts)
+        return Entry(row, published, tuple(own[name] for name in names if name in own), of_experts)
 
     text = text_prefix(shapes)
     entries = []
@@ -250,19 +257,40 @@ def _entries(own: Mapping[str, nn.Parameter], shapes: Mapping[str, tuple[int, ..
     return entries
 
 
+def publishers(
+    shapes: Mapping[str, tuple[int, ...]], stages: Sequence[Collection[int]], degrees: ParallelismSpec, ranks: int
+) -> Iterator[tuple[int, str, range]]:
+    """Yield rank, name of a published tensor, and the values of it that the rank publishes, as `PublishedModel.publish` does.
+
+    Pure: needs neither a model nor process groups. shapes: name of a published tensor → its shape. stages: numbers of the
+    decoder layers of each pipeline stage. degrees: the parallelism of the `ranks` train ranks.
+    """
+    in_stage, last = ranks // len(stages), len(stages) - 1
+    stage_of = {layer: number for number, layers in enumerate(stages) for layer in layers}
+    for number, entry in enumerate(entries_of({}, shapes, len(stage_of))):
+        layer, of_first = LAYER_NUMBER.match(entry.published[0]), entry.row.megatron.startswith(FIRST_STAGE)
+        stage = stage_of[int(layer[1])] if layer else 0 if of_first else last
+        blocks, parts = (degrees.expert, degrees.expertTensor) if entry.of_experts else (1, degrees.tensor)
+        part, copy = number % (in_stage // blocks) % parts, number % (in_stage // blocks) // parts
+        for name, block in product(entry.published, range(blocks)):
+            size = math.prod(shapes[name]) // blocks
+            rank = stage * in_stage + part + parts * (block + blocks * copy)
+            yield rank, name, range(block * size, (block + 1) * size)
+
+
 def _in_model(name: str, text: str) -> str:
     """Return the published name of a tensor of the table. text: prefix of the text model's tensors in the published model."""
     return text + name.removeprefix(TEXT) if name.startswith(TEXT) and not name.startswith(TOWER) else name
 
 
-def _group(entry: _Entry) -> ProcessGroup:
+def _group(entry: Entry) -> ProcessGroup:
     """Return the ranks over which the parameter of an entry is divided."""
     if entry.of_experts:
         return parallel_state.get_expert_tensor_parallel_group()
     return parallel_state.get_tensor_model_parallel_group()
 
 
-def _copy(entry: _Entry) -> tuple[int, int]:
+def _copy(entry: Entry) -> tuple[int, int]:
     """Return this rank's index among the ranks that can publish an entry, and the number of these ranks."""
     group = _group(entry)
     if entry.of_experts:
