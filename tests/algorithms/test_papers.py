@@ -1,12 +1,14 @@
-"""Every loss, advantage and correction against its paper's formula, in float64 and without tensors.
+"""Every loss, advantage and correction against its paper's formula, and their composition, in float64 and without tensors.
 
 A loss is written here as a function of one sequence's log-probs, in which a second argument stands where the paper stops the
 gradient. Its gradient is a central difference in the first argument alone.
 """
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,8 +17,12 @@ import torch
 from qwen35_trainer.algorithms.advantages import ADVANTAGES, AdvantageInputs, advantage
 from qwen35_trainer.algorithms.corrections import CORRECTIONS, correction
 from qwen35_trainer.algorithms.losses import LOSSES, LossInputs, policy_loss
+from qwen35_trainer.algorithms.objective import Objective, needs_proximal, policy_objective
+from tests.algorithms.whole_batch import counts_of
 
 LOW, HIGH, DUAL, TAU_POSITIVE, TAU_NEGATIVE, DELTA = 0.2, 0.28, 3.0, 1.0, 1.05, 0.1
+MAX_DPPO_RATIO, MAX_K3 = 20.0, 10.0
+"""Bounds that the papers do not have; docs/algorithms.md and `algorithms/kl.py` describe them."""
 
 type Numbers = Sequence[float]
 type Reference = Callable[[Numbers, Numbers, Numbers, Numbers], list[float]]
@@ -66,10 +72,12 @@ def sapo(current, frozen, old, advantages):
 def dppo(divergence: Callable[[float, float], float]) -> Reference:
     def reference(current, frozen, old, advantages):
         losses = []
-        for r, p, q, a in zip(ratios(current, old), frozen, old, advantages, strict=True):
+        for now, p, q, a in zip(current, frozen, old, advantages, strict=True):
             outside = divergence(math.exp(q), math.exp(p)) > DELTA
             leaves = (a > 0 and p > q) or (a < 0 and p < q)
-            losses.append(0.0 if outside and leaves else -r * a)
+            # The paper has the ratio itself: sg[r] · π/sg[π].
+            truncated = min(math.exp(p - q), MAX_DPPO_RATIO) * math.exp(now - p)
+            losses.append(0.0 if outside and leaves else -truncated * a)
         return losses
 
     return reference
@@ -309,3 +317,171 @@ def test_with_a_correction_and_one_update_per_batch_no_gate_acts(name):
     policy_loss(name)(inputs).per_token.sum().backward()
     assert log_probs.grad is not None
     assert log_probs.grad.numpy() == pytest.approx(-advantages, rel=1e-12)
+
+
+KL_REFERENCES: dict[str, Callable[[float], float]] = {
+    "K1": lambda d: d,
+    "K2": lambda d: d * d / 2,
+    "K3": lambda d: min(math.exp(-d) - 1 + d, MAX_K3),
+}
+AGGREGATION_REFERENCES: dict[str, Callable[[int, "Counted"], float]] = {
+    "TokenMean": lambda length, all_of: 1 / all_of.tokens,
+    "SequenceMeanTokenSum": lambda length, all_of: 1 / all_of.sequences,
+    "SequenceMeanTokenMean": lambda length, all_of: 1 / (length * all_of.sequences),
+    "SequenceMeanTokenSumNorm": lambda length, all_of: 1 / (all_of.sequences * all_of.width),
+}
+"""Name -> (trained tokens of a sequence, those of all sequences) -> weight of a token of the sequence."""
+KL_COEFFICIENT, ENTROPY_COEFFICIENT = 0.3, 0.05
+
+
+@dataclass(frozen=True)
+class Counted:
+    tokens: int
+    sequences: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trained tokens of one sequence: log-probs of four policies, advantages and entropies."""
+
+    current: Numbers
+    behaviour: Numbers
+    proximal: Numbers
+    reference: Numbers
+    advantages: Numbers
+    entropy: Numbers
+
+
+@dataclass(frozen=True)
+class Composition:
+    loss: str
+    correction: str
+    aggregation: str
+    estimator: str
+    recomputed: bool
+    """Whether log-probs of the weights at the batch's start are passed. The current ones replace them otherwise."""
+
+
+def composed(what: Composition, moved: Trained, sequence: Trained, all_of: Counted) -> float:
+    """What a sequence adds to the loss of an update. moved: the sequence with the values that have the gradient."""
+    proximal = sequence.proximal if what.recomputed else sequence.current
+    weights = WEIGHT_REFERENCES[what.correction](ratios(proximal, sequence.behaviour))
+    old = sequence.behaviour if what.correction == "None" else proximal
+    policy = REFERENCES[what.loss](moved.current, sequence.current, old, sequence.advantages)
+    divergence = [KL_REFERENCES[what.estimator](p - q) for p, q in zip(moved.current, sequence.reference, strict=True)]
+    aggregation = "SequenceMeanTokenMean" if what.loss == "GSPO" else what.aggregation
+    return AGGREGATION_REFERENCES[aggregation](len(policy), all_of) * math.fsum(
+        weight * loss + KL_COEFFICIENT * kl - ENTROPY_COEFFICIENT * entropy
+        for weight, loss, kl, entropy in zip(weights, policy, divergence, moved.entropy, strict=True)
+    )
+
+
+def composed_slopes(
+    what: Composition, sequence: Trained, all_of: Counted, field: str, step: float = 1e-6
+) -> list[float]:
+    """The derivative of what a sequence adds by each of its current log-probs or entropies."""
+    values = getattr(sequence, field)
+
+    def at(index: int, by: float) -> float:
+        moved = [value + by * (index == other) for other, value in enumerate(values)]
+        return composed(what, replace(sequence, **{field: moved}), sequence, all_of)
+
+    return [(at(index, step) - at(index, -step)) / (2 * step) for index in range(len(values))]
+
+
+def composed_tables() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(N, T) numbers by the fields of `Trained`, and the mask, which has holes and a row without trained tokens."""
+    generator = np.random.default_rng(23)
+    shape = (7, 5)
+    lengths = generator.integers(2, shape[1] + 1, shape[0])
+    mask = (np.arange(shape[1]) < lengths[:, None]) & (generator.random(shape) < 0.8)
+    mask[0, :4], mask[-1] = True, False
+    behaviour = np.log(generator.uniform(0.05, 0.9, shape))
+    proximal = np.minimum(behaviour + generator.uniform(-0.9, 0.9, shape), -0.02)
+    current = np.minimum(proximal + generator.uniform(-1.2, 1.2, shape), -0.01)
+    reference = current + generator.uniform(-1.5, 1.5, shape)
+    advantages = generator.normal(size=shape)
+    # Ratios above DPPO's bound: a likely token of low advantage, and an unlikely one within the trust region.
+    behaviour[0, :2] = proximal[0, :2] = -4.5, -9.2
+    current[0, :2], advantages[0, :2] = (-0.5, -3.5), (-1.5, 1.0)
+    # K3 above its bound on both sides, and beyond the one of its exponent.
+    reference[0, 1:4] = current[0, 1:4] + (4.0, -14.0, 25.0)
+    tables = {
+        "current": current,
+        "behaviour": behaviour,
+        "proximal": proximal,
+        "reference": reference,
+        "advantages": advantages,
+        "entropy": generator.uniform(0, 2, shape),
+    }
+    return tables, mask
+
+
+def compositions(loss: str) -> Iterator[Composition]:
+    """Every correction with every aggregation, and each estimator of the KL divergence with each of these."""
+    estimators = itertools.cycle(KL_REFERENCES)
+    for correction_name in WEIGHT_REFERENCES:
+        for aggregation in AGGREGATION_REFERENCES:
+            yield Composition(loss, correction_name, aggregation, next(estimators), recomputed=True)
+        if not needs_proximal(correction_name):
+            yield Composition(loss, correction_name, "TokenMean", next(estimators), recomputed=False)
+
+
+def test_the_composed_numbers_reach_every_bound():
+    tables, mask = composed_tables()
+    over_dppo = (tables["current"] - tables["proximal"])[mask] > math.log(MAX_DPPO_RATIO)
+    assert over_dppo.sum() == 2
+    distance = (tables["current"] - tables["reference"])[mask]
+    assert {math.copysign(1, d) for d in distance if math.exp(-d) - 1 + d > MAX_K3} == {-1, 1}
+    used = [what for loss in REFERENCES for what in compositions(loss)]
+    for field in ("loss", "correction", "aggregation"):
+        pairs = {(getattr(what, field), what.estimator) for what in used}
+        assert len(pairs) == len({getattr(what, field) for what in used}) * len(KL_REFERENCES), field
+
+
+@pytest.mark.parametrize("loss", REFERENCES)
+def test_a_composed_objective_has_the_value_and_the_gradient_of_its_papers(loss):
+    tables, mask = composed_tables()
+    rows = [row for row in range(len(mask)) if mask[row].any()]
+    sequences = [Trained(**{field: table[row][mask[row]].tolist() for field, table in tables.items()}) for row in rows]
+    all_of = Counted(int(mask.sum()), len(rows), mask.shape[1])
+    tensors = {field: torch.tensor(table) for field, table in tables.items()}
+    for what in compositions(loss):
+        log_probs, entropy = (tensors[field].clone().requires_grad_() for field in ("current", "entropy"))
+        value, _ = policy_objective(
+            Objective(
+                loss=loss,
+                clip_low=LOW,
+                clip_high=HIGH,
+                dual_clip=DUAL,
+                aggregation=what.aggregation,
+                kl_placement="Loss",
+                kl_coefficient=KL_COEFFICIENT,
+                kl_estimator=what.estimator,
+                entropy_coefficient=ENTROPY_COEFFICIENT,
+                correction=what.correction,
+                cap=CAP,
+                floor=FLOOR,
+                tau_positive=TAU_POSITIVE,
+                tau_negative=TAU_NEGATIVE,
+                max_divergence=DELTA,
+            ),
+            log_probs=log_probs,
+            entropy=entropy,
+            behaviour_log_probs=tensors["behaviour"],
+            proximal_log_probs=tensors["proximal"] if what.recomputed else None,
+            reference_log_probs=tensors["reference"],
+            advantages=tensors["advantages"],
+            mask=torch.tensor(mask),
+            counts=counts_of(torch.tensor(mask), mask.shape[1]),
+        )
+        expected = math.fsum(composed(what, sequence, sequence, all_of) for sequence in sequences)
+        assert value.item() == pytest.approx(expected, rel=1e-12), what
+        gradients = torch.autograd.grad(value, [log_probs, entropy])
+        for gradient, field in zip(gradients, ("current", "entropy"), strict=True):
+            slopes_by_row = [composed_slopes(what, sequence, all_of, field) for sequence in sequences]
+            np.testing.assert_allclose(
+                gradient[mask], list(itertools.chain(*slopes_by_row)), rtol=1e-6, atol=1e-8, err_msg=f"{what}, {field}"
+            )
+            assert gradient[~mask].count_nonzero() == 0, what
