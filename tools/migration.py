@@ -53,7 +53,8 @@ VERL_NOTES: Final[Mapping[str, str]] = {
     "actor_rollout_ref.actor.clip_ratio_c": "With the losses `dppo_tv` and `dppo_kl`, verl truncates the ratio at it, too, 3 by default, and its "
     "script of DPPO sets 10000. DPPO here truncates at 20.",
     "algorithm.adv_estimator": "`grpo` is `GRPO`, or `DrGRPO` with `norm_adv_by_std_in_grpo=False`; `rloo` is `RLOO`, `opo` is `OPO`, `remax` is `ReMax` with one more in `groupSize`, "
-    "`grpo_passk` is `PassAtK`, which does not divide by the standard deviation, `reinforce_plus_plus` is `ReinforcePlusPlus`, "
+    "`grpo_passk` is `PassAtK`, which does not divide by the standard deviation, `gpg` is `GPG`, whose factor counts groups with signal as the paper "
+    "does, and not scores other than 0, `reinforce_plus_plus` is `ReinforcePlusPlus`, "
     "`reinforce_plus_plus_baseline` is `ReinforcePlusPlusBaseline`, `gae` is `GAE`.",
     "algorithm.rollout_correction.rollout_is": "`token` is `TokenTIS`, `sequence` is `SequenceTIS`; without any, `Recomputed`, or `None` in bypass mode. "
     "The default here is `TokenTIS`.",

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from qwen35_trainer.algorithms.advantages import AdvantageInputs, advantage
 
 CENTRED = ["GRPO", "DrGRPO", "RLOO"]
-GROUP_RELATIVE = [*CENTRED, "OPO", "PassAtK", "ReMax"]
+GROUP_RELATIVE = [*CENTRED, "OPO", "PassAtK", "GPG", "ReMax"]
 WHITENED = ["ReinforcePlusPlus", "ReinforcePlusPlusBaseline", "GAE"]
 EVERY = [*GROUP_RELATIVE, *WHITENED]
 
@@ -42,6 +42,14 @@ MIXED = {"rewards": [2.0, 1.0, 4.0, 0.0, 6.0], "group": [7, 3, 7, 3, 7]}
 )
 def test_samples_are_compared_within_their_group(name, expected):
     assert_close(advantage(name)(inputs(**MIXED))[:, 0], torch.tensor(expected), atol=3e-6, rtol=0)
+
+
+def test_groups_with_signal_make_up_for_those_without():
+    """Three groups have scores, one of them has signal: α = 3 / (3 - 2). Nothing of group 5 could be scored."""
+    rewards = [2.0, 0.0, 1.0, 1.0, 0.0, 9.0, 9.0]
+    valid = torch.tensor([True] * 5 + [False] * 2)
+    result = advantage("GPG")(inputs(rewards, group=[7, 7, 3, 3, 4, 5, 5], valid=valid))
+    assert result[:, 0].tolist() == [3, -3, 0, 0, 0, 0, 0]
 
 
 def test_a_response_that_does_not_train_counts_with_its_length():

@@ -224,6 +224,15 @@ def remax(rewards, groups, lengths, penalties, values):
     ]
 
 
+def gpg_advantage(rewards, groups, lengths, penalties, values):
+    # F_norm = 1 and α = B / (B - M) in the paper's notation, M of B groups having samples of one score only.
+    scores = [reward - math.fsum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
+    of_groups = {group: {s for s, other in zip(scores, groups, strict=True) if other == group} for group in groups}
+    alpha = len(of_groups) / (len(of_groups) - sum(len(each) == 1 for each in of_groups.values()))
+    centred = ADVANTAGE_REFERENCES["DrGRPO"](rewards, groups, lengths, penalties, values)
+    return [[alpha * a for a in row] for row in centred]
+
+
 ADVANTAGE_REFERENCES = {
     "GRPO": per_sample(
         lambda r, others, _: (r - statistics.fmean([r, *others])) / (statistics.stdev([r, *others]) + 1e-6)
@@ -231,6 +240,7 @@ ADVANTAGE_REFERENCES = {
     "DrGRPO": per_sample(lambda r, others, _: r - statistics.fmean([r, *others])),
     "RLOO": per_sample(lambda r, others, _: r - statistics.fmean(others)),
     "OPO": per_sample(lambda r, _, members: r - sum(s * n for s, n in members) / sum(n for _, n in members)),
+    "GPG": gpg_advantage,
     "ReMax": remax,
     "PassAtK": per_sample(lambda r, others, _: max(r, *others) - max(others)),
     "ReinforcePlusPlus": returns,
@@ -272,6 +282,42 @@ def test_an_advantage_is_that_of_its_paper(name, ties):
     for row, numbers in enumerate(expected):
         np.testing.assert_allclose(result[row, : lengths[row]], numbers, rtol=2e-5, atol=2e-6)
         assert result[row, lengths[row] :].count_nonzero() == 0
+
+
+def test_gpg_has_the_loss_and_the_gradient_of_the_groups_with_signal():
+    """The mean loss over the samples of a batch, corrected by α, is that over the samples of the groups with signal."""
+    generator = np.random.default_rng(7)
+    groups, size, width = 6, 4, 3
+    rewards = generator.integers(0, 2, (groups, size)).astype(float)
+    rewards[:2], rewards[2:, :2] = [[1.0], [0.0]], [0.0, 1.0]
+    log_probs = np.log(generator.uniform(0.05, 0.9, (groups * size, width)))
+    lengths = generator.integers(1, width + 1, groups * size)
+    mask = np.arange(width) < lengths[:, None]
+    held = torch.tensor(mask)
+    advantages = advantage("GPG")(
+        AdvantageInputs(torch.tensor(rewards).flatten(), torch.arange(groups).repeat_interleave(size), held)
+    )
+    current = torch.tensor(log_probs, requires_grad=True)
+    objective = Objective("GPG", LOW, HIGH, None, "SequenceMeanTokenMean", "None", 0.0, "K3", 0.0, "None", CAP, FLOOR)
+    value, _ = policy_objective(
+        objective,
+        log_probs=current,
+        entropy=None,
+        behaviour_log_probs=current.detach(),
+        proximal_log_probs=None,
+        reference_log_probs=None,
+        advantages=advantages,
+        mask=held,
+        counts=counts_of(held, width),
+    )
+    expected, slopes_of_signal = 0.0, np.zeros_like(log_probs)
+    for row in range(2 * size, groups * size):  # the first two groups have no signal
+        of_group = rewards[row // size].tolist()
+        weight = (of_group[row % size] - statistics.fmean(of_group)) / (lengths[row] * (groups - 2) * size)
+        slopes_of_signal[row, : lengths[row]] = -weight
+        expected -= weight * math.fsum(log_probs[row, : lengths[row]])
+    assert value.item() == pytest.approx(expected, rel=1e-6)  # advantages are float32
+    np.testing.assert_allclose(torch.autograd.grad(value, current)[0], slopes_of_signal, rtol=1e-6)
 
 
 CAP, FLOOR = 2.0, 0.5

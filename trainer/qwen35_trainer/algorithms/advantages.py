@@ -14,6 +14,7 @@ RLOO                       R - mean of the group's other samples                
 OPO                        R - weighted mean of its group, weights: the samples' lengths       its group
 ReMax                      R - score of its group's greedy sample                              its group
 PassAtK                    maximum of the group - maximum of its other samples                 its group
+GPG                        α·(R - mean), α: groups / groups whose scores differ                its group; α: the batch
 ReinforcePlusPlus          sum of the discounted rewards from the token on, whitened           the batch's tokens
 ReinforcePlusPlusBaseline  R - mean of its group, whitened                                     the batch's tokens
 GAE                        λ-weighted temporal differences of a value function, whitened       the batch's tokens
@@ -272,6 +273,22 @@ def pass_at_k(tokens: TrainedTokens, shares: Shares) -> Tensor:
     second = groups.reduce(torch.where(best, -torch.inf, groups.centred), "amax")
     alone = best & (groups.reduce(best.float(), "sum") == 1) & (groups.size > 1)
     return torch.where(alone, maximum - second, 0.0)[tokens.sample]
+
+
+@ADVANTAGES.register("GPG")
+def gpg(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Return, for each token, α times the difference between the score of its sample and the mean score of the
+    group (GPG, arXiv:2504.02546).
+
+    α = B / (B - M) for a batch of B groups, of which M have no signal, because all their scores are equal. These groups
+    have no gradient, but count in the mean over the batch, and α makes up for them. Groups without a scored sample count
+    in neither B nor M. verl's `gpg` has the number of scores that are not 0 in place of B - M. The paper also draws more
+    prompts until the share of groups with signal is above a threshold; algorithm.dynamicSampling replaces all others, and α
+    is then 1. If a batch has several updates, α is that of the batch, where the paper has one update per batch.
+    """
+    centred = _compare_in_groups(tokens, shares).centred
+    scored, with_signal = (len(torch.unique(tokens.group[chosen])) for chosen in (tokens.valid, centred != 0))
+    return (centred * (scored / max(with_signal, 1)))[tokens.sample]
 
 
 @ADVANTAGES.register("ReinforcePlusPlus")

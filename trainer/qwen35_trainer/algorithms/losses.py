@@ -153,7 +153,8 @@ def cispo(inputs: LossInputs) -> LossOutput:
 def gpg(inputs: LossInputs) -> LossOutput:
     """Compute the plain policy gradient, -advantage · log-prob, without ratio or clipping (GPG, arXiv:2504.02546).
 
-    Off-policy tokens need a correction that weighs them, because the loss has no ratio.
+    The paper's factor α, for groups without signal, belongs to the advantage GPG; with other advantages, α is 1. Off-policy
+    tokens need a correction that weighs them, because the loss has no ratio.
     """
     loss = -zero_padding(inputs.advantages, inputs.mask) * zero_padding(inputs.log_probs, inputs.mask)
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()

@@ -14,6 +14,7 @@ AdvantageType = Literal[
     "RLOO",
     "OPO",
     "PassAtK",
+    "GPG",
     "ReMax",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
@@ -223,7 +224,7 @@ class AlgorithmSpec(Section):
 
     advantage: AdvantageType = Field(
         "GRPO",
-        description="Advantage estimator: compares the samples of a prompt (GRPO, DrGRPO, RLOO, OPO), rewards only the best of "
+        description="Advantage estimator: compares the samples of a prompt (GRPO, DrGRPO, RLOO, OPO, GPG), rewards only the best of "
         "them (PassAtK), compares with a greedy response (ReMax), or whitens over the batch (ReinforcePlusPlus, ReinforcePlusPlusBaseline); Function calls your own. "
         "Default GRPO, which needs no critic and which the published recipes use. verl: algorithm.adv_estimator.",
     )

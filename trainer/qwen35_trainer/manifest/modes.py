@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.training import TrainingSpec
 
-GROUP_RELATIVE = ("GRPO", "DrGRPO", "RLOO", "OPO", "PassAtK", "ReMax", "ReinforcePlusPlusBaseline")
+GROUP_RELATIVE = ("GRPO", "DrGRPO", "RLOO", "OPO", "PassAtK", "GPG", "ReMax", "ReinforcePlusPlusBaseline")
 
 
 def rollout_section(spec: TrainingSpec) -> Iterator[Problem]:
