@@ -58,6 +58,7 @@ VERL_NOTES: Final[Mapping[str, str]] = {
     "`reinforce_plus_plus_baseline` is `ReinforcePlusPlusBaseline`, `gae` is `GAE`.",
     "algorithm.rollout_correction.rollout_is": "`token` is `TokenTIS`, `sequence` is `SequenceTIS`; without any, `Recomputed`, or `None` in bypass mode. "
     "The default here is `TokenTIS`.",
+    "algorithm.rollout_correction.rollout_is_threshold": "Two bounds, as in `0.5_2.0`, are `IcePop` with `floor` and `cap`.",
     "actor_rollout_ref.actor.use_prefix_grouper": "verl needs `use_remove_padding=False` and `trainer.balance_batch=False`; here it needs "
     "`removePadding: true`, and ranks are balanced by whole groups.",
     "async_training.require_batches": "verl: mini-batches to collect before training. Here: updates per batch, the same number.",
