@@ -421,6 +421,36 @@ def test_remax_and_sapo_train_with_long_responses_left_out_and_evaluations_measu
     assert [evaluation.pass_at_k for evaluation in ended.of(EvaluationRecord)] == [{2: 1.0, 4: 1.0}] * 2
 
 
+def test_the_fields_of_dapo_act_together(local, write, tmp_path):
+    """The fields are those of docs/algorithms.md. The second update of a batch has ratios to clip."""
+    changes = {
+        "data.maxResponseTokens": 8,
+        "data.shuffle": False,  # the first prompt is worth the same whatever the response
+        "algorithm": {
+            "groupSize": 4,
+            "loss": {"clipLow": 0.2, "clipHigh": 0.28, "aggregation": "TokenMean"},
+            "dynamicSampling": True,
+            "overlongPenalty": {"bufferTokens": 6},
+        },
+        "async.updatesPerBatch": 2,
+        "train.optimizer": {"learningRate": 0.05, "warmupUpdates": 0},
+        "train.updates": 4,
+    }
+    ended = local.run(write(tmp_path, changes, reward=PARTLY_CONSTANT))
+    assert ended.code == 0, ended.err
+    updates = ended.of(UpdateRecord)
+    assert [record.prompts for record in updates] == [4] * 4
+    # Penalties differ within the groups that were left out: their scores without penalty do not.
+    assert ended.summary["groupsLeft"]["filtered"] > 0
+    assert [record.groups_without_signal for record in updates] == [0] * 4
+    for record in updates:
+        assert -1 < record.reward_mean - record.score_by_reward["judge"] < 0, "at most the weight, 1"
+    # The batch's first update has the weights that the log-probs of the denominator are from.
+    clipped = [record.clip_fraction for record in updates]
+    assert clipped[::2] == [0, 0]
+    assert min(clipped[1::2]) > 0
+
+
 def test_a_gym_task_trains_with_its_own_scorer(local, write, tmp_path):
     changes = {
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 32, "layers": 2, "fullAttentionInterval": 2}
