@@ -91,7 +91,7 @@ def tensors_of(name: str) -> list[tuple[str, tuple[int, ...], str]]:
 def held_by_parameters(layout: WeightLayout, degrees: ParallelismSpec, ranks: int) -> Iterator[HeldValues]:
     """Yield the values of each tensor that each of `ranks` ranks with Megatron publishes."""
     numbers = {entry.name: number for number, entry in enumerate(layout.tensors)}
-    layers = 1 + max(int(found[1]) for name in numbers if (found := LAYER_NUMBER.match(name)))
+    layers = 1 + max(int(match[1]) for name in numbers if (match := LAYER_NUMBER.match(name)))
     divided = [tuple(chain(*stage.parts)) for stage in stages(layers, degrees.pipeline, degrees.virtualPipeline)]
     shapes = {entry.name: entry.shape for entry in layout.tensors}
     for rank, name, values in publishers(shapes, divided, degrees, ranks):

@@ -155,7 +155,7 @@ def planned_parts(
     """Rank, tensor, first value and number of values of every part, by the plan of a publication."""
     renamed = {"virtual": "virtualPipeline", "expert_tensor": "expertTensor"}
     degrees = ParallelismSpec(**{renamed.get(key, key): value for key, value in layout.items() if key != "sequence"})
-    layers = 1 + max(int(found[1]) for name in shapes if (found := LAYER_NUMBER.match(name)))
+    layers = 1 + max(int(match[1]) for name in shapes if (match := LAYER_NUMBER.match(name)))
     divided = [chain(*stage.parts) for stage in stages(layers, degrees.pipeline, degrees.virtualPipeline)]
     planned = publishers(shapes, [tuple(numbers) for numbers in divided], degrees, ranks)
     return {(rank, name, values.start, len(values)) for rank, name, values in planned}
@@ -238,6 +238,7 @@ def test_a_checkpoint_is_continued_in_another_layout_and_by_the_other_engine(
             assert torch.equal(restored["first"][name], values), name
         assert restored["metrics"][0].loss == pytest.approx(both[1].loss, rel=TOTAL)
         assert restored["metrics"][0].gradient_norm == pytest.approx(both[1].gradient_norm, rel=GRADIENTS)
+        assert_equal_steps(restored["published"], straight["published"], saved["published"])
     by_fsdp = tmp_path / "fsdp"
     by_fsdp.mkdir()
     groups(2).run("train_with_fsdp", spec=spec, batches=[first], save=by_fsdp)
@@ -245,9 +246,14 @@ def test_a_checkpoint_is_continued_in_another_layout_and_by_the_other_engine(
     theirs = groups(2).run("train_with_fsdp", spec=spec, batches=[second], restore=folder)[0]
     for continued in (ours, theirs):
         assert continued["metrics"][0].loss == pytest.approx(both[1].loss, rel=TOTAL)
-        for name, values in straight["published"].items():
-            step = values - saved["published"][name]
-            assert float((continued["published"][name] - values).norm()) <= 0.05 * float(step.norm()) + 1e-7, name
+        assert_equal_steps(continued["published"], straight["published"], saved["published"])
+
+
+def assert_equal_steps(weights: dict[str, Tensor], expected: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+    """A step depends on Adam's moments. With those of another parameter, it would be as far off as it is long."""
+    for name, values in expected.items():
+        step = values - before[name]
+        assert float((weights[name] - values).norm()) <= 0.05 * float(step.norm()) + 1e-7, name
 
 
 @pytest.mark.parametrize(
