@@ -98,11 +98,14 @@ def test_a_published_folder_has_the_sections_that_ascend_needs(tmp_path: Path) -
 
 QWEN3 = {
     "model_type": "qwen3_moe",
+    "hidden_size": 4096,
+    "num_hidden_layers": 94,
     "head_dim": 128,
     "num_attention_heads": 64,
     "num_key_value_heads": 4,
     "intermediate_size": 12_288,
     "num_experts": 128,
+    "num_experts_per_tok": 8,
     "moe_intermediate_size": 1536,
     "norm_topk_prob": True,
     "vocab_size": 151_936,
@@ -140,14 +143,23 @@ def test_experts_alone_have_no_problem(tmp_path: Path, engine: str, train: dict[
     assert problems(tmp_path, EXPERTS, engine, train) == []
 
 
+SIZES = TEXT | {"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2}
+SIZES |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "vocab_size": 248_320, "head_dim": 256}
+SIZES |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+OF_EXPERTS = SIZES | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+OF_EXPERTS |= {"shared_expert_intermediate_size": 512}
+"""Sizes of Qwen3.5-35B-A3B, as in its config.json."""
+DENSE = SIZES | {"intermediate_size": 6144}
+
+
 @pytest.mark.parametrize("engine", ["FSDP", "Megatron"])
 @pytest.mark.parametrize(
     ("config", "expert", "message"),
     [
-        ({"text_config": TEXT | {"num_experts": 256}}, 8, None),
-        ({"text_config": TEXT | {"num_experts": 256}}, 24, "24 devices do not divide the 256 experts of a layer."),
-        (TEXT, 24, "24 devices divide the experts of a layer, and the model is dense."),
-        (TEXT, 1, None),
+        ({"text_config": OF_EXPERTS}, 8, None),
+        ({"text_config": OF_EXPERTS}, 24, "24 devices do not divide the 256 experts of a layer."),
+        (DENSE, 24, "24 devices divide the experts of a layer, and the model is dense."),
+        (DENSE, 1, None),
     ],
     ids=["8 of 256 experts", "24 of 256 experts", "24 of a dense model", "1 of a dense model"],
 )
@@ -156,6 +168,43 @@ def test_experts_that_devices_do_not_divide_are_refused(
 ) -> None:
     expected = [] if message is None else [f"spec.train.parallelism.expert: {message}"]
     assert problems(tmp_path, config, train={"engine": engine, "parallelism": {"expert": expert}}) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "degrees", "path", "message"),
+    [
+        (OF_EXPERTS, {"tensor": 4}, "tensor", "4 does not divide num_key_value_heads 2 of this model."),
+        (OF_EXPERTS, {"expertTensor": 1024}, "expertTensor", "1024 does not divide moe_intermediate_size 512"),
+        (DENSE, {"pipeline": 41}, "pipeline", "41 stages, and the model has 40 layers."),
+        (
+            DENSE,
+            {"pipeline": 8, "virtualPipeline": 3},
+            "virtualPipeline",
+            "3 virtual stages of each of 8 pipeline stages cannot divide 40 layers evenly.",
+        ),
+        (
+            DENSE | {"tie_word_embeddings": True},
+            {"pipeline": 2},
+            "pipeline",
+            "2 stages, and the output layer of this model is its embedding",
+        ),
+    ],
+)
+def test_ranks_of_megatron_that_do_not_divide_a_folders_model_are_refused_before_ray_starts(
+    tmp_path: Path, config: dict[str, Any], degrees: dict[str, int], path: str, message: str
+) -> None:
+    [problem] = problems(tmp_path, {"text_config": config}, train={"engine": "Megatron", "parallelism": degrees})
+    assert problem.startswith(f"spec.train.parallelism.{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"num_attention_heads": "16"}, {"num_experts": []}, {"vision_config": 3}], ids=str
+)
+def test_sizes_that_cannot_be_read_are_no_problem_of_degrees(tmp_path: Path, config: dict[str, Any]) -> None:
+    """The checks of the model's files report what is wrong with them."""
+    train = {"engine": "Megatron", "parallelism": {"tensor": 4}}
+    listed = problems(tmp_path, {"text_config": SIZES | config}, train=train)
+    assert not [problem for problem in listed if "parallelism" in problem]
 
 
 @pytest.mark.parametrize(

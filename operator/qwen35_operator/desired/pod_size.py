@@ -1,4 +1,4 @@
-"""Sizes the pods of a training by its memory plan, and refuses a plan that does not fit the memory of the devices.
+"""Sizes the pods of a training by its memory plan, and refuses what its model and the memory of its devices do not allow.
 
     spec, catalog ─► planning.memory_plan, once per parsed spec ─► memory of worker pods: at least the profile's
                                                                └─► problems of new trainings
@@ -23,6 +23,7 @@ from qwen35_trainer.catalog.devices import DEVICES, DeviceName, largest_device
 from qwen35_trainer.manifest import Problem, TrainingSpec
 from qwen35_trainer.planning.known_sizes import known_sizes
 from qwen35_trainer.planning.memory_plan import MemoryPlan, device_misfits, memory_plan
+from qwen35_trainer.planning.model_limits import limit_problems
 from qwen35_trainer.planning.pod_request import PodRequest, planned_request
 
 _plans: Final[WeakKeyDictionary[TrainingResource, MemoryPlan]] = WeakKeyDictionary()
@@ -50,14 +51,16 @@ def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
 
 
 def problems(training: TrainingResource) -> list[Problem]:
-    """Return a problem for each pool that, according to the memory plan, needs more memory than its devices have.
+    """Return a problem for everything that the sizes of the model do not allow.
 
-    The operator refuses new trainings with such problems.
+    Degrees that do not divide the model, a context longer than its positions, and pools that, according to the memory plan,
+    need more memory than their devices have. The operator refuses new trainings with such problems.
     """
     if (plan := _plan(training)) is None:
         return []
     override = "For larger devices than those of the catalog, set spec.pods.sizing to Profile."
-    return [replace(problem, fix=f"{problem.fix} {override}") for problem in device_misfits(plan, training.spec)]
+    misfits = [replace(problem, fix=f"{problem.fix} {override}") for problem in device_misfits(plan, training.spec)]
+    return [*limit_problems(plan.shape, training.spec), *misfits]
 
 
 def note(training: TrainingResource) -> str:

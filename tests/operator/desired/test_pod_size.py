@@ -86,6 +86,15 @@ def test_a_node_selector_names_the_device_that_a_training_must_fit(make_training
     assert pod_size.problems(make_training(fits | named | {"pods.train": selecting("of-a-later-year")})) == []
 
 
+def test_degrees_and_lengths_that_the_model_does_not_allow_are_refused(make_training):
+    """397B has 2 heads of keys and values, which at most 2 tensor-parallel ranks divide."""
+    train = {"nodes": 32, "engine": "Megatron", "parallelism": {"tensor": 4, "expert": 64}}
+    [problem] = pod_size.problems(make_training(LARGE | {"train": train, "rollout.tensorParallel": 8}))
+    assert problem.path == "spec.train.parallelism.tensor"
+    assert problem.message == "4 does not divide num_key_value_heads 2 of this model."
+    assert problem.fix == "Use 2, or a model with other sizes."
+
+
 def test_with_the_profiles_sizes_nothing_is_refused(make_training):
     training = make_training(LARGE | {"train": {"nodes": 2}, "pods.sizing": "Profile"})
     assert pod_size.problems(training) == []

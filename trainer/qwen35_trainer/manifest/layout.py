@@ -10,6 +10,7 @@ from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.accelerator import MAX_NODES
 from qwen35_trainer.manifest.problems import Problem, either
 from qwen35_trainer.manifest.rollout import RolloutSpec
+from qwen35_trainer.manifest.train import ParallelismSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 
 PARALLELISM = "spec.train.parallelism"
@@ -37,8 +38,7 @@ def expert(spec: TrainingSpec) -> Iterator[Problem]:
 def whole_experts(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that the devices of `parallelism.expert` can divide the experts of a layer evenly.
 
-    A manifest contains the number of experts only for a random model. For a checkpoint, `runtime/preflight.py` and the engine
-    check it.
+    A manifest contains the number of experts only for a random model. For others, `planning/model_limits.py` checks it.
     """
     if (random := spec.model.source.random) is not None:
         problem = expert_problem(spec.train.parallelism.expert, random.experts)
@@ -67,21 +67,26 @@ def virtual_stages(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that pipeline stages can be divided into virtual stages with equal numbers of layers.
 
     Also check that there are at least two pipeline stages if there are virtual stages. A manifest contains the number of
-    layers only for a random model. For a checkpoint, the engine checks the division when it loads the checkpoint.
+    layers only for a random model. For others, `planning/model_limits.py` checks the division.
     """
     cut, random = spec.train.parallelism, spec.model.source.random
-    path = f"{PARALLELISM}.virtualPipeline"
-    if cut.virtualPipeline == 1:
-        return
-    if cut.pipeline == 1:
+    if cut.virtualPipeline > 1 and cut.pipeline == 1:
         message = f"{cut.virtualPipeline} virtual stages need pipeline stages, and pipeline is 1."
-        yield Problem(path, message, "Set it to 1, or pipeline to at least 2.")
-    elif random is not None and (
-        random.layers % cut.virtualPipeline or random.layers < cut.virtualPipeline * cut.pipeline
-    ):
-        divisors = [part for part in range(1, random.layers // cut.pipeline + 1) if random.layers % part == 0]
-        message = f"{cut.virtualPipeline} virtual stages of each of {cut.pipeline} pipeline stages cannot divide {random.layers} layers evenly."
-        yield Problem(path, message, f"Use {either(_around(cut.virtualPipeline, divisors)) if divisors else 1}.")
+        yield Problem(f"{PARALLELISM}.virtualPipeline", message, "Set it to 1, or pipeline to at least 2.")
+    elif random is not None and (problem := virtual_problem(cut, random.layers)) is not None:
+        yield problem
+
+
+def virtual_problem(cut: ParallelismSpec, layers: int) -> Problem | None:
+    """Return the problem of virtual stages that do not divide a model of `layers` layers evenly; None if they do."""
+    if cut.virtualPipeline == 1 or (layers % cut.virtualPipeline == 0 and layers >= cut.virtualPipeline * cut.pipeline):
+        return None
+    divisors = [part for part in range(1, layers // cut.pipeline + 1) if layers % part == 0]
+    return Problem(
+        f"{PARALLELISM}.virtualPipeline",
+        f"{cut.virtualPipeline} virtual stages of each of {cut.pipeline} pipeline stages cannot divide {layers} layers evenly.",
+        f"Use {either(_around(cut.virtualPipeline, divisors)) if divisors else 1}.",
+    )
 
 
 def copies(spec: TrainingSpec) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Finds degrees and lengths that the sizes of the model do not allow.
 
     rollout.tensorParallel      the rules of `manifest/vllm_split.py`
-    train.parallelism           heads, channels and experts, as the engines check them when they load the model
+    train.parallelism           heads, channels, experts and layers, as the engines check them when they load the model
     prompt and response         at most the positions of the model, beyond which vLLM refuses to start
 
 A manifest alone has the sizes of a random model only. Here they come from the catalog or from config.json.
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
-from qwen35_trainer.manifest.layout import expert_problem
+from qwen35_trainer.manifest.layout import PARALLELISM, expert_problem, virtual_problem
 from qwen35_trainer.manifest.problems import Problem
+from qwen35_trainer.manifest.train import ParallelismSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.manifest.vllm_split import DividedSizes, split_problems
 
-PARALLELISM = "spec.train.parallelism"
 LONGER_ANYWAY = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """Environment variable with which vLLM accepts a context longer than the positions of the model."""
 
@@ -25,7 +25,7 @@ LONGER_ANYWAY = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 def limit_problems(shape: ModelSizes, spec: TrainingSpec) -> Iterator[Problem]:
     """Yield a problem, with a fix, for each degree that does not divide the model, and for a context that is too long."""
     yield from split_problems(spec, _divided(shape, spec))
-    yield from _train_problems(shape, spec)
+    yield from degree_problems(shape, spec)
     yield from context_problems(spec, shape.positions)
 
 
@@ -115,11 +115,13 @@ def _tensor_sizes(shape: ModelSizes) -> dict[str, int]:
     return _heads(shape) | shared
 
 
-def _train_problems(shape: ModelSizes, spec: TrainingSpec) -> Iterator[Problem]:
+def degree_problems(shape: ModelSizes, spec: TrainingSpec) -> Iterator[Problem]:
+    """Yield a problem, with a fix, for each degree of train.parallelism by which the engine cannot divide the model."""
     cut = spec.train.parallelism
     if (problem := expert_problem(cut.expert, shape.experts)) is not None:
         yield problem
     if spec.train.engine == "Megatron":
+        yield from _stage_problems(shape, cut)
         yield from _undivided("tensor", cut.tensor, _tensor_sizes(shape))
         if shape.experts:
             yield from _undivided(
@@ -128,6 +130,17 @@ def _train_problems(shape: ModelSizes, spec: TrainingSpec) -> Iterator[Problem]:
     else:  # context-parallel ranks of FSDP take whole heads, and several may have the same key and value heads
         heads = {name: size for name, size in _heads(shape).items() if name != "num_key_value_heads"}
         yield from _undivided("context", cut.context, heads)
+
+
+def _stage_problems(shape: ModelSizes, cut: ParallelismSpec) -> Iterator[Problem]:
+    field = f"{PARALLELISM}.pipeline"
+    if shape.tied and cut.pipeline > 1:
+        message = f"{cut.pipeline} stages, and the output layer of this model is its embedding, which one stage must have."
+        yield Problem(field, message, "Set it to 1.")
+    elif cut.pipeline > shape.layers:
+        yield Problem(field, f"{cut.pipeline} stages, and the model has {shape.layers} layers.", "Use at most as many.")
+    elif (problem := virtual_problem(cut, shape.layers)) is not None:
+        yield problem
 
 
 def _undivided(field: str, degree: int, sizes: Mapping[str, int]) -> Iterator[Problem]:

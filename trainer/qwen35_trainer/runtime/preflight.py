@@ -20,10 +20,9 @@ from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, Pat
 from pathlib import Path
 from typing import Any
 
-from qwen35_trainer.catalog.model_sizes import positions_of
+from qwen35_trainer.catalog.model_sizes import ModelSizes, positions_of
 from qwen35_trainer.data.prompt_files import misnamed
 from qwen35_trainer.manifest import Manifest, ManifestError, Problem, RandomModelSpec, TrainingSpec, cannot_run
-from qwen35_trainer.manifest.layout import expert_problem
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.release import VLLM_CPU_HEADS, experts_with_adapters
 from qwen35_trainer.manifest.train import LINEAR_LAYERS, RouterSpec
@@ -38,7 +37,8 @@ from qwen35_trainer.models.qwen3_5.model_files import (
     read_mapping,
 )
 from qwen35_trainer.models.qwen3_5.model_types import family_problem
-from qwen35_trainer.planning.model_limits import LONGER_ANYWAY, context_problems
+from qwen35_trainer.planning.known_sizes import known_sizes
+from qwen35_trainer.planning.model_limits import LONGER_ANYWAY, context_problems, degree_problems
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.weights.transports import choose
 
@@ -115,7 +115,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_lora(spec, base),
         *_router(spec, base),
         *_prediction_head(spec, base),
-        *_experts(spec, base),
+        *_degrees(spec, base),
         *_quantization(spec, base),
         *_vllm_on_cpu(spec, base),
         *_vllm_on_ascend(spec, base),
@@ -217,16 +217,25 @@ def _prediction_head(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         yield Problem("spec.train.multiTokenPrediction", message, fix)
 
 
-def _experts(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
-    """Yield a problem if expert parallelism does not divide the experts of a model in a folder.
+def _degrees(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    """Yield a problem for each degree of train.parallelism that does not divide the model.
 
-    A check of the manifest covers random models.
+    Yields nothing for a config.json that `_model` refuses, or whose sizes cannot be read.
     """
-    if spec.model.source.random is None and (config := _configuration(spec, base)) is not None:
-        text = config.get("text_config", config)
-        count = text.get("num_experts", 0) if isinstance(text, Mapping) else 0
-        problem = expert_problem(spec.train.parallelism.expert, count) if isinstance(count, int) else None
-        yield from () if problem is None else (problem,)
+    shape = known_sizes(spec.model) if spec.model.source.random is not None else _sizes(spec, base)
+    if shape is not None:
+        yield from degree_problems(shape, spec)
+
+
+def _sizes(spec: TrainingSpec, base: Path) -> ModelSizes | None:
+    """Return the sizes of a model in a folder, or None if its config.json does not describe them."""
+    config = _configuration(spec, base)
+    if config is None or family_problem(config) is not None:
+        return None
+    try:
+        return ModelSizes.of_config(config)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
