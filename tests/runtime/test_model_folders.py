@@ -200,7 +200,7 @@ def test_ranks_of_megatron_that_do_not_divide_a_folders_model_are_refused_before
 @pytest.mark.parametrize(
     "config", [{}, {"num_attention_heads": "16"}, {"num_experts": []}, {"vision_config": 3}], ids=str
 )
-def test_sizes_that_cannot_be_read_are_no_problem_of_degrees(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_sizes_that_cannot_be_read_give_no_problem_of_degrees(tmp_path: Path, config: dict[str, Any]) -> None:
     """The checks of the model's files report what is wrong with them."""
     train = {"engine": "Megatron", "parallelism": {"tensor": 4}}
     listed = problems(tmp_path, {"text_config": SIZES | config}, train=train)

@@ -135,7 +135,9 @@ def degree_problems(shape: ModelSizes, spec: TrainingSpec) -> Iterator[Problem]:
 def _stage_problems(shape: ModelSizes, cut: ParallelismSpec) -> Iterator[Problem]:
     field = f"{PARALLELISM}.pipeline"
     if shape.tied and cut.pipeline > 1:
-        message = f"{cut.pipeline} stages, and the output layer of this model is its embedding, which one stage must have."
+        message = (
+            f"{cut.pipeline} stages, and the output layer of this model is its embedding, which one stage must have."
+        )
         yield Problem(field, message, "Set it to 1.")
     elif cut.pipeline > shape.layers:
         yield Problem(field, f"{cut.pipeline} stages, and the model has {shape.layers} layers.", "Use at most as many.")
