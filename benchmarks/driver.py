@@ -482,7 +482,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="driver-") as folder:
             results.append(uvloop.run(run(load, Path(folder), 15.0, arguments.seconds, idle, rest)))
             print(json.dumps(results[-1]), file=sys.stderr)
-    print(json.dumps({"processor": results, "memory": held}, indent=2))
+    print(json.dumps({"processor": results, "memory": held}, indent=2), flush=True)  # whatever happens while Ray ends
 
 
 if __name__ == "__main__":
