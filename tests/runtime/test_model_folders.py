@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.manifest import RandomModelSpec, RolloutSpec, StragglerLaneSpec, TrainingSpec
@@ -198,13 +199,23 @@ def test_ranks_of_megatron_that_do_not_divide_a_folders_model_are_refused_before
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"num_attention_heads": "16"}, {"num_experts": []}, {"vision_config": 3}], ids=str
+    "sizes",
+    [
+        {"num_attention_heads": "16"},
+        {"num_hidden_layers": None},
+        {"num_key_value_heads": 2.5},
+        {"num_experts": [8]},
+        {"intermediate_size": []},
+    ],
+    ids=str,
 )
-def test_sizes_that_cannot_be_read_give_no_problem_of_degrees(tmp_path: Path, config: dict[str, Any]) -> None:
-    """The checks of the model's files report what is wrong with them."""
+def test_sizes_that_are_not_whole_numbers_end_no_check(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    """Checks of degrees leave them to the engine, which reads the file by transformers' rules."""
     train = {"engine": "Megatron", "parallelism": {"tensor": 4}}
-    listed = problems(tmp_path, {"text_config": SIZES | config}, train=train)
+    listed = problems(tmp_path, {"text_config": DENSE | sizes}, "Torch", train)
     assert not [problem for problem in listed if "parallelism" in problem]
+    with pytest.raises((TypeError, KeyError)):
+        ModelSizes.of_config({"text_config": DENSE | sizes})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from qwen35_trainer.manifest.model import RandomModelSpec
@@ -99,7 +99,8 @@ class ModelSizes:
     def of_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the sizes that a model's config.json describes.
 
-        config: the parsed file. Raises KeyError with the name of a missing key.
+        config: the parsed file. Raises KeyError with the name of a missing key, and TypeError with the names of all sizes
+        that are not whole numbers.
         """
         text: Mapping[str, Any] = config.get("text_config", config)
         tower: Mapping[str, Any] | None = config.get("vision_config")
@@ -113,7 +114,7 @@ class ModelSizes:
         hybrid = "linear_num_key_heads" in text
         # transformers writes the number of experts of Qwen3 under the second name.
         experts = text.get("num_experts") or text.get("num_local_experts") or 0
-        return cls(
+        sizes = cls(
             hidden=text["hidden_size"],
             layers=text["num_hidden_layers"],
             heads=text["num_attention_heads"],
@@ -132,6 +133,11 @@ class ModelSizes:
             vision=None if tower is None else _tower(tower),
             positions=positions_of(config),
         )
+        values = {field.name: getattr(sizes, field.name) for field in fields(cls)}
+        wrong = [name for name in values.keys() - {"vision", "positions"} if not isinstance(values[name], int)]
+        if wrong:
+            raise TypeError(", ".join(f"{name} {values[name]!r} is not a whole number" for name in sorted(wrong)))
+        return sizes
 
     @classmethod
     def of_random(cls, random: RandomModelSpec, vocabulary: int) -> Self:

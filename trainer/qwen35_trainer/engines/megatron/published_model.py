@@ -271,7 +271,7 @@ def publishers(
         layer, of_first = LAYER_NUMBER.match(entry.published[0]), entry.row.megatron.startswith(FIRST_STAGE)
         stage = stage_of[int(layer[1])] if layer else 0 if of_first else last
         blocks, parts = (degrees.expert, degrees.expertTensor) if entry.of_experts else (1, degrees.tensor)
-        part, copy = number % (in_stage // blocks) % parts, number % (in_stage // blocks) // parts
+        copy, part = divmod(number % (in_stage // blocks), parts)  # the rank whose turn it is
         for name, block in product(entry.published, range(blocks)):
             size = math.prod(shapes[name]) // blocks
             rank = stage * in_stage + part + parts * (block + blocks * copy)
