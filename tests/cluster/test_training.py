@@ -26,9 +26,21 @@ UPDATES = 10
 
 
 @pytest.mark.soak
-def test_the_tiny_example_learns_in_pods(cluster: Cluster, namespace: str, eventually: Callable[..., None]):
-    cluster.kubectl("--namespace", namespace, "apply", f"--filename={EXAMPLES / 'tiny-grpo.yaml'}")
-    eventually(lambda: running(cluster, namespace) == ["head", "rollout", "train"], "every pool's pod runs")
+@pytest.mark.parametrize(
+    ("changes", "pools"),
+    [
+        ({}, ["head", "rollout", "train"]),
+        ({"mode": "Colocated", "async": {"batchesPerPublication": 1}}, ["head", "train"]),
+    ],
+    ids=["fully asynchronous", "colocated"],
+)
+def test_the_tiny_example_learns_in_pods(
+    cluster: Cluster, namespace: str, eventually: Callable[..., None], changes: dict[str, Any], pools: list[str]
+):
+    manifest = yaml.safe_load((EXAMPLES / "tiny-grpo.yaml").read_text())
+    manifest["spec"] |= changes
+    cluster.kubectl("--namespace", namespace, "apply", "--filename=-", input=json.dumps(manifest))
+    eventually(lambda: running(cluster, namespace) == pools, "every pool's pod runs")
     ended = until_ended(cluster, namespace, "tiny-grpo")
     assert ended["state"] == "Succeeded", ended
     assert len(ended["attempts"]) == 1

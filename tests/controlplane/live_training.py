@@ -264,11 +264,13 @@ class LiveTraining:
         return self.pods(pool)
 
     def _now(self) -> str:
+        """Describe the training: on the first line, which summaries of failures show, what matters most."""
         body = self.find("qwen35trainings", self.name)
+        status = None if body is None else body.get("status")
         jobs = {
             item["metadata"]["name"]: item.get("status", {}).get("jobDeploymentStatus") for item in self.mine("rayjobs")
         }
-        return json.dumps({"status": None if body is None else body.get("status"), "jobs": jobs}, indent=1)
+        return "\n".join(map(json.dumps, (_brief(status or {}), {"status": status, "jobs": jobs})))
 
     # Objects.
 
@@ -302,3 +304,13 @@ class LiveTraining:
 
 CHILDREN = ("configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies", "rayjobs")
 """Kinds that a training has children of."""
+
+
+def _brief(status: dict[str, Any]) -> dict[str, Any]:
+    """What a summary has room for: where the training is, and how its attempts ended."""
+    attempts = [
+        [attempt.get(part) for part in ("outcome", "reason", "message")] for attempt in status.get("attempts", [])
+    ]
+    ready = [condition.get("message") for condition in status.get("conditions", []) if condition.get("type") == "Ready"]
+    update = status.get("progress", {}).get("update")
+    return {"state": status.get("state"), "ready": ready, "update": update, "attempts": attempts}

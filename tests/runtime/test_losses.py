@@ -1,9 +1,10 @@
 """Replicas of a real run under a real Ray are lost in every way, one after the other: no prompt is lost, and none trains twice.
 
-killed          the process ends                                     found immediately
-stopped         SIGSTOP: the process exists and answers nothing      found by the deadline of a call
-out of memory   the kernel refuses it memory, so its engine fails    found by its next report
-disconnected    its TCP connections are cut, and it continues        not a loss: calls to it repeat
+killed               the process ends                                     found immediately
+killed for memory    its control group is full, so the kernel kills it    found immediately
+stopped              SIGSTOP: the process exists and answers nothing      found by the deadline of a call
+out of memory        the kernel refuses it memory, so its engine fails    found by its next report
+disconnected         its TCP connections are cut, and it continues        not a loss: calls to it repeat
 
 `make test` loses one replica in each way. `make soak` loses one every 30 seconds, or later if the one before is
 not replaced yet, for LOSS_MINUTES and until LOSSES are lost.
@@ -21,15 +22,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
 from qwen35_trainer.progress.records import surviving_updates
+from tests.cluster import cgroups
+from tests.patience import PATIENCE
 
 from .conftest import Running
 
 PROMPTS_PER_UPDATE, PROMPT_TOKENS = 4, 64
+MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
 LOSS_MINUTES, LOSSES = 30.0, 30
 
 
@@ -39,6 +44,25 @@ def _disconnect(process: psutil.Process) -> None:
         if connection.status == psutil.CONN_ESTABLISHED:
             ends = [f"[{end.ip}]:{end.port}" for end in (connection.laddr, connection.raddr)]
             subprocess.run(["ss", "-K", "src", ends[0], "dst", ends[1]], check=True, capture_output=True)
+
+
+def _fill_its_group(process: psutil.Process) -> None:
+    """Move a process to a control group that has no memory for it: the kernel kills it when it needs another page."""
+    name = f"qwen35-tests-{process.pid}"
+    cgroups.create(name)
+    try:
+        limit = _memory_limit(name)
+        limit.write_text("4096")
+        limit.with_name("cgroup.procs").write_text(str(process.pid))
+        process.wait(PATIENCE)
+    finally:
+        cgroups.remove(name)
+
+
+def _memory_limit(name: str) -> Path:
+    """The file with the memory limit of the control group of this name, of cgroup v2 or v1."""
+    files = (hierarchy / name / file for hierarchy in cgroups.hierarchies() for file in MEMORY_LIMITS)
+    return next(file for file in files if file.exists())
 
 
 def _starve(process: psutil.Process) -> None:
@@ -51,6 +75,7 @@ def _starve(process: psutil.Process) -> None:
 
 WAYS: dict[str, Callable[[psutil.Process], object]] = {
     "killed": psutil.Process.kill,
+    "killed for memory": _fill_its_group,
     "out of memory": _starve,
     "disconnected": _disconnect,
     "stopped": lambda process: process.send_signal(signal.SIGSTOP),
@@ -61,6 +86,8 @@ WAYS: dict[str, Callable[[psutil.Process], object]] = {
 def pool(command, write, tmp_path) -> Running:
     if os.geteuid() != 0 or shutil.which("ss") is None:
         pytest.skip("only root can cut the connections of a process, with ss of iproute2")
+    if not cgroups.hierarchies():
+        pytest.skip("this machine has no control groups that tests may create")
     changes = {
         # Its activations take 128 KiB for each token of a step, so those of a prompt are tensors of 8 MiB, for which the C library
         # has no free memory of its own.
