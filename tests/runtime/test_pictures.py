@@ -72,11 +72,14 @@ BY_VLLM = (
 """Changes of the example, for three updates with vLLM, which takes turns with the trainer."""
 
 
-def write_pictures(folder: Path, rows: int, *, blank: bool = False, seed: int = 0) -> None:
-    """Write pictures of one colour each with noise, of several sizes, and rows that ask for the colour of the last one."""
+def write_pictures(folder: Path, rows: int, *, held_out: int = 32, blank: bool = False, seed: int = 0) -> None:
+    """Write pictures of one colour each with noise, of several sizes, and rows that ask for the colour of the last one.
+
+    rows, held_out: numbers of rows to train on and to evaluate.
+    """
     noise = np.random.default_rng(seed)
     (folder / "pictures").mkdir(exist_ok=True)
-    for part, count in (("train", rows), ("validation", 32)):
+    for part, count in (("train", rows), ("validation", held_out)):
         draw = random.Random(f"{seed} {part}")
         lines = []
         for number in range(count):
@@ -236,7 +239,7 @@ def test_a_policy_learns_what_only_the_pictures_tell(
     blank = SOURCE | {"name": "blank", "files": SOURCE["files"] | {"paths": ["blank/validation.jsonl"]}}
     sources = [*SETTINGS["data.validation"], blank]
     (tmp_path / "blank").mkdir()
-    write_pictures(tmp_path / "blank", 0, blank=True)
+    write_pictures(tmp_path / "blank", 0, held_out=128, blank=True)
     changes = LEARNING | source | {"data.validation": sources, "train.updates": updates, "rollout.engine": engine}
     if source == PUBLISHED:
         write_published(tmp_path / "model", HEADS if engine == "VLLM" else None)
@@ -247,7 +250,8 @@ def test_a_policy_learns_what_only_the_pictures_tell(
     *_, evaluation = ended.of(EvaluationRecord)
     rewards = [round(record.reward_mean, 2) for record in ended.of(UpdateRecord)][:: updates // 10]
     assert evaluation.reward_by_source["held-out"] >= 0.9, rewards
-    assert evaluation.reward_by_source["blank"] <= 0.5
+    # A guess of four colours is right in 0.25 of 128 prompts, with a standard deviation of 0.04.
+    assert evaluation.reward_by_source["blank"] <= 0.4
 
 
 @pytest.mark.soak
