@@ -199,10 +199,12 @@ class Trainer:
     def order(self) -> Generator[float, None, str]:
         """Wait for the order to stop. Returns its id."""
         while True:
-            control = self.client.request("GET", f"{self.maps}/{self.training}-control")
-            control_message = json.loads(control["data"]["control.json"])
-            if control_message["attempt"] == self.attempt and control_message.get("stop"):
-                return str(control_message["stop"]["id"])
+            # By name, as the real trainer does: its account may not get the object.
+            selected = self.client.request("GET", f"{self.maps}?fieldSelector=metadata.name={self.training}-control")
+            for control in selected["items"]:
+                control_message = json.loads(control["data"]["control.json"])
+                if control_message["attempt"] == self.attempt and control_message.get("stop"):
+                    return str(control_message["stop"]["id"])
             yield PAUSE
 
 

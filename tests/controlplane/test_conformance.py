@@ -246,6 +246,9 @@ def listing(talk: Exchange) -> None:
     for selector in ("x", "!x,y", "x=1", "x!=1,y", "x,y=1", "z"):
         items = talk.plane.api.get(f"{maps}?labelSelector={selector}")["items"]
         talk.note(selector, [item["metadata"]["name"] for item in items])
+    for selector in ("metadata.name=b", "metadata.name=none", "metadata.name=a&labelSelector=y"):
+        items = talk.plane.api.get(f"{maps}?fieldSelector={selector}")["items"]
+        talk.note(selector, [item["metadata"]["name"] for item in items])
     names, token = [], ""
     while True:
         page = talk.plane.api.get(f"{maps}?labelSelector=y&limit=1{token}")
@@ -271,6 +274,8 @@ def watching(talk: Exchange) -> None:
     talk.note(versions == sorted(set(versions)))
     later = talk.plane.api.events(maps, f"labelSelector=x&resourceVersion={versions[2]}")
     talk.note([event["type"] for event in later])
+    named = talk.plane.api.events(maps, f"fieldSelector=metadata.name=other&resourceVersion={start}")
+    talk.note([(event["type"], event["object"]["metadata"]["name"]) for event in named])
 
 
 def collecting(talk: Exchange) -> None:

@@ -19,7 +19,11 @@ NEVER_REQUESTED: dict[Right, str] = {
         "qwen35trainings/finalizers",
         "update",
     ): "clusters that enforce OwnerReferencesPermissionEnforcement",
-    ("", "configmaps", "update"): "the trainer's Role contains it, and the operator can grant only what it has",
+    (
+        "",
+        "configmaps",
+        "update",
+    ): "the Role of the release before contains it, and the operator can bind only what it has",
 }
 """Rights that the API server demands for other requests than those of this verb, with what demands them."""
 

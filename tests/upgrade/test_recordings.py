@@ -30,6 +30,7 @@ from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, CheckpointStore, load
 from qwen35_trainer.runtime.export_command import export
+from tests.controlplane import operator_process
 from tests.operator.kube.memory_api import MemoryApi
 from tests.upgrade.recording import Recording, recordings
 
@@ -89,6 +90,15 @@ def test_the_messages_between_operator_and_trainer_are_read(recording: Recording
     assert (report.attempt, control.attempt) == (len(attempts), len(attempts))
     assert report.checkpoint is not None
     assert report.checkpoint.update == recording.training["status"]["lastCheckpoint"]["update"]
+
+
+def test_the_operator_may_bind_the_role_that_the_release_before_wrote() -> None:
+    """An operator can bind only a Role whose permissions it has. It has `update` for no other reason, and only as long."""
+    [role] = recordings()[-1].objects["Role"]
+    bound = {verb for rule in role["rules"] for verb in rule["verbs"]}
+    held = {verb for rule in operator_process.rules() if "configmaps" in rule["resources"] for verb in rule["verbs"]}
+    assert bound <= held
+    assert ("update" in held) == ("update" in bound)
 
 
 @of("running")

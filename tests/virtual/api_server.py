@@ -19,7 +19,7 @@ from tests.virtual.managed_fields import APPLIED_RESOURCES, applied, managed
 from tests.virtual.patches import APPLY_PATCH, patched
 from tests.virtual.resources import RESOURCES, Place, Resource, place
 from tests.virtual.rights import Rights
-from tests.virtual.selectors import selector
+from tests.virtual.selectors import selected
 from tests.virtual.stored_objects import Objects, Stored
 
 SERVER_SET = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
@@ -79,7 +79,7 @@ class ApiServer:
         listing = request.method == "GET" and where.name is None
         verb = "list" if listing else "deletecollection" if self._all(request, where) else request.verb
         if request.rights is not None:
-            request.rights.check(verb, resource, where, request.body)
+            request.rights.check(verb, resource, where, request.query)
         if listing:
             return self._list(resource, where, request)
         if verb == "deletecollection":
@@ -151,7 +151,7 @@ class ApiServer:
         return stored
 
     def _list(self, resource: Resource, where: Place, request: Request) -> dict[str, Any]:
-        matches = selector(request.query.get("labelSelector", ""))
+        matches = selected(request.query)
         stored = [item for item in self.objects.of(resource, where.namespace) if matches(item.body)]
         start, limit = int(request.query.get("continue", "0")), int(request.query.get("limit", "0")) or len(stored)
         metadata = {"resourceVersion": str(self.objects.version)}
@@ -346,7 +346,7 @@ class ApiServer:
         return self._store(old.resource, old, body, "")
 
     def _delete_all(self, resource: Resource, where: Place, request: Request) -> dict[str, Any]:
-        matches = selector(request.query.get("labelSelector", ""))
+        matches = selected(request.query)
         stored = [item for item in self.objects.of(resource, where.namespace) if matches(item.body)]
         for item in stored:
             self.delete(item, request.body or {})

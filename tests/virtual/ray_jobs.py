@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from tests.controlplane.scripted_trainer import Trainer, name_of, scripts_of
 from tests.virtual.api_server import ApiServer, Request
@@ -29,7 +30,10 @@ class AccountRequests:
         user = f"system:serviceaccount:{self._namespace}:{self._account}"
         rights = Rights(user, role.body["rules"], (self._namespace,))
         content = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        request = Request(method, path, {}, body, content, user="trainer", rights=rights)
+        parts = urlsplit(path)
+        request = Request(
+            method, parts.path, dict(parse_qsl(parts.query)), body, content, user="trainer", rights=rights
+        )
         return json.loads(json.dumps(self._server.answer(request)))
 
 

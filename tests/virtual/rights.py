@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.virtual.failures import Failure
 from tests.virtual.resources import Place, Resource
+from tests.virtual.selectors import selected_name
 
 
 @dataclass
@@ -20,11 +21,15 @@ class Rights:
     used: set[tuple[str, str, str]] = field(default_factory=set)
     """Group, resource and verb of every permitted request."""
 
-    def check(self, verb: str, resource: Resource, where: Place, body: Any) -> None:
-        """Raise Failure if the user may not do it."""
+    def check(self, verb: str, resource: Resource, where: Place, query: Mapping[str, str]) -> None:
+        """Raise Failure if the user may not do it. A list or watch that selects one name is a request for that object.
+
+        So does the API server: k8s.io/apiserver/pkg/endpoints/request/requestinfo.go.
+        """
+        object_name = selected_name(query) if verb in ("list", "watch") else where.name
         name = f"{resource.plural}/{where.part}" if where.part else resource.plural
         own = self.rules if not self.namespaces or where.namespace in self.namespaces else ()
-        if any(_grants(rule, verb, resource.group, name, where.name) for rule in (*own, *self.always)):
+        if any(_grants(rule, verb, resource.group, name, object_name) for rule in (*own, *self.always)):
             self.used.add((resource.group, name, verb))
             return
         scope = f'in the namespace "{where.namespace}"' if where.namespace else "at the cluster scope"

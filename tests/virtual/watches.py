@@ -8,7 +8,7 @@ from typing import Any
 from tests.virtual.api_server import ApiServer, Request, partial
 from tests.virtual.failures import Failure
 from tests.virtual.resources import place
-from tests.virtual.selectors import Matches, selector
+from tests.virtual.selectors import Matches, selected
 from tests.virtual.stored_objects import Change, Stored
 
 BOOKMARK_SECONDS = 60.0
@@ -26,10 +26,10 @@ class Watch:
             raise Failure(404, "the server could not find the requested resource")
         self._resource = server.resource(where)
         if request.rights is not None:
-            request.rights.check("watch", self._resource, where, None)
+            request.rights.check("watch", self._resource, where, request.query)
         self._server = server
         self._namespace = where.namespace
-        self._matches: Matches = selector(request.query.get("labelSelector", ""))
+        self._matches: Matches = selected(request.query)
         self._only_metadata = "PartialObjectMetadata" in request.accept
         self._seconds = float(request.query.get("timeoutSeconds", "1800"))
         self._version = int(request.query.get("resourceVersion") or server.objects.version)

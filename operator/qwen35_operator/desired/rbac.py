@@ -1,11 +1,15 @@
-"""The trainer's permissions: access to its own four ConfigMaps by name, and nothing else."""
+"""The trainer's permissions: its three message ConfigMaps by name, and of each only what its link does.
+
+The kubelet mounts `-config`, so the trainer needs no permission for it. tests/controlplane/test_trainer_rights.py compares
+the rules with the requests of the trainer's link.
+"""
 
 from typing import Any
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired.object_names import account_name
 from qwen35_operator.desired.objects import KubeObject, metadata, sealed
-from qwen35_trainer.contract.shared_names import config_name, control_name, history_name, progress_name
+from qwen35_trainer.contract.shared_names import control_name, history_name, progress_name
 
 
 def build(training: TrainingResource) -> tuple[KubeObject, ...]:
@@ -29,11 +33,10 @@ def build(training: TrainingResource) -> tuple[KubeObject, ...]:
         "kind": "Role",
         "metadata": account_metadata(),
         "rules": [
-            _rule(progress_name(training.name), "get", "patch", "update"),
+            _rule(progress_name(training.name), "patch"),
             _rule(history_name(training.name), "patch"),
             # list and watch work with resourceNames only if the request selects metadata.name.
-            _rule(control_name(training.name), "get", "list", "watch"),
-            _rule(config_name(training.name), "get"),
+            _rule(control_name(training.name), "list", "watch"),
         ],
     }
     binding = {

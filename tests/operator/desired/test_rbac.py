@@ -7,10 +7,9 @@ import pytest
 from qwen35_operator.desired import pod_templates, rbac
 
 ALLOWED = {
-    "demo-progress": {"get", "patch", "update"},
+    "demo-progress": {"patch"},
     "demo-history": {"patch"},
-    "demo-control": {"get", "list", "watch"},
-    "demo-config": {"get"},
+    "demo-control": {"list", "watch"},
 }
 
 
