@@ -56,11 +56,9 @@ def objects(
     if problems:
         raise ManifestError(file, problems)
     nodes = rollout_nodes(training.spec)
+    control = message_config_maps.control(training, control_message(training, 1, nodes))
     return (
-        *all_objects.always(training, settings, config.build(training)),
-        message_config_maps.empty_progress(training),
-        message_config_maps.empty_history(training),
-        message_config_maps.control(training, control_message(training, 1, nodes)),
+        *all_objects.in_order_of_creation(training, settings, config.build(training), control),
         ray_job.build(training, settings, attempt=1, rollout_nodes=nodes),
     )
 

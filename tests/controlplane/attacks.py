@@ -207,6 +207,12 @@ def started(own: LiveTraining) -> None:
     own.until_pods("train", 1)
 
 
+def stopped_by(reason: str, time: float) -> Act:
+    """Write an order to stop for attempt 1, as the operator does."""
+    order = {"id": f"1-{reason}", "reason": reason, "time": time}
+    return patch("configmaps", "{own}-control", {"data": {"control.json": json.dumps({"attempt": 1, "stop": order})}})
+
+
 def created_and_deleted(own: LiveTraining) -> None:
     for _ in range(5):
         own.apply()
@@ -274,6 +280,17 @@ def has_least_rights(own: LiveTraining) -> bool:
     names = {name for item in rules for name in item.get("resourceNames", ["*"])}
     kinds = {kind for item in rules for kind in item["resources"]}
     return kinds == {"configmaps"} and all(name.startswith(f"{own.name}-") for name in names)
+
+
+def is_without_rights(own: LiveTraining) -> bool:
+    is_refused = own.condition("Accepted") == ("False", "NameTaken")
+    return is_refused and own.find("roles", f"{own.name}-trainer") is None
+
+
+def is_starting_again(own: LiveTraining) -> bool:
+    """Whether the second attempt starts after the first one was stopped."""
+    outcomes = [attempt["outcome"] for attempt in own.attempts]
+    return outcomes == ["Suspended", "Running"] and own.state == "Starting"
 
 
 def is_nowhere_else(own: LiveTraining) -> bool:
@@ -589,6 +606,11 @@ CHILDREN = tuple(
             patch("roles", "{own}-trainer", ANYTHING),
             Harmless(has_least_rights, "the Role is repaired"),
         ),
+        Attack(
+            "order from the far future",
+            stopped_by("Suspend", 1e300),
+            Harmless(lambda own: own.order is None, "the order is taken back"),
+        ),
         Attack("copy of a job", copied_job("{own}-copy"), RUNS),
         Attack("job of attempt 10**30", copied_job(f"{{own}}-{10**30}", 10**30), RUNS),
         Attack("two jobs of one attempt", after_another(copied_job("{own}-a", 2), copied_job("{own}-b", 2)), RUNS),
@@ -619,6 +641,16 @@ FOREIGN = (
         "child that exists",
         after_another(post("configmaps", "{own}-config", {"data": {"mine": "x"}}), create()),
         Reported("Accepted", "False", "NameTaken", "does not belong to this training"),
+    ),
+    Attack(
+        "rights on what others have",
+        after_another(post("configmaps", "{own}-history", {"data": {"mine": "x"}}), create()),
+        Harmless(is_without_rights, "it is refused, and no account has rights on that ConfigMap"),
+    ),
+    Attack(
+        "order that its deadline is over",
+        after_another(create(), started, stopped_by("DeadlineExceeded", 0.0)),
+        Harmless(is_starting_again, "the attempt is stopped, and the next one starts"),
     ),
     foreign(
         "report for a neighbour",

@@ -41,13 +41,13 @@ def test_the_objects_come_in_the_order_in_which_they_are_created(invoke):
     rendered = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in yaml.safe_load_all(result.stdout)]
     assert rendered == [
         ("ConfigMap", "tiny-grpo-config"),
+        ("ConfigMap", "tiny-grpo-progress"),
+        ("ConfigMap", "tiny-grpo-history"),
+        ("ConfigMap", "tiny-grpo-control"),
         ("ServiceAccount", "tiny-grpo-trainer"),
         ("Role", "tiny-grpo-trainer"),
         ("RoleBinding", "tiny-grpo-trainer"),
         ("NetworkPolicy", "tiny-grpo"),
-        ("ConfigMap", "tiny-grpo-progress"),
-        ("ConfigMap", "tiny-grpo-history"),
-        ("ConfigMap", "tiny-grpo-control"),
         ("RayJob", "tiny-grpo-1"),
     ]
 

@@ -1,7 +1,6 @@
 """The desired child objects of a training: pure functions, one file per kind of object, with golden tests.
 
-    TrainingResource ──► all_objects.always ──► -config, ServiceAccount, Role, RoleBinding, NetworkPolicy
-                     ──► message_config_maps ──► -control, -progress, -history
+    TrainingResource ──► all_objects ──► -config, -progress, -history, -control, ServiceAccount, Role, RoleBinding, NetworkPolicy
                      ──► ray_job ◄── pod_templates ◄── device profile, pod_size, volumes, ray_tls, pod_overrides
 
 These functions do not read the objects that exist, and do not decide what happens next.

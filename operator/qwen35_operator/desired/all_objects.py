@@ -1,7 +1,7 @@
-"""Builds all child objects of a training except RayJobs and message ConfigMaps, and checks that they can be created."""
+"""Builds all child objects of a training except RayJobs, and checks that they can be created."""
 
 from qwen35_operator.api.training_resource import TrainingResource
-from qwen35_operator.desired import network_policy, object_names, pod_templates, rbac, volumes
+from qwen35_operator.desired import message_config_maps, network_policy, object_names, pod_templates, rbac, volumes
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.pod_overrides import consistency, reserved_fields
 from qwen35_operator.desired.pools import all_pools
@@ -16,6 +16,19 @@ def always(training: TrainingResource, settings: OperatorSettings, config_map: K
     config_map: the result of `config.build(training)`, which is expensive to build. Callers may already have it.
     """
     return (config_map, *rbac.build(training), network_policy.build(training, settings))
+
+
+def in_order_of_creation(
+    training: TrainingResource, settings: OperatorSettings, config_map: KubeObject, control: KubeObject
+) -> tuple[KubeObject, ...]:
+    """Return every child except RayJobs, in the order of creation. control: the ConfigMap -control.
+
+    The Role grants rights on the message ConfigMaps by their names, so these are created first. If an object of another
+    owner has one of the names, its creation is refused, and no account gets rights on that object.
+    """
+    first, *others = always(training, settings, config_map)
+    messages = message_config_maps.empty_progress(training), message_config_maps.empty_history(training), control
+    return (first, *messages, *others)
 
 
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:

@@ -32,15 +32,9 @@ def ensure(
 
     RayJobs are left out. The writes are in the order of creation. control: the message that `-control` should contain.
     """
-    always = all_objects.always(training, settings, config_map(training))
-    writes = [_ensure(observed, manifest) for manifest in always]
-    for_trainer = message_config_maps.empty_progress(training), message_config_maps.empty_history(training)
-    writes += [
-        Create(manifest)
-        for manifest in for_trainer
-        if ("ConfigMap", manifest["metadata"]["name"]) not in observed.children
-    ]
-    writes.append(_ensure(observed, message_config_maps.control(training, control)))
+    control_map = message_config_maps.control(training, control)
+    manifests = all_objects.in_order_of_creation(training, settings, config_map(training), control_map)
+    writes = (_ensure(observed, manifest) for manifest in manifests)
     return tuple(write for write in writes if write is not None)
 
 
@@ -97,11 +91,16 @@ def control_message(
 
 
 def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:
+    """Return the write that creates the object or applies it again; None if there is nothing to write.
+
+    An object without a hash is only created: its content belongs to the trainer.
+    """
     key = manifest["kind"], manifest["metadata"]["name"]
     child = observed.children.get(key)
     if child is None:
         return Create(manifest)
-    if child.hash == manifest["metadata"]["annotations"][object_names.HASH] and key not in observed.drifted:
+    desired_hash = manifest["metadata"].get("annotations", {}).get(object_names.HASH)
+    if desired_hash is None or (child.hash == desired_hash and key not in observed.drifted):
         return None
     return _apply(observed, manifest)
 

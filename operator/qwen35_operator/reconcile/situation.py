@@ -16,6 +16,12 @@ from qwen35_operator.reconcile.observed import Observed
 from qwen35_trainer.contract import ProgressReport, StopOrder
 from qwen35_trainer.manifest import TrainingSpec
 
+MAX_AHEAD_SECONDS = 60.0
+"""Seconds in the future up to which the time of an order can be the operator's, which takes it from the API server.
+
+The grace period of a later order would never end.
+"""
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -78,7 +84,6 @@ def situation_of(
     attempt = attempts.open_attempt(observed)
     if attempt is None:
         return Situation(observed, training, settings, now)
-    control = observed.control
     return AttemptSituation(
         observed,
         training,
@@ -91,5 +96,16 @@ def situation_of(
         report=attempts.present_report_of(observed, attempt),
         attempt_report=attempts.report_of(observed, attempt),
         report_written=None if observed.report is None else observed.report.written,
-        stop=control.stop if control is not None and control.attempt == attempt.number else None,
+        stop=_order_to(attempt, observed, now),
     )
+
+
+def _order_to(attempt: Attempt, observed: Observed, now: datetime) -> StopOrder | None:
+    """Return the order to stop in `-control`; None if the message has none, or one that the operator cannot have written.
+
+    Somebody else's message is drift, which is repaired.
+    """
+    control = observed.control
+    if control is None or control.attempt != attempt.number or control.stop is None:
+        return None
+    return control.stop if control.stop.time <= now.timestamp() + MAX_AHEAD_SECONDS else None

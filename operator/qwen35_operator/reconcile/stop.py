@@ -11,6 +11,9 @@ The RayJob is deleted by `cleanup.py`.
 
 The order in `-control` records when and why the attempt was ordered to stop. An order is never withdrawn: the attempt
 stops even if the reason for the order disappears meanwhile. The next attempt then starts immediately.
+
+An order alone ends the attempt, and not the training: whether the deadline is over is judged by spec and status. The user
+may have extended it since, and everybody with rights on the namespace's ConfigMaps can write an order.
 """
 
 from qwen35_operator.api.training_resource import TrainingResource
@@ -78,7 +81,8 @@ def stopped(situation: AttemptSituation, order: StopOrder, how: str) -> Verdict:
     """
     attempt, observed, now = situation.attempt, situation.observed, situation.now
     message = f"attempt {attempt.number}: {how}"
-    if order.reason == DEADLINE:
+    remaining = time_to_deadline(situation)
+    if order.reason == DEADLINE and remaining is not None and remaining <= 0:
         changes = attempts.ended(observed, attempt, now, outcome="Failed", reason=DEADLINE, message=message)
         return Verdict("Failed", DEADLINE, message, (PostEvent("Warning", DEADLINE, message),), changes)
     changes = attempts.ended(observed, attempt, now, outcome="Suspended", reason=order.reason, message=message)

@@ -6,7 +6,7 @@ import pytest
 
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube.api_errors import Conflict, Forbidden, Invalid, Unavailable
-from qwen35_operator.kube.kinds import CONFIG_MAP, RAY_JOB, TRAINING, WRITTEN
+from qwen35_operator.kube.kinds import CONFIG_MAP, RAY_JOB, ROLE, TRAINING, WRITTEN
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.trainings import Trainings
@@ -186,6 +186,8 @@ async def test_a_foreign_object_of_any_kind_is_named_and_never_touched(setup, ki
     assert (setup.condition("Accepted")["status"], setup.condition("Accepted")["reason"]) == ("False", "NameTaken")
     assert setup.api.objects[path] == there
     assert kind == "RayJob" or JOB not in setup.api.objects
+    # The Role grants rights on ConfigMaps by their names: nobody gets rights on those of others.
+    assert kind != "ConfigMap" or ROLE.path("team", "demo-trainer") not in setup.api.objects
     del setup.api.objects[path]
     await setup.reconcile()
     assert setup.api.objects[path]["metadata"]["ownerReferences"][0]["uid"] == raw_objects.UID

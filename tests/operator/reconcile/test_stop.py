@@ -3,6 +3,7 @@
 import pytest
 
 from qwen35_operator.desired.object_names import LAST_CHECKPOINT
+from qwen35_trainer.contract import StopOrder
 from qwen35_trainer.manifest import Problem
 from tests.operator.reconcile.world import SPEC, World
 
@@ -181,6 +182,38 @@ def test_the_deadline_counts_all_attempts_and_stops_the_last_one():
     world.finish_job(ok=True)
     world.settle()
     assert not world.pods
+
+
+def test_a_deadline_that_is_extended_while_the_trainer_saves_ends_the_attempt_but_not_the_training(world):
+    world.edit(activeDeadlineSeconds=600)
+    world.wait(600)
+    world.reconcile()
+    assert world.order.reason == "DeadlineExceeded"
+    world.edit(activeDeadlineSeconds=6000)
+    world.obey()
+    world.settle()
+    assert world.status.attempts[0].outcome == "Suspended"
+    assert (world.status.state, sorted(world.jobs)) == ("Starting", ["demo-2"])
+
+
+@pytest.mark.parametrize("deadline", [None, 10_000])
+def test_an_order_that_the_operator_has_not_written_does_not_fail_the_training(world, deadline):
+    """A user with rights on the namespace's ConfigMaps can stop an attempt, as one with rights on its pods can."""
+    if deadline is not None:
+        world.edit(activeDeadlineSeconds=deadline)
+    world.order_to_stop(StopOrder(id="1-DeadlineExceeded", reason="DeadlineExceeded", time=0.0))
+    world.reconcile()
+    assert world.status.attempts[0].outcome == "Suspended"
+    world.settle()
+    assert (world.status.state, sorted(world.jobs)) == ("Starting", ["demo-2"])
+    assert world.order is None
+
+
+def test_an_order_from_the_future_is_none(world):
+    """Its grace period would never end."""
+    world.order_to_stop(StopOrder(id="1-Suspend", reason="Suspend", time=1e300))
+    world.settle(3)
+    assert (world.status.state, sorted(world.jobs)) == ("Running", ["demo-1"])
 
 
 def test_time_spent_suspended_does_not_count(world):

@@ -21,8 +21,8 @@ from qwen35_operator.reconcile.leftovers import nodes_to_read
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observed import NodeState, Observed, ReadReport
 from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RefusedWrite, RemoveFinalizer, Scale
-from qwen35_trainer.contract import CheckpointReport, ProgressReport, parse_control
-from qwen35_trainer.contract.shared_names import control_name, progress_name
+from qwen35_trainer.contract import CheckpointReport, Control, ProgressReport, StopOrder, parse_control
+from qwen35_trainer.contract.shared_names import CONTROL_KEY, control_name, progress_name
 from qwen35_trainer.manifest import parse_spec
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -420,6 +420,13 @@ class World:
     def order(self):
         control = self.observe().control
         return None if control is None else control.stop
+
+    def order_to_stop(self, order: StopOrder) -> None:
+        """Write an order as somebody does who may write the namespace's ConfigMaps: only the data change."""
+        key = "ConfigMap", control_name("demo")
+        child, manifest = self.children[key]
+        text = Control(attempt=self.status.attempts[-1].number, stop=order).text()
+        self.children[key] = child, manifest | {"data": {CONTROL_KEY: text}}
 
     def obey(self, *, update: int = 7) -> None:
         """Report that the trainer saved and stopped as ordered."""
