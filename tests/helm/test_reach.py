@@ -1,17 +1,20 @@
 """The connections that the policies of the chart and of the trainings allow together: the tables of docs/network.md."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import network_policy, object_names, pod_templates
 from qwen35_operator.operator_settings import KUBERAY_NAMESPACE, OperatorSettings
 from qwen35_trainer.manifest import load_manifest
 from tests.helm.conftest import NAMESPACE, Render
-from tests.reach import End, Outside, Pod, Policy, may_reach
+from tests.profiles import examples
+from tests.reach import NAME, End, Outside, Pod, Policy, may_reach
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "network.md"
@@ -154,6 +157,33 @@ def test_a_pod_that_calls_itself_a_trainings_gets_in(policies, demo):
     impostor = Pod(TEAM, {object_names.TRAINING: "demo"})
     assert may_reach(policies, impostor, pod_of(demo, "head"), 6379)
     assert not may_reach(policies, Pod("elsewhere", {object_names.TRAINING: "demo"}), pod_of(demo, "head"), 6379)
+
+
+WORD = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
+
+
+def labels_near(vocabulary: Mapping[str, str]) -> st.SearchStrategy[dict[str, str]]:
+    """Labels of which many have keys or values of the vocabulary, in any combination."""
+    keys, values = st.sampled_from(sorted(vocabulary)), st.sampled_from(sorted({*vocabulary.values(), "demo"}))
+    return st.dictionaries(keys | WORD, values | WORD, max_size=6)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(data=st.data())
+def test_no_labels_admit_a_pod_from_outside_kuberays_namespace(policies, parties, data):
+    """Only the metrics are open to all. The one exception is that of the test before: a pod of the training's namespace with its label."""
+    own = [end for who, end in parties.items() if who.endswith("of the training")]
+    vocabulary = {**own[0].labels, **OF_CHART, **OF_MANIFESTS}
+    copied = data.draw(st.sampled_from([{}, own[0].labels, OF_CHART, OF_MANIFESTS, vocabulary]))
+    labels = {**copied, **data.draw(labels_near(vocabulary))}
+    namespaces = st.sampled_from([TEAM, "elsewhere", NAMESPACE, "kube-system", f"{KUBERAY_NAMESPACE}-2"])
+    namespace = data.draw(namespaces | WORD)
+    assume(namespace != KUBERAY_NAMESPACE)
+    pod = Pod(namespace, labels, data.draw(labels_near({NAME: KUBERAY_NAMESPACE, "team": TEAM})))
+    ports = st.sampled_from([8265, *RAY.values()]) | st.integers(1, 65535).filter(lambda number: number != 8080)
+    port = data.draw(ports)
+    belongs = namespace == TEAM and labels.get(object_names.TRAINING) == "demo"
+    assert {may_reach(policies, pod, target, port) for target in own} == {belongs}
 
 
 # The function itself, on policies whose meaning the documentation of Kubernetes gives.
