@@ -77,6 +77,7 @@ class Trainings:
         """Create an empty store. namespaces: those whose trainings are watched; empty for all."""
         self._watches = {namespace: TrainingWatch(namespace) for namespace in namespaces or (None,)}
         self._bodies: dict[TrainingKey, _Body] = {}
+        self._states: Counter[str] = Counter()
 
     @property
     def watches(self) -> tuple[TrainingWatch, ...]:
@@ -99,7 +100,9 @@ class Trainings:
         slim = _slim(raw)
         state = sys.intern((raw.get("status") or {}).get("state", "Pending"))
         text = json.dumps(slim, separators=(",", ":")).encode()
+        self._drop(key)
         self._bodies[key] = _Body(version, metadata["uid"], state, text)
+        self._states[state] += 1
         return True
 
     def put_own(self, raw: KubeObject) -> None:
@@ -113,7 +116,7 @@ class Trainings:
         """Remove a deleted training, unless another training with the same name has been stored since."""
         stored = self._bodies.get(key)
         if stored is not None and stored.uid == uid:
-            del self._bodies[key]
+            self._drop(key)
 
     def forget_unlisted(self, namespace: str | None, listed: Collection[tuple[TrainingKey, str]], version: int) -> None:
         """Remove the trainings that a complete list of a namespace lacks: their deletion was not reported.
@@ -123,7 +126,7 @@ class Trainings:
         """
         for key, stored in list(self._bodies.items()):
             if namespace in (None, key[0]) and stored.version <= version and (key, stored.uid) not in listed:
-                del self._bodies[key]
+                self._drop(key)
 
     def get(self, key: TrainingKey) -> dict[str, Any] | None:
         """Return a copy of the training's object; None if the training is not known."""
@@ -143,7 +146,12 @@ class Trainings:
 
     def states(self) -> Counter[str]:
         """Return the number of trainings in each state. Trainings without a status count as Pending."""
-        return Counter(body.state for body in self._bodies.values())
+        return +self._states
+
+    def _drop(self, key: TrainingKey) -> None:
+        """Remove a training's object, if there is one."""
+        if (stored := self._bodies.pop(key, None)) is not None:
+            self._states[stored.state] -= 1
 
 
 def _slim(raw: KubeObject) -> dict[str, Any]:

@@ -31,7 +31,9 @@ from qwen35_operator.status.times import at, rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
 MIN_PROGRESS_SECONDS = 10.0
-"""Minimum time between two copies of the trainer's numbers into the status: each copy is a write to etcd."""
+"""Minimum time between two copies of a trainer's numbers into the status: each copy is a write to etcd."""
+MAX_COPIES_PER_SECOND = 50.0
+"""Maximum rate of these copies for all trainings together, which takes an API server about one core (docs/benchmarks.md)."""
 
 NO_STORAGE: Final = (
     "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
@@ -248,8 +250,13 @@ def _progress(
         return numbers, None
     if numbers.model_copy(update={"time": before.time}) == before:
         return before, None  # only the time differs
-    age = seconds_since(before.time, now)
-    return (numbers, None) if age >= MIN_PROGRESS_SECONDS or age < 0 else (before, MIN_PROGRESS_SECONDS - age)
+    age, interval = seconds_since(before.time, now), progress_interval(observed.running)
+    return (numbers, None) if age >= interval or age < 0 else (before, interval - age)
+
+
+def progress_interval(running: int) -> float:
+    """Return the seconds between two copies of a trainer's numbers into the status. running: number of running trainings."""
+    return max(MIN_PROGRESS_SECONDS, running / MAX_COPIES_PER_SECOND)
 
 
 def _numbers(report: ProgressReport, time: str) -> ProgressStatus:

@@ -106,12 +106,13 @@ async def observe(
     *,
     reads_nodes: bool = True,
     reports_since: datetime | None = None,
+    running: int = 0,
 ) -> Observed:
     """Collect everything that a decision about this training depends on.
 
     reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
-    reports of trainers can be seen; None if that is unknown. Raises ApiError if a
-    request to the API server fails.
+    reports of trainers can be seen; None if that is unknown. running: number of all trainings that are Running. Raises
+    ApiError if a request to the API server fails.
     """
     metadata = raw["metadata"]
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]
@@ -152,6 +153,7 @@ async def observe(
         report=read_report(progress) if isinstance(progress, MessageConfigMap) else None,
         reports_since=reports_since,
         control=read_control(control) if isinstance(control, MessageConfigMap) else None,
+        running=running,
     )
 
 

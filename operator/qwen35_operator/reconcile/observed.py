@@ -85,6 +85,8 @@ class Observed:
     """
     control: Control | None = None
     """The operator's last message in `-control`; None while it is absent, empty or unreadable."""
+    running: int = 0
+    """Number of all trainings of this operator whose state is Running."""
 
     @property
     def saves_before_deletion(self) -> bool:

@@ -75,6 +75,7 @@ class Reconciler:
             self._client,
             reads_nodes=everywhere,
             reports_since=self._leading_since,
+            running=self._trainings.states()["Running"],
         )
         now: datetime = self._client.now()
         decision = decide(observed, self._settings, now)

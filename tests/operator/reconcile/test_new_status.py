@@ -6,7 +6,9 @@ import pytest
 
 from qwen35_operator.api.v1alpha1 import TrainingStatus
 from qwen35_operator.desired.spec_hash import spec_hash
+from qwen35_operator.reconcile.new_status import progress_interval
 from qwen35_operator.status.conditions import CONDITIONS, REASONS
+from qwen35_trainer.contract import CheckpointReport
 from qwen35_trainer.manifest import Problem
 from tests.operator.reconcile.world import World
 
@@ -267,6 +269,30 @@ def test_numbers_are_copied_at_most_every_ten_seconds(world):
     world.wait(1)
     world.reconcile()
     assert world.status.progress.update == 11
+
+
+def test_with_many_running_trainings_numbers_are_copied_less_often_and_checkpoints_immediately(world):
+    """All trainings together make at most 50 copies per second: 5,000 of them one each in 100 seconds."""
+    world.running = 5000
+    world.until_running()
+    world.wait(100)
+    world.report(update=2)
+    world.reconcile()
+    assert world.status.progress.update == 2
+    world.wait(99)
+    saved = CheckpointReport(uri="/checkpoints/update-000003", update=3, time=world.now.timestamp())
+    world.report(update=3, checkpoint=saved)
+    world.reconcile()
+    assert (world.status.progress.update, world.status.lastCheckpoint.update) == (2, 3)
+    assert world.wanted_after == pytest.approx(1.0)
+    world.wait(1)
+    world.reconcile()
+    assert world.status.progress.update == 3
+
+
+@pytest.mark.parametrize(("running", "seconds"), [(0, 10), (500, 10), (501, 10.02), (5000, 100)])
+def test_the_rate_of_copies_is_bounded_from_five_hundred_running_trainings_on(running, seconds):
+    assert progress_interval(running) == pytest.approx(seconds)
 
 
 def test_a_state_that_changes_does_not_wait_for_the_ten_seconds(world):

@@ -51,6 +51,8 @@ class World:
     image_id: str = ""
     force_start: str = ""
     reports_since: datetime | None = None
+    running: int = 0
+    """Number of running trainings, with those that are not in this world."""
     """When the operator began to lead."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
     """Name of a node → its state. All others exist."""
@@ -128,6 +130,7 @@ class World:
             reports_since=self.reports_since,
             report=self._read_report(),
             control=None if control is None else parse_control(control[1]["data"]["control.json"]),
+            running=self.running,
         )
 
     def _read_report(self) -> ReadReport | None:
