@@ -50,6 +50,36 @@ def test_a_name_of_another_trainer_is_answered_with_ours(document, written, ours
     assert fields.at(TrainingSpec, segments(ours)) is not None
 
 
+@pytest.mark.parametrize(
+    ("written", "value", "instead"),
+    [
+        ("rollout.stop", ["終わり"], "No field sets stop strings, in any script"),
+        ("rollout.stop_strings", ["\u202eend"], "No field sets stop strings, in any script"),
+        ("rollout.stopTokenIds", [7], "eos_token_id names in generation_config.json"),
+        ("rollout.include_stop_str_in_output", True, "the response up to the string, such as with rewards[].extract"),
+        ("evaluation.stop", "</answer>", "limit the response by data.maxResponseTokens"),
+        ("rollout.ignore_eos", True, "always ends at the end token"),
+        ("rollout.generation_kwargs", {"stop": ["終わり"]}, "none for stop strings"),
+    ],
+)
+def test_a_setting_without_a_field_is_refused_with_another_way(document, written, value, instead):
+    _, problems = parse_spec(document({written: value})["spec"])
+    assert [(problem.path, problem.message) for problem in problems] == [
+        (f"spec.{written}", "this is not a known field.")
+    ]
+    assert instead in problems[0].fix
+
+
+def test_a_stop_that_concerns_no_generation_is_not_taken_for_a_stop_string(document):
+    _, problems = parse_spec(document({"train.stop": 3})["spec"])
+    assert "stop strings" not in problems[0].fix
+
+
+@pytest.mark.parametrize("path", ["data.maxResponseTokens", "model.source.path", "rollout.topP", "rollout.minP"])
+def test_what_is_named_instead_is_a_field(path):
+    assert fields.at(TrainingSpec, segments(path)) is not None
+
+
 def test_a_key_of_several_fields_names_them_all():
     answered = answer(["n"], TrainingSpec)
     assert answered is not None

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from qwen35_trainer.manifest import fields, foreign, renamed
+from qwen35_trainer.manifest import absent, fields, foreign, renamed
 from qwen35_trainer.manifest.base import NOT_IN_HOME
 from qwen35_trainer.manifest.fields import Segment
 from qwen35_trainer.manifest.problems import Problem, did_you_mean, near
@@ -103,14 +103,17 @@ def _message_and_fix(detail: ErrorDetails, loc: tuple[Segment, ...], model: type
 def _instead(loc: tuple[Segment, ...], model: type[BaseModel]) -> str:
     """Return what to write in place of an unknown field, as text.
 
-    This is the field's present name if it was renamed, this project's name if it is a field of verl or TRL, or else
-    similar names of fields.
+    This is the field's present name if it was renamed, another way if this project does not have the setting, this
+    project's name if it is a field of verl or TRL, or else similar names of fields.
     """
     if (new := renamed.field(loc)) is not None:
         return f"Renamed to spec.{new}."
+    path = [part for part in loc if isinstance(part, str)]
+    if (instead := absent.answer(path)) is not None:
+        return instead
     parent, name = fields.section(fields.at(model, loc[:-1])), str(loc[-1])
     names = fields.fields(parent) if parent else {}
-    theirs = foreign.answer([part for part in loc if isinstance(part, str)], model)
+    theirs = foreign.answer(path, model)
     if theirs is None:
         return did_you_mean(name, names)
     return f"{theirs} {did_you_mean(name, names)}" if near(name, names) else theirs
