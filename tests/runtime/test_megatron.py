@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.processes]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE, PICTURES = EXAMPLES / "tiny-grpo.yaml", EXAMPLES / "tiny-grpo-vision.yaml"
+BY_VLLM = EXAMPLES / "tiny-grpo-vllm.yaml"
 MEGATRON = ("train.engine=Megatron", "accelerator.devicesPerNode=2")
 
 
@@ -40,3 +41,24 @@ def test_the_example_learns(command, tmp_path) -> None:
     ended = command.run(EXAMPLE, *settings, output=tmp_path / "out")
     assert ended.code == 0, ended.err
     assert ended.of(EvaluationRecord)[-1].accuracy >= 0.9
+
+
+def test_the_example_with_vllm_learns_on_two_nodes_when_only_the_engine_differs(command, tmp_path) -> None:
+    """Two train processes, each with its half of a batch, and vLLM in a third, which generates while they train."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    for_two = ["train.nodes=2", "train.batch.microBatchSequences=128", "evaluation.everyUpdates=300"]
+    changes = [*for_two, "train.engine=Megatron"]
+    settings = [word for change in changes for word in ("--set", change)]
+    ended = command.run(BY_VLLM, *settings, output=tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert {path.name for path in (ended.folder / "logs").glob("train-*")} == {"train-0.log", "train-1.log"}
+    before, after = ended.of(EvaluationRecord)
+    assert before.accuracy < 0.2
+    assert after.accuracy >= 0.9
+    updates = ended.of(UpdateRecord)
+    assert len(updates) == 300
+    assert sum(record.lag_max > 0 for record in updates) > 150, "it generates while it trains"
+    probed = [record.probe_difference_mean for record in updates if record.probe_difference_mean is not None]
+    assert len(probed) > 200
+    assert sum(probed) / len(probed) <= 0.02, "the replica computes what the ranks compute, in bfloat16"
+    assert max(probed) <= 0.05

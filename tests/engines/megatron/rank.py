@@ -51,6 +51,7 @@ from qwen35_trainer.models.qwen3_5 import products
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
 from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering
+from tests.distributed.rank import gradients_of as clipped_gradients_of
 from tests.distributed.samples import spec_of
 from tests.engines.megatron.fused_adam import installed
 from tests.live_bytes import LiveBytes
@@ -329,11 +330,12 @@ def train_with_fsdp(
     pictured: dict[str, Any] | None = None,
     pictures: bool = False,
 ) -> dict[str, Any]:
-    """The same by the FSDP engine, whose degrees are all 1: metrics, and what is published after."""
+    """The same by the FSDP engine, whose degrees are all 1: metrics, the clipped gradient of each update, and what is published after."""
     parsed, source = _parsed(spec, None, pictured)
     engine = FSDPEngine(source, parsed, CPU, pictures=pictures)
     if restore is not None:
         engine.restore(restore)
+    gradients = clipped_gradients_of(engine)
     metrics: list[UpdateMetrics] = []
     for batch in batches:
         share = engine._division.share(batch, engine._ranks.data_share)
@@ -341,7 +343,7 @@ def train_with_fsdp(
     if save is not None:
         engine.save(save)
         assert engine.saved(wait=True)
-    return {"metrics": metrics, "published": published_by(engine)}
+    return {"metrics": metrics, "gradients": gradients, "published": published_by(engine)}
 
 
 def refusal_of(folder: Path, spec: dict[str, Any]) -> tuple[str, bool]:
