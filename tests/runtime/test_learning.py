@@ -4,15 +4,20 @@ import itertools
 import json
 import random
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 
 from .conftest import Ended
+from .watched_engines import Watched, watch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PARTS = ("train", "validation")
+MAX_DIFFERENCE, MAX_PROBE_DIFFERENCE = 0.02, 0.05
+"""Highest mean difference, in nats, of the log-probs of vLLM in bfloat16 from those of the trainer in float32: over all probes, and in
+a probe. Differences grow while a model learns: 0.012 and 0.022 were measured in 300 updates."""
 
 
 def test_a_task_that_is_easier_than_the_examples_is_learned_within_forty_updates(local, tmp_path):
@@ -34,23 +39,25 @@ def test_the_first_example_learns_to_answer_nine_in_ten_held_out_prompts(local, 
     _learns(local, tmp_path, updates=300)
 
 
-def test_rollouts_by_vllm_train(command, tmp_path):
+def test_rollouts_by_vllm_train(command, tmp_path, monkeypatch):
     """In processes of their own. The trainer computes nearly the same log-probabilities as vLLM, whose tokens span versions."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
+    watched = watch(tmp_path / "watched", monkeypatch)
     changes = ["train.updates=4", "evaluation.atStart=false", "evaluation.everyUpdates=4"]
     ended = _run(command, EXAMPLES / "tiny-grpo-vllm.yaml", tmp_path, changes)
     updates = ended.of(UpdateRecord)
     assert len(updates) == 4
     assert max(record.lag_max for record in updates) in range(1, 4)
     assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
-    probed = [record.probe_difference_mean for record in updates if record.probe_difference_mean is not None]
-    assert probed
-    assert max(probed) <= 0.05
+    _generated_as_the_trainer_computes(ended, watched, MAX_DIFFERENCE)
 
 
 @pytest.mark.soak
-def test_the_example_with_vllm_learns(command, tmp_path):
-    _learns(command, tmp_path, updates=300, example="tiny-grpo-vllm.yaml")
+def test_the_example_with_vllm_learns(command, tmp_path, monkeypatch):
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    watched = watch(tmp_path / "watched", monkeypatch)
+    ended = _learns(command, tmp_path, updates=300, example="tiny-grpo-vllm.yaml")
+    _generated_as_the_trainer_computes(ended, watched)
 
 
 @pytest.mark.soak
@@ -76,13 +83,25 @@ def test_the_trainer_uses_the_experts_that_vllm_chose(command, tmp_path, mode):
 
 def _learns(
     local, folder: Path, *, updates: int, changes: list[str] | None = None, example: str = "tiny-grpo.yaml"
-) -> None:
+) -> Ended:
     changes = [f"train.updates={updates}", f"evaluation.everyUpdates={updates}", *(changes or [])]
     ended = _run(local, EXAMPLES / example, folder, changes)
     before, after = ended.of(EvaluationRecord)
     assert (before.update, after.update) == (0, updates)
     assert before.accuracy < 0.2
     assert after.accuracy >= 0.9
+    return ended
+
+
+def _generated_as_the_trainer_computes(ended: Ended, watched: Watched, limit: float = MAX_PROBE_DIFFERENCE) -> None:
+    """Check the log-probs of all probes, and the versions of all trained tokens. limit: of the mean difference in a probe."""
+    updates = ended.of(UpdateRecord)
+    probed = [record.probe_difference_mean for record in updates if record.probe_difference_mean is not None]
+    print(f"{len(probed)} probes: mean difference {mean(probed):.4f}, at most {max(probed):.4f}")
+    assert mean(probed) <= MAX_DIFFERENCE
+    assert max(probed) <= limit
+    watched.check_trained()
+    assert len(watched.trained) == sum(record.samples for record in updates)
 
 
 def _run(starts, file: Path, folder: Path, changes: list[str]) -> Ended:
