@@ -59,6 +59,6 @@ def test_the_example_with_vllm_learns_on_two_nodes_when_only_the_engine_differs(
     assert len(updates) == 300
     assert sum(record.lag_max > 0 for record in updates) > 150, "it generates while it trains"
     probed = [record.probe_difference_mean for record in updates if record.probe_difference_mean is not None]
-    assert len(probed) > 200
+    assert len(probed) > 50
     assert sum(probed) / len(probed) <= 0.02, "the replica computes what the ranks compute, in bfloat16"
     assert max(probed) <= 0.05
