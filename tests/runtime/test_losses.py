@@ -48,7 +48,7 @@ def _disconnect(process: psutil.Process) -> None:
 
 def _fill_its_group(process: psutil.Process) -> None:
     """Move a process to a control group that has no memory for it: the kernel kills it when it needs another page."""
-    name = f"qwen35-tests-{process.pid}"
+    name = f"lost-{process.pid}"  # not with the prefix of sessions, which clean up behind each other
     cgroups.create(name)
     try:
         limit = _memory_limit(name)
