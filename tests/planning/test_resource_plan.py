@@ -71,6 +71,7 @@ def manifest(tmp_path):
         ("35b-a3b-grpo-megatron-ascend", "Ascend-910C"),
         ("122b-a10b-grpo-megatron", "H20"),
         ("122b-a10b-grpo-megatron-ascend", "Ascend-910C"),
+        ("122b-a10b-grpo-megatron-32k-ascend", "Ascend-910C"),
         ("397b-a17b-grpo-megatron", "H200"),
         ("397b-a17b-grpo-megatron-ascend", "Ascend-910C"),
         ("397b-a17b-sft-megatron", "H100"),
