@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from qwen35_trainer.progress.metrics_file import read_records
-from qwen35_trainer.progress.records import RunRecord
+from qwen35_trainer.progress.records import RunRecord, SpanRecord
 from qwen35_trainer.runtime import exporting
 from tests.forks.start import Process, python, start
 from tests.patience import PATIENCE
@@ -67,6 +67,15 @@ class Ended:
 
     def of[R: RunRecord](self, kind: type[R]) -> list[R]:
         return [record for record in self.records if isinstance(record, kind)]
+
+    @property
+    def overlaps(self) -> list[tuple[SpanRecord, SpanRecord]]:
+        """Work of a replica and of a rank at the same time."""
+        spans = self.of(SpanRecord)
+        generating, training = ([span for span in spans if span.kind == kind] for kind in ("generate", "train"))
+        assert generating
+        assert training
+        return [(g, t) for g in generating for t in training if g.start < t.end and t.start < g.end]
 
     @property
     def summary(self) -> dict[str, Any]:

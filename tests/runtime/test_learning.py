@@ -62,10 +62,11 @@ def test_the_example_with_vllm_learns(command, tmp_path, monkeypatch):
 
 @pytest.mark.soak
 def test_the_example_learns_with_vllm_that_takes_turns_with_the_trainer(command, tmp_path):
-    """Two processes for one device: vLLM and a train rank."""
+    """Two processes for one device, which never work at the same time: vLLM and a train rank."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     turns = ["mode=Colocated", 'async={"batchesPerPublication": 1}']
-    _learns(command, tmp_path, updates=200, example="tiny-grpo-vllm.yaml", changes=turns)
+    ended = _learns(command, tmp_path, updates=200, example="tiny-grpo-vllm.yaml", changes=turns)
+    assert ended.overlaps == []
 
 
 @pytest.mark.soak

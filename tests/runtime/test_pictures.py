@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qwen35_trainer.progress.records import EvaluationRecord, SpanRecord, UpdateRecord
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 from qwen35_trainer.progress.sample_file import read_samples
 from tests.models import published
 from tests.patience import PATIENCE
@@ -122,15 +122,6 @@ def damage(folder: Path, row: int) -> None:
     picture.write_bytes(picture.read_bytes()[:60])
 
 
-def overlaps(ended: Ended) -> list[tuple[SpanRecord, SpanRecord]]:
-    """Work of a replica and of a rank at the same time."""
-    spans = ended.of(SpanRecord)
-    generating, training = ([span for span in spans if span.kind == kind] for kind in ("generate", "train"))
-    assert generating
-    assert training
-    return [(g, t) for g in generating for t in training if g.start < t.end and t.start < g.end]
-
-
 def succeeded(ended: Ended) -> Ended:
     assert ended.code == 0, ended.err
     return ended
@@ -219,7 +210,7 @@ def test_rollouts_by_vllm_from_prompts_with_images_train(command: Any, tmp_path:
     assert all(abs(record.behaviour_kl) < 1e-3 for record in updates)
     assert any(record.gradient_norm > 0 for record in updates)
     assert [record.update for record in ended.of(EvaluationRecord)] == [3]
-    assert overlaps(ended) == []
+    assert ended.overlaps == []
 
 
 @pytest.mark.soak
