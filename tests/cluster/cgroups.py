@@ -9,8 +9,11 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 
 
-def create(name: str) -> None:
-    """A group of this name in every hierarchy; kubelet wants its root to be there."""
+def create(name: str, *, for_groups: bool = True) -> None:
+    """A group of this name in every hierarchy; kubelet wants its root to be there.
+
+    for_groups: whether it will have groups within it; cgroup v2 then lets it have no processes of its own.
+    """
     for hierarchy in hierarchies():
         group = hierarchy / name
         group.mkdir(exist_ok=True)
@@ -21,7 +24,8 @@ def create(name: str) -> None:
         if controllers.exists():
             every = " ".join(f"+{controller}" for controller in controllers.read_text().split())
             (hierarchy / "cgroup.subtree_control").write_text(every)
-            (group / "cgroup.subtree_control").write_text(every)
+            if for_groups:
+                (group / "cgroup.subtree_control").write_text(every)
 
 
 def remove(name: str, *, seconds: float = 10) -> None:

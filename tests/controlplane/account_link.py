@@ -3,7 +3,7 @@
     python account_link.py FOLDER        FOLDER: where the token and the authority are mounted
 
 Parent and child take turns: the child writes a report and a history, reads the orders, and prints the file of its link; the parent
-changes the orders; the child prints, as JSON, the requests that the API server permitted, and ends. The packages in PYTHONPATH are
+changes the orders; the child prints, as JSON, the requests that the API server permitted and refused, and ends. The packages in PYTHONPATH are
 those of any release, so this file imports nothing of the tests.
 """
 
@@ -33,13 +33,13 @@ def right(method: str, path: str, query: Mapping[str, str]) -> tuple[str, str]:
     return verb, query.get("fieldSelector", "").removeprefix("metadata.name=")
 
 
-async def used(folder: Path) -> set[tuple[str, str]]:
-    """Use the link. Returns what the API server permitted. Raises LinkDown if it refuses a write."""
-    permitted = set()
+async def used(folder: Path) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Use the link. Returns what the API server permitted, and what it refused. Raises LinkDown if it refuses a write."""
+    permitted, refused = set(), set()
 
     async def note(_: Any, __: Any, ended: aiohttp.TraceRequestEndParams) -> None:
-        if ended.response.status < 400:
-            permitted.add(right(ended.method, ended.url.path, ended.url.query))
+        answers = refused if ended.response.status in (401, 403) else permitted
+        answers.add(right(ended.method, ended.url.path, ended.url.query))
 
     traces = aiohttp.TraceConfig()
     traces.on_request_end.append(note)
@@ -52,8 +52,8 @@ async def used(folder: Path) -> set[tuple[str, str]]:
     print(operator_link.__file__, flush=True)
     await anext(orders)
     await link.close()
-    return permitted
+    return permitted, refused
 
 
 if __name__ == "__main__":
-    print(json.dumps(sorted(asyncio.run(used(Path(sys.argv[1]))))))
+    print(json.dumps([sorted(rights) for rights in asyncio.run(used(Path(sys.argv[1])))]))

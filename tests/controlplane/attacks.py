@@ -24,6 +24,8 @@ DOMAIN = "rl.qwen35.io"
 NEIGHBOURS = ("neighbour-0", "neighbour-1")
 """Names of the trainings of another tenant, in another namespace."""
 OTHER = NEIGHBOURS[0]
+FAR_FUTURE = 1e300
+"""Unix time."""
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b]52;c;ZWNobw==\x07\x9b31m\u202egnp.exe"
 """Renames the window of a terminal, clears it, writes to the clipboard, colours text, and reverses text."""
 WORST_PATTERN = r"(\w\w?){400}needle"
@@ -285,6 +287,10 @@ def has_least_rights(own: LiveTraining) -> bool:
 def is_without_rights(own: LiveTraining) -> bool:
     is_refused = own.condition("Accepted") == ("False", "NameTaken")
     return is_refused and own.find("roles", f"{own.name}-trainer") is None
+
+
+def is_stopping_from_now_on(own: LiveTraining) -> bool:
+    return own.state == "Suspending" and own.order is not None and own.order["time"] < FAR_FUTURE
 
 
 def is_starting_again(own: LiveTraining) -> bool:
@@ -606,11 +612,6 @@ CHILDREN = tuple(
             patch("roles", "{own}-trainer", ANYTHING),
             Harmless(has_least_rights, "the Role is repaired"),
         ),
-        Attack(
-            "order from the far future",
-            stopped_by("Suspend", 1e300),
-            Harmless(lambda own: own.order is None, "the order is taken back"),
-        ),
         Attack("copy of a job", copied_job("{own}-copy"), RUNS),
         Attack("job of attempt 10**30", copied_job(f"{{own}}-{10**30}", 10**30), RUNS),
         Attack("two jobs of one attempt", after_another(copied_job("{own}-a", 2), copied_job("{own}-b", 2)), RUNS),
@@ -646,6 +647,13 @@ FOREIGN = (
         "rights on what others have",
         after_another(post("configmaps", "{own}-history", {"data": {"mine": "x"}}), create()),
         Harmless(is_without_rights, "it is refused, and no account has rights on that ConfigMap"),
+    ),
+    Attack(
+        "order from the far future",
+        after_another(create(), started, stopped_by("Suspend", FAR_FUTURE)),
+        Harmless(
+            is_stopping_from_now_on, "the attempt is stopping, and its grace period began when the order was seen"
+        ),
     ),
     Attack(
         "order that its deadline is over",

@@ -53,8 +53,8 @@ def test_a_name_of_another_trainer_is_answered_with_ours(document, written, ours
 @pytest.mark.parametrize(
     ("written", "value", "instead"),
     [
-        ("rollout.stop", ["終わり"], "No field sets stop strings, in any script"),
-        ("rollout.stop_strings", ["\u202eend"], "No field sets stop strings, in any script"),
+        ("rollout.stop", ["終わり"], "No field sets stop strings, because"),
+        ("rollout.stop_strings", ["\u202eend"], "No field sets stop strings, because"),
         ("rollout.stopTokenIds", [7], "eos_token_id names in generation_config.json"),
         ("rollout.include_stop_str_in_output", True, "the response up to the string, such as with rewards[].extract"),
         ("evaluation.stop", "</answer>", "limit the response by data.maxResponseTokens"),

@@ -7,7 +7,8 @@
     a line of `engines`     "receives", "commits" or "steps" (the first step), the process, the version
     a line of `trained`     the group, prompt and index of a trained sequence, and the versions of its tokens, as JSON
 
-Commands without an order run as usual, except that a lost replica is replaced without a delay.
+Commands without an order run as usual, except that a lost replica is replaced without a delay. They must not be forks, as in soak, because
+a fork imports no sitecustomize.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.profiles import FORKED
 
 FOLDER = "QWEN35_TESTS_WATCHED"
 """The environment variable with the folder of these files."""
@@ -115,6 +118,7 @@ class Watched:
 
 def watch(folder: Path, patch: pytest.MonkeyPatch) -> Watched:
     """Let commands that start while `patch` lasts write to `folder`."""
+    assert not FORKED, "run the test with QWEN35_TESTS=soak: a forked command would not be watched"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(f"from {__name__} import install\n\ninstall()\n")
     paths = [str(folder), os.environ.get("PYTHONPATH", ""), str(REPOSITORY)]
@@ -128,7 +132,8 @@ def watch(folder: Path, patch: pytest.MonkeyPatch) -> Watched:
 
 def install() -> None:
     """Patch each module of PATCHES when it has been imported. This imports none of them."""
-    sys.meta_path.insert(0, _Finder())
+    if FOLDER in os.environ:
+        sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -17,10 +17,7 @@ from qwen35_trainer.contract import ProgressReport, StopOrder
 from qwen35_trainer.manifest import TrainingSpec
 
 MAX_AHEAD_SECONDS = 60.0
-"""Seconds in the future up to which the time of an order can be the operator's, which takes it from the API server.
-
-The grace period of a later order would never end.
-"""
+"""Maximum time, in seconds, by which an order may be ahead of the clock of the API server, which may have been set back since."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +98,12 @@ def situation_of(
 
 
 def _order_to(attempt: Attempt, observed: Observed, now: datetime) -> StopOrder | None:
-    """Return the order to stop in `-control`; None if the message has none, or one that the operator cannot have written.
+    """Return the order to stop in `-control`, also that of a person, because the trainer obeys it; None if there is none.
 
-    Somebody else's message is drift, which is repaired.
+    An order from the future, whose grace period would never end, counts from now.
     """
     control = observed.control
     if control is None or control.attempt != attempt.number or control.stop is None:
         return None
-    return control.stop if control.stop.time <= now.timestamp() + MAX_AHEAD_SECONDS else None
+    is_ahead = control.stop.time > now.timestamp() + MAX_AHEAD_SECONDS
+    return control.stop.model_copy(update={"time": now.timestamp()}) if is_ahead else control.stop

@@ -48,7 +48,11 @@ def decide(situation: AttemptSituation) -> Verdict | None:
     remaining = situation.stop.time + grace - situation.now.timestamp()
     if remaining <= 0:
         return stopped(situation, situation.stop, f"spec.checkpoint.graceSeconds {grace} are over")
-    return Verdict("Suspending", "Stopping", _waiting(situation, situation.stop), after=remaining)
+    # Writes an order again whose time was in the future.
+    writes = child_writes.order_to_stop(
+        situation.observed, situation.training, situation.attempt.number, situation.stop
+    )
+    return Verdict("Suspending", "Stopping", _waiting(situation, situation.stop), writes, after=remaining)
 
 
 def stay_stopped(situation: Situation) -> Verdict | None:

@@ -209,11 +209,20 @@ def test_an_order_that_the_operator_has_not_written_does_not_fail_the_training(w
     assert world.order is None
 
 
-def test_an_order_from_the_future_is_none(world):
-    """Its grace period would never end."""
+@pytest.mark.parametrize("obeys", [True, False])
+def test_an_order_from_the_future_counts_from_now(world, obeys):
+    """The trainer obeys it, and without an answer its grace period would never end."""
     world.order_to_stop(StopOrder(id="1-Suspend", reason="Suspend", time=1e300))
-    world.settle(3)
-    assert (world.status.state, sorted(world.jobs)) == ("Running", ["demo-1"])
+    world.reconcile()
+    assert world.status.state == "Suspending"
+    assert world.order.time == world.now.timestamp()
+    if obeys:
+        world.obey()
+    else:
+        world.wait(world.wanted_after)
+    world.settle()
+    assert (world.status.attempts[0].outcome, world.status.restarts) == ("Suspended", 0)
+    assert (world.status.state, sorted(world.jobs)) == ("Starting", ["demo-2"])
 
 
 def test_time_spent_suspended_does_not_count(world):

@@ -51,8 +51,6 @@ class World:
     image_id: str = ""
     force_start: str = ""
     reports_since: datetime | None = None
-    running: int = 0
-    """Number of running trainings, with those that are not in this world."""
     """When the operator began to lead."""
     nodes: dict[str, NodeState] = field(default_factory=dict)
     """Name of a node → its state. All others exist."""
@@ -69,6 +67,8 @@ class World:
     foreign: set = field(default_factory=set)
     protected: set = field(default_factory=set)
     """Kinds and names of objects that an admission policy does not let the operator delete."""
+    running: int = 0
+    """Number of running trainings, with those that are not in this world."""
     unavailable: tuple = ()
     deleting: bool = False
     finalizers: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ _STOP_TOKENS: Final = (
     "names in generation_config.json of model.source.path: add the token there."
 )
 _STOP_STRINGS: Final = (
-    "No field sets stop strings, in any script, because a response ends at a token. If one special token of the tokenizer "
+    "No field sets stop strings, because a response ends at a token. If one special token of the tokenizer "
     "is the string, add it to eos_token_id in generation_config.json of model.source.path. Otherwise let the reward read "
     "the response up to the string, such as with rewards[].extract, and limit the response by data.maxResponseTokens."
 )
