@@ -22,7 +22,7 @@ from qwen35_operator.kube.object_records import RayJob
 from qwen35_operator.reconcile import attempts, child_writes, leftovers
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation
-from qwen35_operator.reconcile.writes import PostEvent
+from qwen35_operator.reconcile.writes import ClusterWrite, PostEvent
 from qwen35_operator.status.conditions import yes
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import StopOrder
@@ -48,10 +48,11 @@ def decide(situation: AttemptSituation) -> Verdict | None:
     remaining = situation.stop.time + grace - situation.now.timestamp()
     if remaining <= 0:
         return stopped(situation, situation.stop, f"spec.checkpoint.graceSeconds {grace} are over")
-    # Writes an order again whose time was in the future.
-    writes = child_writes.order_to_stop(
-        situation.observed, situation.training, situation.attempt.number, situation.stop
-    )
+    writes: tuple[ClusterWrite, ...] = ()
+    if situation.observed.control is not None and situation.observed.control.stop != situation.stop:
+        # The order was from the future. It is written again, so that its grace period begins once.
+        number, training = situation.attempt.number, situation.training
+        writes = child_writes.order_to_stop(situation.observed, training, number, situation.stop)
     return Verdict("Suspending", "Stopping", _waiting(situation, situation.stop), writes, after=remaining)
 
 

@@ -5,7 +5,14 @@ from datetime import timedelta
 
 import pytest
 
-from qwen35_operator.console.status_text import ago, brief, explanation, remaining_seconds, unmet_conditions
+from qwen35_operator.console.status_text import (
+    FRESH_SECONDS,
+    ago,
+    brief,
+    explanation,
+    remaining_seconds,
+    unmet_conditions,
+)
 from qwen35_operator.console.training_view import StatusUnreadable, TrainingView, latest_warnings
 from tests.operator.console.example_trainings import EXAMPLES, example, queued, running, starting, training
 from tests.operator.reconcile.world import START, UID
@@ -26,7 +33,7 @@ def test_the_rest_is_the_updates_that_are_missing_at_the_latest_pace():
 def test_the_rest_is_not_guessed():
     shown = example(training())
     seen, now = shown.view, shown.now
-    assert remaining_seconds(seen, now + timedelta(seconds=61)) is None, "a report is overdue"
+    assert remaining_seconds(seen, now + timedelta(seconds=FRESH_SECONDS + 1)) is None, "a report is overdue"
     assert remaining_seconds(with_progress(seen, secondsPerUpdate=100.0), now + timedelta(seconds=290)) is not None
     assert remaining_seconds(with_progress(seen, secondsPerUpdate=None), now) is None
     assert remaining_seconds(with_progress(seen, totalUpdates=None), now) is None
