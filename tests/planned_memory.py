@@ -1,9 +1,11 @@
 """Trainings of several sizes whose planned memory is compared with what the engines hold: specs, batches and plans."""
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from qwen35_trainer.catalog.model_sizes import ModelSizes
 from qwen35_trainer.data.picture_arrays import PictureArrays
@@ -12,7 +14,7 @@ from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5.build_model import VISION_TOKENS
 from qwen35_trainer.planning.micro_batch_size import MicroBatchSize
 from qwen35_trainer.planning.tower_activations import TowerActivations
-from tests.distributed.samples import batch_of_lengths, spec_of
+from tests.distributed.samples import batch_of_lengths, policy_spec_of, spec_of
 
 VOCABULARY, PROMPT, RESPONSE, SAMPLES = 1000, 40, 120, 4
 SHOWN = 156
@@ -28,6 +30,15 @@ SIZES: dict[str, dict[str, Any]] = {
         "linearValueHeads": 4,
         "layers": 4,
         "experts": 8,
+        "expertsPerToken": 2,
+    },
+    "larger experts": HEADS
+    | {
+        "hiddenSize": 128,
+        "intermediateSize": 96,
+        "linearValueHeads": 4,
+        "layers": 8,
+        "experts": 16,
         "expertsPerToken": 2,
     },
     "vision": HEADS
@@ -59,15 +70,35 @@ SIZES: dict[str, dict[str, Any]] = {
         "expertsPerToken": 2,
     },
 }
+OTHER = {"small": "larger", "larger": "small", "experts": "larger experts"}
 ALLOWED = 0.1
 """Relative difference between planned and counted bytes."""
 
 
-def spec(size: str, ranks: int, *, precision: str = "BF16", micro: int = 1, **train: Any) -> dict[str, Any]:
-    document = spec_of(ranks, random=SIZES[size], **train)
+def cases(table: Mapping[str, tuple[str, int, dict[str, Any]]], seldom: Collection[str] = ()) -> Iterator[Any]:
+    """Each case (size, ranks, options of `spec`), and in `make soak` the same with another size.
+
+    seldom: cases that run in `make soak` only.
+    """
+    for name, (size, ranks, train) in table.items():
+        yield pytest.param(size, ranks, train, id=name, marks=[pytest.mark.soak] if name in seldom else [])
+        if size in OTHER:
+            yield pytest.param(OTHER[size], ranks, train, id=f"{name}: {OTHER[size]}", marks=pytest.mark.soak)
+
+
+def spec(
+    size: str, ranks: int, *, precision: str = "BF16", micro: int = 1, reference: bool = False, **train: Any
+) -> dict[str, Any]:
+    """reference: whether it is a policy's training with a reference model, for `policy_batch`."""
+    if reference:
+        document = policy_spec_of(ranks, "Loss", random=SIZES[size], **train)
+        document["algorithm"]["groupSize"] = SAMPLES
+    else:
+        document = spec_of(ranks, random=SIZES[size], **train)
     document["model"]["precision"] = precision
     document["data"] |= {"maxPromptTokens": PROMPT, "maxResponseTokens": RESPONSE}
-    document["train"]["batch"] |= {"promptsPerUpdate": SAMPLES, "microBatchSequences": micro}
+    prompts = 1 if reference else SAMPLES
+    document["train"]["batch"] |= {"promptsPerUpdate": prompts, "microBatchSequences": micro}
     return document
 
 
@@ -110,6 +141,22 @@ def batch_of_pictures() -> TrainBatch:
 def batch() -> TrainBatch:
     """Every sample has the maximum length, which the plan assumes."""
     return batch_of_lengths([(PROMPT, RESPONSE)] * SAMPLES)
+
+
+def batch_for(document: dict[str, Any]) -> TrainBatch:
+    """A batch for what `spec` has returned."""
+    return policy_batch() if "algorithm" in document else batch()
+
+
+def policy_batch() -> TrainBatch:
+    """The samples of one group, as long as those of `batch`."""
+    random, text = np.random.default_rng(0), batch()
+    return replace(
+        text,
+        log_probs=random.normal(-3.0, 0.3, SAMPLES * RESPONSE).astype(np.float32),
+        rewards=random.normal(size=SAMPLES).astype(np.float32),
+        group=np.zeros(SAMPLES, np.int64),
+    )
 
 
 def of_tower(sizes: ModelSizes, spec: TrainingSpec) -> float:

@@ -29,20 +29,37 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
             "offload": {"parameters": True, "gradients": True, "optimizer": True},
         },
     ),
+    "tensor 2, expert 2": (
+        "experts",
+        4,
+        {"parallelism": {"tensor": 2, "expert": 2}, "activationCheckpointing": True},
+    ),
+    "tensor 2, pipeline 2": (
+        "larger",
+        4,
+        {"parallelism": {"tensor": 2, "pipeline": 2}, "activationCheckpointing": True},
+    ),
+    "a reference model": ("small", 2, {"reference": True, "activationCheckpointing": True}),
+    "a reference model on two stages": ("larger", 2, {"reference": True, "parallelism": {"pipeline": 2}}),
+    "offload of a reference model": (
+        "small",
+        2,
+        {"reference": True, "activationCheckpointing": True, "offload": {"parameters": True}},
+    ),
     "wide": ("wide", 1, {"micro": 4}),
     "wide experts": ("wide experts", 1, {"micro": 4}),
     "float32": ("small", 2, {"precision": "FP32", "activationCheckpointing": True}),
 }
+SELDOM = ("tensor 2, expert 2", "tensor 2, pipeline 2", "offload of a reference model")
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("case", CASES)
-def test_planned_memory_is_what_the_engine_holds(groups, case: str) -> None:
-    size, ranks, train = CASES[case]
+@pytest.mark.parametrize(("size", "ranks", "train"), planned_memory.cases(CASES, SELDOM))
+def test_planned_memory_is_what_the_engine_holds(groups, size: str, ranks: int, train: dict[str, Any]) -> None:
     document = planned_memory.spec(size, ranks, **train)
     document["train"]["engine"] = "Megatron"
     counted = groups(ranks).run(
-        "memory", spec=document, batch=planned_memory.batch(), vocabulary=planned_memory.VOCABULARY
+        "memory", spec=document, batch=planned_memory.batch_for(document), vocabulary=planned_memory.VOCABULARY
     )
     planned = megatron_memory.rank_memory(
         planned_memory.shape(size), planned_memory.parsed(document), "Torch", on_cpu=True

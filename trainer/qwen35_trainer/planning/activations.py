@@ -45,25 +45,29 @@ class Computation:
     by_megatron: bool = False
     """Whether megatron-core's layers compute. Its MLP adds an offset of 0 to a half of its input, which makes a copy, keeps the
     product of an expert before and after the router's weight, and its output gate keeps a sigmoid in float32."""
+    weights_train: bool = True
+    """Whether the model's own weights train. With adapters (LoRA) they do not, so what only their gradients need is not saved: the
+    normalised input of a norm, the router's input in float32, and the inputs of the experts' matrix products."""
 
 
-def _norm(width: int, channels: float, groups: float, kernels: Kernels) -> float:
+def _norm(computation: Computation, channels: float, groups: float) -> float:
     """Return the bytes per token that an RMS norm in float32 saves, without its output.
 
     channels: numbers per token. groups: number of RMS values per token. The norm saves its input and 1 / RMS; torch's
-    operations also save the normalised input.
+    operations also save the normalised input, for the gradient of the weight.
     """
-    return (8 if kernels == "Torch" else 4) * channels + 4 * groups
+    normalised = 4 if computation.kernels == "Torch" and computation.weights_train else 0
+    return (4 + normalised) * channels + 4 * groups
 
 
 def full_attention(shape: ModelSizes, computation: Computation) -> float:
     """Return the bytes of activations that the attention of a full-attention layer saves,
     without the layer's norm before it.
     """
-    c, kernels, parts = computation.width, computation.kernels, computation.tensor
+    c, parts = computation.width, computation.tensor
     query, key = shape.query / parts, shape.key_value / parts
     heads, key_heads = shape.heads / parts, shape.kv_heads / parts
-    norms = _norm(c, query, heads, kernels) + _norm(c, key, key_heads, kernels)
+    norms = _norm(computation, query, heads) + _norm(computation, key, key_heads)
     if c == 4 and shape.output_gate:
         norms += 4 * query  # in float32 the norm keeps the product itself, with the gate
     mixed = c * (query + 2 * key) + c * query + 4 * heads
@@ -77,7 +81,7 @@ def linear_attention(shape: ModelSizes, computation: Computation) -> float:
     heads, values = shape.linear_value_heads / parts, shape.linear_values / parts
     mixed = (2 * shape.linear_keys + shape.linear_values) / parts
     keys = heads * shape.linear_key_dim  # repeated for each value head
-    gates, closing = 12 * heads, _norm(c, values, heads, computation.kernels) + 12 * values + c * values
+    gates, closing = 12 * heads, _norm(computation, values, heads) + 12 * values + c * values
     if computation.kernels == "Fused":
         rule = c * (2 * keys + values) + 8 * heads + c * CHUNK_POSITIONS * heads + 8 * heads
         return computation.tokens * (gates + c * mixed + rule + closing)
@@ -103,11 +107,12 @@ def feed_forward(shape: ModelSizes, computation: Computation) -> float:
     kept, kept_of_expert = (5, 6) if computation.by_megatron else (4, 4)
     if not shape.experts:
         return computation.tokens * kept * c * shape.intermediate / parts
-    per_token, width = shape.experts_per_token, shape.expert_intermediate
-    router = (4 * hidden if c == 2 else 0) + 4 * shape.experts + 20 * per_token + 4
+    per_token, width, trains = shape.experts_per_token, shape.expert_intermediate, computation.weights_train
+    router = (4 * hidden if c == 2 and trains else 0) + 4 * shape.experts + 20 * per_token + 4
     shared = c * (1 + kept * shape.shared_intermediate / parts + hidden) if shape.shared_intermediate else 0
     # The tokens are gathered from all ranks of an expert, and each rank has its part of the channels between the products.
-    experts = per_token * (computation.expert_tensor * (2 * c * hidden + 28) + kept_of_expert * c * width)
+    outside, inside = (2, kept_of_expert) if trains else (1, kept_of_expert - 1)
+    experts = per_token * (computation.expert_tensor * (outside * c * hidden + 28) + inside * c * width)
     return computation.tokens * (router + shared + experts)
 
 
@@ -117,7 +122,7 @@ def layer(shape: ModelSizes, computation: Computation, *, linear: bool) -> float
     linear: whether the layer is a Gated DeltaNet layer; otherwise it has full attention.
     """
     c, hidden = computation.width, shape.hidden
-    norms = 2 * (_norm(c, hidden, 1, computation.kernels) + c * hidden)
+    norms = 2 * (_norm(computation, hidden, 1) + c * hidden)
     mixer = linear_attention if linear else full_attention
     return computation.tokens * norms + mixer(shape, computation) + feed_forward(shape, computation)
 
@@ -155,4 +160,23 @@ def stack(shape: ModelSizes, computation: Computation, layers: int, full_layers:
         return layers * layer_input(shape, computation) + largest_layer(shape, computation) + temporaries
     full = layer(shape, computation, linear=False) if full_layers else 0.0
     linear = layer(shape, computation, linear=True) if layers > full_layers else 0.0
-    return full_layers * full + (layers - full_layers) * linear + temporaries
+    saved = full_layers * full + (layers - full_layers) * linear - _without_gradient(shape, computation)
+    return saved + temporaries
+
+
+def _without_gradient(shape: ModelSizes, computation: Computation) -> float:
+    """Return how many bytes fewer the first layer saves than others if only adapters train.
+
+    Its input, and the gates of its Gated DeltaNet, which have no adapters, depend on no parameter that trains. So its first norm saves
+    nothing, and the delta rule neither the decays between positions nor the keys that it multiplies by gates.
+    """
+    if computation.weights_train:
+        return 0.0
+    norm = _norm(computation, shape.hidden, 1)
+    if computation.kernels == "Fused" or not shape.linear_layers:
+        return computation.tokens * norm
+    chunk = min(CHUNK_POSITIONS, computation.length)
+    padded = -(-computation.length // chunk) * chunk / computation.length
+    heads = shape.linear_value_heads / computation.tensor
+    gated = 2 * 4 * heads * chunk + 3 * 4 * heads * shape.linear_key_dim
+    return computation.tokens * (norm + padded * gated)

@@ -162,7 +162,9 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     state = TrainMemory() if on_host else TrainMemory(weights, 0, 0 if parked else optimizer, reference)
     held = state.with_parts(gradients=0 if on_host or micro.count == 1 else gradients)
     parts = train.parallelism.context
-    computation = Computation(width, kernels, micro.tokens / parts, micro.length, context=parts)
+    computation = Computation(
+        width, kernels, micro.tokens / parts, micro.length, context=parts, weights_train=train.lora is None
+    )
     stack = activations.stack(
         shape, computation, shape.layers, shape.full_layers, recompute=train.activationCheckpointing
     )
@@ -181,7 +183,8 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     unit = sizes.layer + sizes.experts
     largest_unit = max(sizes.layer, sizes.experts)
     trained_unit = 0 if train.lora is not None else largest_unit
-    table = width * parameters.embedding(shape).total if sizes.outermost_trained > shape.hidden else 0
+    table_trains = sizes.outermost_trained > shape.hidden
+    table = width * parameters.embedding(shape).total if table_trains else 0
     last = gradients if not on_host else 0.0
     # In the backward pass of the head, and of the last layer.
     around_head, around_layer = (sizes.outermost, sizes.outermost + unit + largest_unit)
@@ -198,6 +201,7 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
                 width,
                 kernels,
                 float32_logits=train.headPrecision == "FP32",
+                weight_trains=table_trains,
             ),
         ),
         "backward pass of a layer": held.with_parts(

@@ -14,7 +14,14 @@ CHUNK_LOGITS: Final = 2**27
 
 
 def fsdp(
-    vocabulary: int, hidden: int, scored: float, width: int, kernels: Kernels, *, float32_logits: bool = False
+    vocabulary: int,
+    hidden: int,
+    scored: float,
+    width: int,
+    kernels: Kernels,
+    *,
+    float32_logits: bool = False,
+    weight_trains: bool = True,
 ) -> float:
     """Return the bytes that exist during the backward pass of the FSDP engine's head, in addition to the hidden states.
 
@@ -26,18 +33,18 @@ def fsdp(
                               the backward pass; the only chunk is kept and computed at the same time
         previous gradient     `width`, until the next gradient replaces it
 
-    The gradient of the weight (vocabulary × hidden) has `width` bytes per number. If there are several chunks, it is a
-    float32 sum, which is rounded to a copy at the end if `width` is 2.
+    The gradient of the weight (vocabulary × hidden), if the weight trains, has `width` bytes per number. If there are several
+    chunks, it is a float32 sum, which is rounded to a copy at the end if `width` is 2.
 
     With two chunks and Fused the result is too high, because the kept chunk is the previous gradient.
 
     scored: number of rows of the micro-batch. width: bytes of a number in the model's precision. float32_logits: whether
-    a logit has 4 bytes (train.headPrecision); otherwise it has `width` bytes.
+    a logit has 4 bytes (train.headPrecision); otherwise it has `width` bytes. weight_trains: whether the weight has a gradient.
     """
     logit = 4 if float32_logits else width
     kept, of_gradient = (4, 4) if kernels == "Torch" else (logit, logit)
     computed = (8 if kernels == "Torch" else logit) + (0 if of_gradient == width else width)
-    rows, weight = CHUNK_LOGITS // vocabulary, vocabulary * hidden
+    rows, weight = CHUNK_LOGITS // vocabulary, vocabulary * hidden if weight_trains else 0
     if scored <= rows:
         return scored * vocabulary * computed + weight * width
     logits = rows * vocabulary
