@@ -9,8 +9,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -24,6 +25,18 @@ MAX_EVENT_BYTES = 2**24
 PATIENCE_SECONDS = 1800.0
 
 type Json = dict[str, Any]
+
+
+class Copy(NamedTuple):
+    """A trainer's numbers as a status shows them. Monotonic times.
+
+    at: when the watch brought them first. update: the number of the update. written: when the shown report had been written,
+    in whole seconds, as `status.progress.time` says.
+    """
+
+    at: float
+    update: int
+    written: float
 
 
 @dataclass
@@ -40,6 +53,10 @@ class Observer:
     """status.state of each training that has one."""
     saved: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """Per training: when status.lastCheckpoint.update was first seen at which value."""
+    copies: dict[str, list[Copy]] = field(default_factory=dict)
+    """Per training: all numbers that its status has shown, oldest first."""
+    ready_pods: dict[str, int] = field(default_factory=dict)
+    """Number of ready pods of each training, by its status."""
     added: dict[str, float] = field(default_factory=dict)
     """When each RayJob was first seen."""
     marked: dict[str, float] = field(default_factory=dict)
@@ -103,6 +120,16 @@ class Observer:
         saved = self.saved.setdefault(name, [])
         if update is not None and (not saved or saved[-1][1] != update):
             saved.append((time.monotonic(), update))
+        self.ready_pods[name] = sum(pool.get("ready", 0) for pool in status.get("pools", []))
+        self._take_numbers(name, status.get("progress") or {})
+
+    def _take_numbers(self, name: str, progress: Json) -> None:
+        copies, update = self.copies.setdefault(name, []), progress.get("update")
+        if update is None or "time" not in progress or (copies and copies[-1].update == update):
+            return
+        now = time.monotonic()
+        age = time.time() - datetime.fromisoformat(progress["time"]).timestamp()
+        copies.append(Copy(now, update, now - age))
 
     def take_job(self, raw: Json) -> None:
         self.added.setdefault(raw["metadata"]["name"], time.monotonic())

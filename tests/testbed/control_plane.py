@@ -39,9 +39,9 @@ class ControlPlane(Core):
     def stop_kuberay(self) -> None:
         self.kuberay.stop()
 
-    def start_kuberay(self) -> None:
-        """Returns once it is ready."""
-        self.kuberay.start()
+    def start_kuberay(self, *options: str) -> None:
+        """Returns once it is ready. options: further flags of its operator."""
+        self.kuberay.start(*options)
 
     @contextmanager
     def kubelets_away(self) -> Iterator[None]:

@@ -65,8 +65,8 @@ class KubeRay:
     processes: Processes
     kubeconfig: Path
 
-    def start(self) -> None:
-        """Returns once it is ready."""
+    def start(self, *options: str) -> None:
+        """Returns once it is ready. options: further flags, which take precedence over those here."""
         metrics, health = free_ports(2)
         command = [
             self.binaries[NAME],
@@ -78,6 +78,7 @@ class KubeRay:
             "--reconcile-concurrency=8",
             "--qps=200",
             "--burst=400",
+            *options,
         ]
         self.processes.start(NAME, command, environment={"KUBECONFIG": str(self.kubeconfig)})
         self.processes.wait(NAME, answers(f"http://127.0.0.1:{health}/readyz"))

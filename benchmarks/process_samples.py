@@ -1,0 +1,113 @@
+"""Memory and processor time of every process of a test bed, and the metrics of operators, at one moment."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.look import reconciles
+from tests.controlplane.operator_process import OperatorProcess
+from tests.testbed.control_plane import ControlPlane
+
+MEASURING = "measuring"
+"""Name of this process, which watches and samples."""
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """Of one process. cpu: processor seconds since its start."""
+
+    pid: int
+    cpu: float
+    rss_mib: float
+    peak_rss_mib: float
+
+
+@dataclass(frozen=True)
+class OperatorUse:
+    """What an operator counts of itself since its start."""
+
+    requests: float
+    reconciles: float
+    queue_length: float
+    leading: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All processes by their names, and the operators among them that answer. busy: processor seconds of the machine."""
+
+    at: float
+    busy: float
+    processes: Mapping[str, ProcessUse]
+    operators: Mapping[str, OperatorUse]
+
+    @classmethod
+    def of(cls, plane: ControlPlane, operators: Sequence[OperatorProcess]) -> Sample:
+        supervisors = {name: psutil.Process(process.pid) for name, process in plane.processes.running.items()}
+        processes = {name: _use(child) for name, supervisor in supervisors.items() for child in supervisor.children()}
+        counted = {operator.name: _counts(operator) for operator in operators if operator.name in processes}
+        times = psutil.cpu_times()
+        return cls(
+            at=time.monotonic(),
+            busy=float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice),
+            processes=processes | {MEASURING: _use(psutil.Process())},
+            operators={name: counts for name, counts in counted.items() if counts is not None},
+        )
+
+    def rss_mib(self, names: Sequence[str]) -> float:
+        """Return the resident memory of the largest one of these processes, in MiB; 0 if none runs."""
+        return max((use.rss_mib for name, use in self.processes.items() if name in names), default=0.0)
+
+
+def processor_seconds(samples: Sequence[Sample], name: str) -> float:
+    """Return the processor time of a process between the first and the last sample.
+
+    After a restart of the process, its time since the restart counts; what it used between its last sample and its end is lost.
+    """
+    found = [sample.processes.get(name) for sample in samples]
+    total, last = 0.0, found[0]
+    for use in found[1:]:
+        if use is not None:
+            same = last is not None and last.pid == use.pid
+            total += use.cpu - (last.cpu if same and last is not None else 0.0)
+            last = use
+    return total
+
+
+def requests_sent(samples: Sequence[Sample], name: str) -> float:
+    """Return the requests of an operator between the first and the last sample, counted as `processor_seconds` does."""
+    counts = [sample.operators[name].requests for sample in samples if name in sample.operators]
+    return sum(after - before if after >= before else after for before, after in itertools.pairwise(counts))
+
+
+def _use(process: psutil.Process) -> ProcessUse:
+    times = process.cpu_times()
+    memory = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    rss, peak = (int(memory[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    return ProcessUse(process.pid, float(times.user + times.system), rss, peak)
+
+
+def _counts(operator: OperatorProcess) -> OperatorUse | None:
+    """Return None for an operator that does not answer, because it starts or has just ended."""
+    try:
+        metrics = operator.metrics()
+    except OSError:
+        return None
+    return OperatorUse(
+        requests=sum(value for name, value in metrics.items() if name.startswith("qwen35_api_requests_total{")),
+        reconciles=reconciles(metrics),
+        queue_length=metrics["qwen35_queue_length"],
+        leading=metrics["qwen35_leading"] == 1,
+    )
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0))
