@@ -183,10 +183,13 @@ async def _measure(plane: ControlPlane, options: argparse.Namespace) -> Json:
         bed = Bed(plane, (first, second), seen, options.trainings - options.clusters, options.clusters)
         async with asyncio.TaskGroup() as tasks:
             sampling = tasks.create_task(_sample_regularly(bed))
-            created = {"ended": await _timed(_create_ended(bed)), "clusters": await _timed(_create_clusters(bed))}
+            created = {
+                "ended": await _used(bed, _create_ended(bed)),
+                "clusters": await _used(bed, _create_clusters(bed)),
+            }
             reports = await _reports(bed, 60 * options.minutes, options.report_seconds)
             sampling.cancel()
-    return reports | {"created": created}
+        return reports | {"rayJobs": await _job_states(seen), "created": created}
 
 
 def _start_dashboards(plane: ControlPlane) -> None:
@@ -206,10 +209,23 @@ async def _sample_regularly(bed: Bed) -> None:
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
-async def _timed(phase: Coroutine[Any, Any, None]) -> Json:
-    began = time.monotonic()
+async def _used(bed: Bed, phase: Coroutine[Any, Any, None]) -> Json:
+    """Return the time that a phase took, and the processor seconds of each process."""
+    before = await bed.sample()
     await phase
-    return {"seconds": round(time.monotonic() - began, 1)}
+    both = (before, await bed.sample())
+    cpu = {name: round(processor_seconds(both, name), 1) for name in both[1].processes}
+    return {
+        "seconds": round(both[1].at - before.at, 1),
+        "cpuSeconds": cpu,
+        "cpuSecondsTogether": round(sum(cpu.values())),
+    }
+
+
+async def _job_states(seen: Observer) -> dict[str, int]:
+    """Return the number of RayJobs in each state of KubeRay's."""
+    jobs = (await seen.request("GET", seen.jobs))["items"]
+    return dict(Counter(job["status"].get("jobDeploymentStatus", "") for job in jobs))
 
 
 async def _create_ended(bed: Bed) -> None:

@@ -50,8 +50,9 @@ class Sample:
 
     @classmethod
     def of(cls, plane: ControlPlane, operators: Sequence[OperatorProcess]) -> Sample:
-        supervisors = {name: psutil.Process(process.pid) for name, process in plane.processes.running.items()}
-        processes = {name: _use(child) for name, supervisor in supervisors.items() for child in supervisor.children()}
+        supervisors = dict(plane.processes.running)
+        found = {name: _use_under(supervisor.pid) for name, supervisor in supervisors.items()}
+        processes = {name: use for name, use in found.items() if use is not None}
         counted = {operator.name: _counts(operator) for operator in operators if operator.name in processes}
         times = psutil.cpu_times()
         return cls(
@@ -85,6 +86,14 @@ def requests_sent(samples: Sequence[Sample], name: str) -> float:
     """Return the requests of an operator between the first and the last sample, counted as `processor_seconds` does."""
     counts = [sample.operators[name].requests for sample in samples if name in sample.operators]
     return sum(after - before if after >= before else after for before, after in itertools.pairwise(counts))
+
+
+def _use_under(supervisor: int) -> ProcessUse | None:
+    """Return the use of the process that a supervisor started; None if it has ended."""
+    try:
+        return next((_use(child) for child in psutil.Process(supervisor).children()), None)
+    except (psutil.NoSuchProcess, FileNotFoundError, KeyError):  # a process that is ending has no memory
+        return None
 
 
 def _use(process: psutil.Process) -> ProcessUse:
