@@ -21,7 +21,7 @@ MEASURING = "measuring"
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """Of one process. cpu: processor seconds since its start."""
+    """The use of one process. cpu: processor seconds since its start."""
 
     pid: int
     cpu: float
@@ -31,7 +31,7 @@ class ProcessUse:
 
 @dataclass(frozen=True)
 class OperatorUse:
-    """What an operator counts of itself since its start."""
+    """The counts of an operator since its start, from its metrics."""
 
     requests: float
     reconciles: float
@@ -51,8 +51,8 @@ class Sample:
     @classmethod
     def of(cls, plane: ControlPlane, operators: Sequence[OperatorProcess]) -> Sample:
         supervisors = dict(plane.processes.running)
-        found = {name: _use_under(supervisor.pid) for name, supervisor in supervisors.items()}
-        processes = {name: use for name, use in found.items() if use is not None}
+        uses = {name: _use_under(supervisor.pid) for name, supervisor in supervisors.items()}
+        processes = {name: use for name, use in uses.items() if use is not None}
         counted = {operator.name: _counts(operator) for operator in operators if operator.name in processes}
         times = psutil.cpu_times()
         return cls(
@@ -62,9 +62,14 @@ class Sample:
             operators={name: counts for name, counts in counted.items() if counts is not None},
         )
 
-    def rss_mib(self, names: Sequence[str]) -> float:
-        """Return the resident memory of the largest one of these processes, in MiB; 0 if none runs."""
-        return max((use.rss_mib for name, use in self.processes.items() if name in names), default=0.0)
+
+def memory_of_runs(samples: Sequence[Sample], name: str) -> list[list[float]]:
+    """Return the resident memory of a process in each sample, in MiB: a list for each of its runs, which restarts divide."""
+    runs: dict[int, list[float]] = {}
+    for sample in samples:
+        if (use := sample.processes.get(name)) is not None:
+            runs.setdefault(use.pid, []).append(use.rss_mib)
+    return list(runs.values())
 
 
 def processor_seconds(samples: Sequence[Sample], name: str) -> float:
@@ -72,12 +77,11 @@ def processor_seconds(samples: Sequence[Sample], name: str) -> float:
 
     After a restart of the process, its time since the restart counts; what it used between its last sample and its end is lost.
     """
-    found = [sample.processes.get(name) for sample in samples]
-    total, last = 0.0, found[0]
-    for use in found[1:]:
+    uses = [sample.processes.get(name) for sample in samples]
+    total, last = 0.0, uses[0]
+    for use in uses[1:]:
         if use is not None:
-            same = last is not None and last.pid == use.pid
-            total += use.cpu - (last.cpu if same and last is not None else 0.0)
+            total += use.cpu - (last.cpu if last is not None and last.pid == use.pid else 0.0)
             last = use
     return total
 

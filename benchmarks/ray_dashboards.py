@@ -2,7 +2,7 @@
 
     KubeRay ─► API server ─► <pod address>:8265 ─► 0.0.0.0:8265, this process
 
-It answers the two requests with which KubeRay submits a job and then asks for its state every 3 s. A real Ray for each cluster
+It answers the two requests with which KubeRay submits a job and then reads its state every 3 s. A real Ray for each cluster
 would not fit on one machine; what the requests cost KubeRay and the API server does not depend on who answers.
 
     python -m benchmarks.ray_dashboards

@@ -1,4 +1,4 @@
-"""How long reports of trainers took to reach the statuses of their trainings, from what trainers and a watch have noted.
+"""Computes how long reports of trainers took to reach the statuses of their trainings, from what trainers and a watch have noted.
 
     report answered ──► the operator may show it ──► a watch brings a status with it, or with a later one
                  │          │                              │
@@ -22,7 +22,7 @@ from benchmarks.observer import Copy, Json, spread
 
 
 class Delay(NamedTuple):
-    """Of one report. answered: when the API server had answered it."""
+    """The delay of one report. answered: when the API server had answered it."""
 
     answered: float
     seconds: float
@@ -62,11 +62,11 @@ def spread_of(delays: Sequence[Delay]) -> Json:
 
 def windows(delays: Sequence[Delay], began: float, seconds: float, length: float) -> list[Json]:
     """Return the spread of the delays in each window of this length, by the time of the answer. The last one may be shorter."""
-    found = []
+    spreads = []
     for start in range(0, round(seconds), round(length)):
         inside = [delay for delay in delays if start <= delay.answered - began < start + length]
-        found.append({"fromSecond": start} | spread_of(inside))
-    return found
+        spreads.append({"fromSecond": start} | spread_of(inside))
+    return spreads
 
 
 def without(delays: Sequence[Delay], first: float, last: float) -> list[Delay]:

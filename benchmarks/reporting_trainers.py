@@ -34,7 +34,7 @@ CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class Driver:
-    """Of the first attempt of a training. cluster, head, replica: names of its RayCluster, its head pod and its rollout pod."""
+    """The driver of the first attempt of a training. cluster, head, replica: names of its RayCluster, its head pod and its rollout pod."""
 
     training: str
     cluster: str
@@ -44,7 +44,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Order:
-    """Who reports where, how often, and for how long."""
+    """The drivers, the namespace and API server that they report to, and the time between and of their reports."""
 
     server: str
     ca: str

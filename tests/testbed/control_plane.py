@@ -8,7 +8,7 @@ Everything below the API server starts side by side. Whatever was started ends w
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,9 +60,14 @@ class ControlPlane(Core):
 
 
 @contextmanager
-def control_plane(binaries: Binaries, folder: Path) -> Iterator[ControlPlane]:
-    """Starts all in an empty folder, which also gets the logs. Raises NotReady, naming who and showing its log."""
-    processes = Processes(folder)
+def control_plane(
+    binaries: Binaries, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[ControlPlane]:
+    """Starts all in an empty folder, which also gets the logs. Raises NotReady, naming who and showing its log.
+
+    environment: further variables of every process.
+    """
+    processes = Processes(folder, environment or {})
     try:
         yield _start(binaries, folder, processes)
     finally:
