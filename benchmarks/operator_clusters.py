@@ -58,7 +58,7 @@ from benchmarks.operator_scale import NAMESPACE, QUIET_SECONDS, training
 from benchmarks.process_samples import cores, processor_seconds
 from benchmarks.reporting_trainers import Driver, Order
 from qwen35_operator.desired import object_names
-from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_JOB, TRAINING
+from qwen35_operator.kube.kinds import CONFIG_MAP, LEASE, POD, RAY_JOB, TRAINING
 from qwen35_trainer.contract import ProgressReport
 from qwen35_trainer.contract.progress_report import CheckpointReport
 from qwen35_trainer.contract.shared_names import PROGRESS_KEY, progress_name
@@ -84,9 +84,11 @@ CREATION_SECONDS = 7200.0
 def main() -> None:
     options = _arguments()
     load = os.getloadavg()
+    # All processes find the same packages as this one.
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with (
         tempfile.TemporaryDirectory(prefix="operator-clusters-", ignore_cleanup_errors=True) as folder,
-        control_plane(binaries.find(), Path(folder), ENVIRONMENT) as plane,
+        control_plane(binaries.find(), Path(folder), environment) as plane,
     ):
         if plane.pods.unreachable:
             sys.exit(plane.pods.unreachable)
@@ -142,9 +144,7 @@ def _start_dashboards(plane: ControlPlane) -> None:
 
 
 def _start_module(plane: ControlPlane, name: str, module: str, *arguments: str) -> None:
-    """Start a module of this repository, which finds the same packages as this process."""
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    plane.processes.start(name, [sys.executable, "-m", module, *arguments], environment=environment)
+    plane.processes.start(name, [sys.executable, "-m", module, *arguments])
 
 
 async def _sample_regularly(bed: Bed) -> None:
@@ -243,7 +243,7 @@ async def _reports(bed: Bed, seconds: float, report_seconds: float) -> Json:
     order, file = plane.folder / "order.json", plane.folder / "reports.txt"
     drivers = await _drivers(bed)
     Order(plane.server, str(plane.ca), plane.token, NAMESPACE, drivers, seconds, report_seconds).save(order)
-    began = (await bed.sample()).at
+    transitions, began = await _lease_transitions(bed.seen), (await bed.sample()).at
     _start_module(plane, TRAINERS, "benchmarks.reporting_trainers", str(order), str(file))
     await asyncio.sleep(seconds / 2)
     await bed.sample()
@@ -254,13 +254,22 @@ async def _reports(bed: Bed, seconds: float, report_seconds: float) -> Json:
     if process.returncode != 0:
         raise RuntimeError(plane.processes.log(TRAINERS).read_text()[-3000:])
     await asyncio.sleep(SHOWN_SECONDS)
-    answered = tuple(reporting_trainers.read(file))
+    answered, transitions = tuple(reporting_trainers.read(file)), await _lease_transitions(bed.seen) - transitions
     samples = [sample for sample in bed.samples if began <= sample.at <= last.at]
-    return figures(Measured(bed, answered, samples, failover, round(bed.clusters * seconds / report_seconds)))
+    expected = round(bed.clusters * seconds / report_seconds)
+    return figures(Measured(bed, answered, samples, failover, expected)) | {"leaderChanges": transitions}
+
+
+async def _lease_transitions(seen: Observer) -> int:
+    """Return how often the Lease of the operators has changed its holder."""
+    lease = await seen.request("GET", LEASE.path(operator_process.LEASE_NAMESPACE, operator_process.USER))
+    return int(lease["spec"].get("leaseTransitions", 0))
 
 
 def _fail_over(bed: Bed) -> Failover:
     """Kill the leader, wait until the other operator leads, and start the killed one again."""
+    while sum(map(_leads, bed.operators)) != 1:
+        time.sleep(0.1)
     leader, other = sorted(bed.operators, key=_leads, reverse=True)
     killed = time.monotonic()
     leader.kill()
