@@ -155,6 +155,9 @@ class CountingEngine:
     def discard(self) -> None:
         """Drop nothing: `receive` takes nothing."""
 
+    def settle(self) -> StepOutput:
+        return StepOutput()
+
     def probe(self, sequences: Sequence[NDArray[np.int32]]) -> None:
         """Compute nothing: publications here have no probe."""
 

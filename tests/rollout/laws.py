@@ -23,6 +23,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     RolloutEngine,
     Sampling,
     SequenceRequest,
+    StepOutput,
 )
 from qwen35_trainer.rollout.version_runs import VersionRuns
 from tests.rollout.loading import load
@@ -79,6 +80,8 @@ class UnderTest:
     near_tie: float
     """Difference of the two best logits up to which either may be the most likely token."""
     min_prompt: int = 1
+    starts_ahead: int = 0
+    """Tokens of a running sequence that `settle` returns."""
     samplings: Sequence[Sampling] = (
         Sampling(),
         Sampling(0.7),
@@ -175,6 +178,8 @@ class _History:
         self.live |= {each.sequence: _Course(each) for each in requests if each.sequence not in wrong}
 
     def take(self) -> None:
+        if self.random.integers(2):
+            self.settle()
         names = [name for name in self.live if self.random.integers(2)]
         before = {name: self.live.pop(name) for name in names}
         taken = self.engine.take([*names, (10**6, 0)])
@@ -216,6 +221,7 @@ class _History:
             self.law(3, False, "a version that was not received was committed")
         else:
             (version, seed), self.received = self.received, None
+            self.settle()
             self.engine.commit(version)
             self.test.seeds[version] = seed
             self.law(3, self.engine.version == version, "a committed version is not in service")
@@ -242,9 +248,15 @@ class _History:
             self.live[name].grown.append(tokens)
 
     def step(self) -> None:
+        self._output_of(self.engine.step)
+
+    def settle(self) -> None:
+        self._output_of(self.engine.settle)
+
+    def _output_of(self, act: Callable[[], StepOutput]) -> None:
         allowed = {self.stepped, self.engine.version}
         before = {name: sum(map(len, course.grown)) for name, course in self.live.items()}
-        output = self.engine.step()
+        output = act()
         self.stepped = self.engine.version
         for name, version in output.started.items():
             self.law(2, name in self.live, f"{name} started after its end")
@@ -386,13 +398,14 @@ def check_versions(under_test: UnderTest) -> None:
     assert engine.submit(requests) == ()
     finished: dict[SequenceId, Completed] = {}
     for seed in (1, 0, None):
-        for _ in range(8 if seed is not None else 40):
-            finished |= {completed.sequence: completed for completed in engine.step().finished}
+        outputs = [engine.step() for _ in range(8 if seed is not None else 40)]
+        outputs.append(engine.settle())
+        finished |= {completed.sequence: completed for output in outputs for completed in output.finished}
         if seed is not None:
             under_test.load(seed)
     assert engine.version == first + 2
-    ahead = under_test.computes_ahead
-    expected = [first] * (8 + ahead) + [first + 1] * 8 + [first + 2] * (8 - ahead)
+    ahead, each = under_test.computes_ahead, 8 + under_test.starts_ahead
+    expected = [first] * (each + ahead) + [first + 1] * each + [first + 2] * (24 - 2 * each - ahead)
     exact, its_own, shifted = list[float](), list[float](), list[float]()
     for request in requests:
         tokens = finished[request.sequence].tokens

@@ -7,6 +7,7 @@ from qwen35_trainer.rollout.rollout_engine import RolloutEngine
 
 
 def load(engine: RolloutEngine, weights: Mapping[str, Any], version: int) -> None:
-    """Receive and commit a version."""
+    """Receive and commit a version. Between two steps: what a step in flight has computed is lost."""
     engine.receive(weights, version)
+    engine.settle()
     engine.commit(version)

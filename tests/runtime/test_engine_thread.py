@@ -526,6 +526,9 @@ class Played:
     def receive(self, weights: Mapping[str, Any], version: int) -> None:
         self._stop_in("receive")
 
+    def settle(self) -> StepOutput:
+        return StepOutput()
+
     def commit(self, version: int) -> None:
         self._stop_in("commit")
 

@@ -45,7 +45,6 @@ RESERVED_ARGUMENTS = {
     "limit_mm_per_prompt": "it follows from the data and spec.data.maxPromptTokens",
     "logprobs_mode": _EXACT,
     "max_logprobs": "the engine returns as many log-probs as spec.rollout.topK needs",
-    "async_scheduling": _EXACT,
     "scheduler_cls": _EXACT,
     "stream_interval": _EXACT,
     "enable_return_routed_experts": _OWN.format("spec.train.router.replay"),

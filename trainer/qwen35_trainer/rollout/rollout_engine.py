@@ -7,8 +7,11 @@ between any two tokens, and a sequence may continue in another engine with the t
     submit ─► waiting ─► running ─► Completed: STOP, LENGTH or ERROR      receive ─► received ─► commit: the version in service
       └─► refused: Completed with ERROR, for that sequence alone                         └─► discard
 
+An engine may start a step before `step` returns the output of the one before it. `settle` ends the step in flight, so that the next
+step begins after whatever is called in between.
+
 waits on             unblocked by                                     deadline
-step                 nothing: it computes                             the pool's StepWatch
+step, settle         nothing: they compute                            the pool's StepWatch
 receive, commit      nothing: they check, copy and replace tensors    publication.timeoutSeconds, in the driver
 
 The laws of every engine, which `tests/rollout/test_laws.py` checks:
@@ -296,6 +299,7 @@ class RolloutEngine(Protocol):
         """Drop running and waiting sequences, and return their tokens.
 
         Sequences that the engine does not have, for example because they have just finished, are left out of the result.
+        What a step in flight computes for the sequences is lost; after `settle`, nothing is.
         """
         ...
 
@@ -319,9 +323,10 @@ class RolloutEngine(Protocol):
     def commit(self, version: int) -> None:
         """Put the received version in service: all further tokens are computed with it.
 
-        Running sequences keep their keys, values and states, which older weights have computed. Raises ValueError if
-        this version was not received; in this case the earlier version stays in service. After any other error the
-        engine makes no more steps.
+        Running sequences keep their keys, values and states, which older weights have computed. No step may be in
+        flight: call `settle` before. Raises ValueError if this version was not received, and RuntimeError if a step is in
+        flight; in both cases the earlier version stays in service. After any other error the engine makes no more
+        steps.
         """
         ...
 
@@ -333,6 +338,13 @@ class RolloutEngine(Protocol):
         """Run one step: start waiting sequences if there is room, and generate the next token of each running sequence.
 
         In a step in which only a part of a prompt is computed, the sequence of that prompt gets no token.
+        """
+        ...
+
+    def settle(self) -> StepOutput:
+        """End the step in flight, if there is one, and start none.
+
+        Returns the output of that step, as `step` does, or an empty one. The version in service has computed its tokens.
         """
         ...
 
@@ -348,8 +360,8 @@ class RolloutEngine(Protocol):
     def sleep(self) -> MemoryChange:
         """Free the device memory of weights and caches, so that the train ranks can use the devices.
 
-        The engine must have no sequences. Drops a version that was received, and a probe that has not ended. Returns
-        the bytes of device memory in use before and after.
+        The engine must have no sequences. Drops a version that was received, and a probe that has not ended. A step in
+        flight ends before. Returns the bytes of device memory in use before and after.
         """
         ...
 

@@ -201,6 +201,9 @@ class TorchEngine:
     def discard(self) -> None:
         self._received = None
 
+    def settle(self) -> StepOutput:
+        return StepOutput()  # a step has ended when `step` returns
+
     def _adapters(self, adapters: Mapping[str, Tensor], version: int) -> _Received:
         if wrong := misfits(self._parameters, adapters):
             raise ValueError(f"adapters of version {version} do not fit the rollout model: {'; '.join(wrong)}")

@@ -3,12 +3,13 @@
     submit ─► vLLM: waiting ──(slots and blocks free: prefill, in chunks)──► running ──(end or limit)──► completed
                                                                               │ ▲
                                                                       step ───┘ │ one token for every running sequence
-                                              receive ─► received ─► commit ────┘ between two steps, nothing drained
-                                                                      take ─► its tokens, to continue elsewhere
+                                    receive ─► received ─► settle ─► commit ────┘ between two steps; sequences stay
+                                                           settle ─► take ─► its tokens, to continue elsewhere
 
 Everything runs on the caller's thread (vllm_core.py says why), so nothing here waits. A step computes the logits of a token and
-samples it, so the token's version is that of the last `commit`. The keys, values and states of a sequence's earlier tokens stay
-those of the weights that computed them, as in the Torch engine.
+samples it, so the token's version is that of the last `commit`: also where vLLM schedules ahead, because `settle` ends the step in
+flight before. The keys, values and states of a sequence's earlier tokens stay those of the weights that computed them, as in the
+Torch engine.
 
 In a run that trains adapters (LoRA), `load_base` loads the weights that do not train, once, and each version is an adapter, which
 vLLM adds to them: `vllm_adapters.py`.
@@ -252,8 +253,9 @@ class VLLMEngine:
         """Load the weights that do not train in a run with adapters.
 
         weights: all weights of the model, by the trainer's names. Raises ValueError, naming the parameters, if some
-        parameters of vLLM's model got no tensor.
+        parameters of vLLM's model got no tensor, and RuntimeError if a step is in flight.
         """
+        self._check_settled()
         replace_weights(self._core, weights, tied=self._tied)
         self._has_base = True
 
@@ -281,6 +283,7 @@ class VLLMEngine:
     def commit(self, version: int) -> None:
         if self._received is None or self._received[0] != version:
             raise ValueError(f"version {version} was not received, so it cannot be committed")
+        self._check_settled()
         (_, weights), self._received = self._received, None
         self._probe.drop()
         self._version = NO_VERSION  # if vLLM fails midway, no token is generated from a mixture of two versions
@@ -320,6 +323,7 @@ class VLLMEngine:
         """
         self._received = None
         self._probe.drop()
+        self._requests.settle()
         if self._on_cpu:
             return MemoryChange(0, 0)
         if self._limits.reads_pictures:
@@ -343,7 +347,19 @@ class VLLMEngine:
                 "the engine has no complete weights: none were loaded, or a version was committed in part"
             )
         with stepping(on_cpu=self._on_cpu):
-            outputs = self._requests.step()
+            return self._output(self._requests.step())
+
+    def settle(self) -> StepOutput:
+        with stepping(on_cpu=self._on_cpu):
+            return self._output(self._requests.settle())
+
+    def _check_settled(self) -> None:
+        """Raise RuntimeError if a step is in flight: its tokens would get the version of other weights than those that compute them."""
+        if self._requests.in_flight:
+            raise RuntimeError("a step of vLLM is in flight, so weights cannot be replaced: call settle before")
+
+    def _output(self, outputs: Sequence[NewTokens]) -> StepOutput:
+        """Add the new tokens of a step to their sequences. Returns the output of the step."""
         started: dict[SequenceId, int] = {}
         finished: list[Completed] = []
         tokens, prefilled, probed = 0, 0, None

@@ -11,6 +11,10 @@ they are those with which the tokens were computed. Nothing is kept for a reques
 Rows are stored by the place of an input's keys and values in vLLM's blocks. A prompt may be computed in several steps, and its
 beginning may come from the prefix cache, with blocks that another request has computed. The rows are then in the same blocks.
 
+Where vLLM schedules ahead, it plans a step before the output of the one before it is processed, and may give blocks to other requests in
+between. So places are looked up when a step is planned, and rows are stored when its output is processed, in the order of the steps: the
+order in which the workers fill the blocks.
+
 vLLM has an option for this, `enable_return_routed_experts`, which cannot be used on the CPU. In vLLM 0.32 it needs Model Runner
 V2, which needs Triton, and the prefix cache, which a manifest can switch off. In vLLM 0.23, the CPU kernels choose experts without the
 routers to which the option listens. This file therefore does what the option does in vLLM 0.23, on all devices: `ChoiceTable` is
@@ -20,6 +24,7 @@ like its RoutedExpertsManager. It also uses the option's field of EngineCoreOutp
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +83,18 @@ class RecordingExecutor:
         return executor
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """What a step computes for a request."""
+
+    places: Sequence[int]
+    """Places of the inputs that the step computes, as numbers of rows."""
+    earlier: Sequence[int]
+    """Places of the inputs before them. Empty if the request had tokens when the step was planned."""
+    gets_token: bool
+    """Whether the request gets a token, and is not the request of a probe."""
+
+
 class ChoiceTable:
     """The chosen experts of all inputs whose keys and values are in vLLM's blocks.
 
@@ -102,11 +119,29 @@ class ChoiceTable:
         # The system provides the memory of a row when the row is first written.
         self._blocks = np.zeros((caches.num_blocks, self._block_size, *sizes.row), recorded_type(sizes.experts))
         self._rows = self._blocks.reshape(-1, *sizes.row)
-        self._scheduler, self._update = scheduler, scheduler.update_from_output
+        self._scheduler, self._plan, self._update = scheduler, scheduler.schedule, scheduler.update_from_output
+        self._planned: deque[Mapping[str, _Planned]] = deque()
+        """The steps whose outputs have not been processed, in their order: what each computes, by vLLM's id of the request."""
 
     def attach(self) -> None:
         """Let the scheduler return requests with their chosen experts."""
-        self._scheduler.update_from_output = self._update_from_output
+        self._scheduler.schedule, self._scheduler.update_from_output = self._schedule, self._update_from_output
+
+    def _schedule(self, *arguments: Any) -> VLLMObject:  # noqa: ANN401  # those of the scheduler's method
+        """Replace the scheduler's method of this name, which plans a step."""
+        scheduled = self._plan(*arguments)
+        if scheduled.total_num_scheduled_tokens:
+            spans = _spans(scheduled).items()
+            self._planned.append({name: self._planned_for(name, start, end) for name, (start, end) in spans})
+        return scheduled
+
+    def _planned_for(self, name: str, start: int, end: int) -> _Planned:
+        """Return what the step that was planned last computes for a request: the inputs from `start` to `end` (exclusive)."""
+        request = self._scheduler.requests[name]
+        places = self._places(name, 0 if request.num_output_tokens == 0 else start, end)
+        gets_token = not request.is_prefill_chunk and request.sampling_params.prompt_logprobs is None
+        computed = len(places) - (end - start)
+        return _Planned(places[computed:], places[:computed], gets_token)
 
     def _update_from_output(self, scheduled: VLLMObject, output: VLLMObject) -> VLLMObject:
         """Replace the scheduler's method of this name. scheduled: what the step computed. output: the output of the step."""
@@ -124,22 +159,22 @@ class ChoiceTable:
             sources, targets = zip(*copies, strict=True)
             self._blocks[list(targets)] = self._blocks[list(sources)]
         rows, places, ends = getattr(output, STEP_CHOICES), list[int](), dict[str, int]()
-        for name, (start, end) in _spans(scheduled, output.req_ids).items():
-            places += self._places(name, start, end)
+        planned = self._planned.popleft()
+        for name in output.req_ids:
+            places += planned[name].places
             ends[name] = len(places)
         self._rows[places] = rows
         # A request may begin with blocks that another one has filled in this step, so reading starts when all rows are written.
-        return {name: self._new(name, rows[:end]) for name, end in ends.items() if self._gets_token(name)}
+        return {name: self._new(name, planned[name], rows[:end]) for name, end in ends.items() if self._gets_token(name, planned[name])}
 
-    def _gets_token(self, name: str) -> bool:
-        """Return whether a request gets a token in this step, and is not the request of a probe."""
-        request = self._scheduler.requests[name]
-        return not request.is_prefill_chunk and request.sampling_params.prompt_logprobs is None
+    def _gets_token(self, name: str, planned: _Planned) -> bool:
+        """Return whether a request gets a token. It does not if it ended, or was aborted, while the step was in flight."""
+        return planned.gets_token and name in self._scheduler.requests
 
-    def _new(self, name: str, rows: RecordedChoices) -> RecordedChoices:
+    def _new(self, name: str, planned: _Planned, rows: RecordedChoices) -> RecordedChoices:
         """Return the rows that a request gets with a token. rows: those of the step up to the last one of the request."""
-        request = self._scheduler.requests[name]
-        return rows[-1:] if request.num_output_tokens else self._rows[self._places(name, 0, request.num_tokens)]
+        has_tokens = self._scheduler.requests[name].num_output_tokens > 0
+        return rows[-1:] if has_tokens else self._rows[[*planned.earlier, *planned.places]]
 
     def _places(self, name: str, start: int, end: int) -> list[int]:
         """Return the places of inputs `start` to `end` (exclusive) of a request, as numbers of rows."""
@@ -151,15 +186,12 @@ class ChoiceTable:
         return places
 
 
-def _spans(scheduled: VLLMObject, names: Sequence[str]) -> Mapping[str, tuple[int, int]]:
-    """Return which inputs of each request a step computed: the first and the last (exclusive).
-
-    names: the requests of the step, in the order in which it computed them.
-    """
+def _spans(scheduled: VLLMObject) -> Mapping[str, tuple[int, int]]:
+    """Return which inputs of each request a step computes: the first and the last (exclusive)."""
     continued = scheduled.scheduled_cached_reqs
     starts = dict(zip(continued.req_ids, continued.num_computed_tokens, strict=True))
     starts |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
-    return {name: (starts[name], starts[name] + scheduled.num_scheduled_tokens[name]) for name in names}
+    return {name: (starts[name], starts[name] + count) for name, count in scheduled.num_scheduled_tokens.items()}
 
 
 class ChoiceRecord:

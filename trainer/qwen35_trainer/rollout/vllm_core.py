@@ -6,9 +6,10 @@
 
 Why the core runs in this process, and not in one of its own as in vLLM's server:
 
-* A step computes and samples one token for each sequence and returns when these tokens are known. No step is in flight when
-  weights are replaced, so the version of each token is exact. With a core of its own, vLLM tags tokens when it processes them,
-  which may be after the weights have changed.
+* The version of each token is exact. On accelerators vLLM schedules ahead: it starts a step before the output of the one before it
+  is processed. The engine waits for the step in flight before weights are replaced (`CoreRequests.settle`), so that each step
+  computes and samples its tokens with one version. With a core of its own, vLLM tags tokens when it processes them, which may
+  be after the weights have changed.
 * Weights are passed as tensors, without a copy for another process.
 * Nothing of the replica outlives its process.
 
@@ -164,8 +165,7 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     vLLM gets a folder with the configuration alone, as `write_configuration` writes it. The core's weights have no meaning until
     `replace_weights`.
 
-    config: the configuration of the trainer's model. Raises RuntimeError if vLLM would schedule ahead of a step, or cannot
-    compute the model on this CPU.
+    config: the configuration of the trainer's model. Raises RuntimeError if vLLM cannot compute the model on this CPU.
     """
     with _configured(config, settings) as configuration:
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -175,8 +175,6 @@ def build_core(config: HFConfig, settings: CoreSettings) -> Core:
         if settings.records_choices:
             executor = RecordingExecutor(executor, RouterSizes.of(config))
         core = LLMEngine(configuration, executor, log_stats=False, multiprocess_mode=False)
-    if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
-        raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
     if settings.records_choices:
         ChoiceTable(core.engine_core.engine_core.scheduler, RouterSizes.of(config)).attach()
     if settings.devices > 1:
@@ -260,7 +258,6 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         # The distribution that a token is drawn from, after temperature, min-p, top-k and top-p.
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": MAX_RETURNED_TOKENS,
-        "async_scheduling": False,
         "tensor_parallel_size": settings.devices,
         "distributed_executor_backend": "uni" if settings.devices == 1 else "mp",
         # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.

@@ -3,6 +3,13 @@
     CoreRequests.add ─► EngineCoreRequest ─► scheduler of the engine core
     CoreRequests.step ◄─ EngineCoreOutputs ◄─ one step of the engine core
 
+Where vLLM schedules ahead, as it does by default on accelerators, the scheduler plans a step and the workers start it before the
+output of the step before it is processed. Between two calls of `CoreRequests.step`, one step is then in flight:
+
+    step      starts n + 1 ─► waits for n ─► output of n       n + 1 is in flight
+    settle                    waits for n + 1 ─► its output    nothing is in flight: weights may change
+    step      starts n + 2, then n + 3 ─► waits for n + 2 ─► output of n + 2
+
 `LLMEngine.step` passes every token through vLLM's OutputProcessor, which builds several Python objects for each of them and for each
 of its log-probs. A trainer needs no text, so this file uses the engine core directly and leaves the OutputProcessor out. vLLM's
 InputProcessor still checks each request.
@@ -76,6 +83,8 @@ class CoreRequests:
 
     def __init__(self, core: Any) -> None:  # noqa: ANN401  # vLLM's, untyped
         self._core = core
+        self._engine = core.engine_core.engine_core
+        self._prefilled_in_part: frozenset[str] = frozenset()  # by the last step; vLLM's ids
         self._submitted: dict[str, _Submitted] = {}  # by vLLM's id
         self._ids: dict[str, str] = {}  # name → vLLM's id
 
@@ -116,7 +125,7 @@ class CoreRequests:
             core.engine_core.abort_requests([request.request_id])  # part of vLLM may have it
             raise
         if first:
-            scheduler = core.engine_core.engine_core.scheduler
+            scheduler = self._engine.scheduler
             waiting = scheduler.requests[request.request_id]
             scheduler.waiting.remove_request(waiting)
             scheduler.waiting.prepend_request(waiting)
@@ -124,31 +133,71 @@ class CoreRequests:
         self._ids[name] = request.request_id
 
     def abort(self, names: Iterable[str]) -> None:
-        """Remove requests from the engine core. Unknown names are ignored."""
+        """Remove requests from the engine core. Unknown names are ignored.
+
+        A token that the step in flight computes for such a request is lost.
+        """
         ids = [self._ids.pop(name) for name in names if name in self._ids]
         for request_id in ids:
             del self._submitted[request_id]
         self._core.engine_core.abort_requests(ids)
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether the engine core has started a step that computes tokens, and has not processed its output."""
+        queue = self._engine.batch_queue or ()  # None: vLLM does not schedule ahead
+        return any(scheduled.total_num_scheduled_tokens for _, scheduled, *_ in queue)
+
     def step(self) -> list[NewTokens]:
-        """Make one step of the engine core. Returns the new tokens of each request that has some, or that has ended."""
-        return [self._new_tokens(output) for output in self._core.engine_core.get_output().outputs]
+        """Make one step of the engine core. Returns the new tokens of each request that has some, or that has ended.
+
+        Where vLLM schedules ahead, this starts a further step, which is in flight afterwards if requests are left.
+        """
+        outputs: list[NewTokens] = []
+        if self._engine.batch_queue is not None and not self.in_flight:
+            outputs += self._outputs()  # starts a step, and does not wait for it
+        if is_ahead := self.in_flight:
+            self._prefilled_in_part = self._prefilling()  # by the step in flight, which the scheduler planned last
+        outputs += self._outputs()
+        if not is_ahead:
+            self._prefilled_in_part = self._prefilling()
+        if not self._submitted:
+            self.settle()  # a step that computes nothing of use, because its requests have ended
+        return outputs
+
+    def settle(self) -> list[NewTokens]:
+        """Wait for the step in flight, if there is one, and start none. Returns its output, as `step` does.
+
+        Nothing is in flight afterwards, so weights and caches may change.
+        """
+        from vllm.v1.core.sched.interface import PauseState
+
+        outputs: list[NewTokens] = []
+        self._engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while self.in_flight:
+                outputs += self._outputs()
+        finally:
+            self._engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+        return outputs
 
     @property
     def prefills(self) -> bool:
         """Whether the last step computed a part of a prompt whose prefill has not ended."""
-        return any(request.is_prefill_chunk for request in self._running)
+        return bool(self._prefilled_in_part)
 
     def prefilling(self, names: Iterable[str]) -> bool:
         """Return whether the last step computed a part, but not the end, of the prompt of one of these requests."""
-        ids = {self._ids[name] for name in names if name in self._ids}
-        return any(request.is_prefill_chunk and request.request_id in ids for request in self._running)
+        return any(self._ids.get(name) in self._prefilled_in_part for name in names)
 
-    @property
-    def _running(self) -> Iterable[Any]:
-        """The requests, as vLLM's Request, that have a slot."""
-        running: Iterable[Any] = self._core.engine_core.engine_core.scheduler.running
-        return running
+    def _outputs(self) -> list[NewTokens]:
+        """Let the engine core start a step, process the output of one, or both. Returns the processed output."""
+        return [self._new_tokens(output) for output in self._core.engine_core.get_output().outputs]
+
+    def _prefilling(self) -> frozenset[str]:
+        """Return vLLM's ids of the requests of which the step that was planned last computes a part, but not the end, of the prompt."""
+        running = self._engine.scheduler.running
+        return frozenset(request.request_id for request in running if request.is_prefill_chunk)
 
     def _new_tokens(self, output: Any) -> NewTokens:  # noqa: ANN401  # vLLM's EngineCoreOutput
         submitted = self._submitted[output.request_id]

@@ -45,7 +45,14 @@ from qwen35_trainer.data.expert_choices import RecordedChoices
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, RolloutEngine, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import (
+    Completed,
+    EndReason,
+    GeneratedTokens,
+    RolloutEngine,
+    SequenceRequest,
+    StepOutput,
+)
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.machine import device, manager_of
 from qwen35_trainer.runtime.process import Process, own_address, starting
@@ -429,6 +436,7 @@ class EngineThread:
                 self._outbox.choices.pop(name, None)
 
     def _take(self, sequences: Sequence[SequenceId]) -> None:
+        self._settle()
         taken = self._engine.take(sequences)
         with self._lock:
             for name, tokens in taken.items():
@@ -437,6 +445,7 @@ class EngineThread:
         self._on_report()
 
     def _commit(self, version: int, committed: Future[None], copy: RegisteredCopy | None = None) -> None:
+        self._settle()
         self._engine.commit(version)
         self._asleep = False
         self._end_probe(None)
@@ -489,6 +498,7 @@ class EngineThread:
             return
         try:
             before = self._engine.checksums()
+            self._settle()
             self._engine.receive(weights, version)
             self._engine.commit(version)
             after = self._engine.checksums()
@@ -509,15 +519,29 @@ class EngineThread:
                 self._step_log.add(output, seconds)  # a probe takes longer than other prompts of its length
             # A step that computes only a probe does not show that the engine can generate.
             self._steps += output.tokens > 0 or self._probing is None
-            box = self._outbox
-            box.started |= output.started
-            box.generated += output.tokens
             for name, tokens in progress.items():
                 self._add_progress(name, tokens)
-            for completed in output.finished:
-                self._add_finished(completed)
             self._add_interval(started, began)
-            awaited = self._is_awaited(output.finished)
+            awaited = self._add_output(output)
+        self._end_step(output, awaited)
+
+    def _settle(self) -> None:
+        """End the step in flight, if there is one, so that the command that runs comes between two steps."""
+        output = self._engine.settle()
+        with self._lock:
+            awaited = self._add_output(output)
+        self._end_step(output, awaited)
+
+    def _add_output(self, output: StepOutput) -> bool:
+        """Add the started and finished sequences of a step to the outbox. Returns whether a report is due."""
+        self._outbox.started |= output.started
+        self._outbox.generated += output.tokens
+        for completed in output.finished:
+            self._add_finished(completed)
+        return self._is_awaited(output.finished)
+
+    def _end_step(self, output: StepOutput, awaited: bool) -> None:
+        """End the probe if the step has computed the end of it, and report if a report is due."""
         if output.probed is not None:
             self._end_probe(output.probed)
         if awaited:
