@@ -162,7 +162,7 @@ class CoreRequests:
         if not is_ahead:
             self._prefilled_in_part = self._prefilling()
         if not self._submitted:
-            self.settle()  # a step that computes nothing of use, because its requests have ended
+            self._end_steps()  # what they compute is of no use, because their requests have ended
         return outputs
 
     def settle(self) -> list[NewTokens]:
@@ -170,6 +170,10 @@ class CoreRequests:
 
         Nothing is in flight afterwards, so weights and caches may change.
         """
+        self._prefilled_in_part = self._prefilling() if self.in_flight else frozenset()
+        return self._end_steps()
+
+    def _end_steps(self) -> list[NewTokens]:
         from vllm.v1.core.sched.interface import PauseState
 
         outputs: list[NewTokens] = []
