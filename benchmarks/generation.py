@@ -132,6 +132,7 @@ class OwnEngine:
         self._core = offline.core
         engine = VLLMEngine(self._core, config, end_token=END, max_length=settings.max_length, on_cpu=settings.on_cpu)
         engine.receive(weights, 1)  # before the thread starts: `LLM` uses the same engine core
+        engine.settle()
         engine.commit(1)
         self._changed = threading.Event()
         self._thread, self._reports = EngineThread(engine, self._changed.set), count(1)

@@ -276,6 +276,11 @@ CASES = {
         "spec.rollout.vllm.extraArguments.max_num_seqs",
         {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"block_size": 256}}}},
     ),
+    "a scheduler of its own": (
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"scheduler_cls": "own.Scheduler"}}}},
+        "spec.rollout.vllm.extraArguments.scheduler_cls",
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"async_scheduling": False}}}},
+    ),
     "experts that move between devices": (
         {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"enable_eplb": True}}}},
         "spec.rollout.vllm.extraArguments.enable_eplb",

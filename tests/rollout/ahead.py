@@ -27,9 +27,24 @@ class Event:
         pass
 
 
+WORKER = "tests.rollout.ahead_worker.AheadWorker"
+"""The class of vLLM's workers that are processes of their own, by the name by which vLLM imports it (`worker_cls`)."""
+
+
+@contextlib.contextmanager
+def with_stand_ins() -> Iterator[None]:
+    """Context manager: vLLM's model runner finds streams and events of CUDA in the body."""
+    with (
+        mock.patch.object(torch.cuda, "Event", Event),
+        mock.patch.object(torch.cuda, "current_stream", return_value=None),
+        mock.patch.object(torch.cuda, "stream", return_value=contextlib.nullcontext()),
+    ):
+        yield
+
+
 @contextlib.contextmanager
 def scheduling_ahead() -> Iterator[None]:
-    """Context manager: engine cores that are built and used in the body schedule ahead."""
+    """Context manager: engine cores that are built and used in the body schedule ahead. Their workers may be processes of class `WORKER`."""
     from vllm.platforms.cpu import CpuPlatform
 
     decide = CpuPlatform.check_and_update_config
@@ -39,9 +54,7 @@ def scheduling_ahead() -> Iterator[None]:
         configuration.scheduler_config.async_scheduling = True
 
     with (
+        with_stand_ins(),
         mock.patch.object(CpuPlatform, "check_and_update_config", staticmethod(decided)),
-        mock.patch.object(torch.cuda, "Event", Event),
-        mock.patch.object(torch.cuda, "current_stream", lambda: None),
-        mock.patch.object(torch.cuda, "stream", lambda _: contextlib.nullcontext()),
     ):
         yield

@@ -20,6 +20,8 @@ from tests.rollout.split_replica import AS_PUBLISHED, PROMPTS, SEEDS, SHOWN
 from tests.rollout.test_vllm import assert_greedy, log_probs_of, prompt_of
 from tests.rollout.test_vllm_pictures import pictured
 
+HISTORIES = 6
+
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(nodes: int) -> None:
@@ -58,6 +60,17 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(nodes: i
     assert np.concatenate(seen).mean() <= 0.02, "prompts with pictures"
     assert set(result["parts"].values()) == {2}, "both processes have a part of each parameter"
     assert result["named"] == [], "shared memory that has a name outlives processes that are killed"
+
+
+@pytest.mark.soak
+def test_it_keeps_the_laws_where_vllm_schedules_ahead() -> None:
+    """Its processes compute a step while this project's process schedules the next one, takes sequences and commits versions."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-m", "tests.rollout.ahead_replica", str(HISTORIES)]
+    program = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    [answer] = [json.loads(line) for line in program.stdout.splitlines() if line.startswith("{")]
+    assert answer["ended"] > 3 * HISTORIES
 
 
 class PackedLinear(torch.nn.Module):

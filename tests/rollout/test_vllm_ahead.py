@@ -11,9 +11,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import (
     Completed,
     EndReason,
-    GeneratedTokens,
     Sampling,
-    SequenceRequest,
     StepOutput,
 )
 from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL
@@ -92,7 +90,9 @@ def under_test(replica: Replica) -> Iterator[UnderTest]:
 
 def in_flight(replica: Replica) -> int:
     """The number of tokens that vLLM computes in steps whose output it has not processed."""
-    return sum(scheduled.total_num_scheduled_tokens for _, scheduled, _ in replica.core.engine_core.engine_core.batch_queue)
+    return sum(
+        scheduled.total_num_scheduled_tokens for _, scheduled, _ in replica.core.engine_core.engine_core.batch_queue
+    )
 
 
 def test_random_histories_keep_the_laws(under_test: UnderTest) -> None:
@@ -168,6 +168,15 @@ def test_a_sequence_that_the_step_in_flight_ends_is_returned_once(replica: Repli
     assert not replica.engine.busy
     assert replica.engine.step() == StepOutput()
     assert replica.engine.token_room == room
+
+
+def test_a_sequence_that_is_taken_before_its_last_step_is_settled_has_not_ended(replica: Replica) -> None:
+    prompt = lasting_prompt(replica, 5, 12)
+    [name] = replica.submit(prompt, 3, GREEDY)
+    replica.steps(2)
+    assert len(replica.engine.take([name])[name]) == 2
+    assert replica.engine.settle() == StepOutput()
+    assert not replica.engine.busy
 
 
 def test_a_probe_in_flight_is_dropped_by_a_commit_and_by_the_next_probe(replica: Replica) -> None:

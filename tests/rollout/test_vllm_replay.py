@@ -399,6 +399,9 @@ class Scheduler:
     def get_blocks(self, name: str) -> Any:
         return SimpleNamespace(blocks=[[SimpleNamespace(block_id=number) for number in self.blocks[name]]])
 
+    def schedule(self, scheduled: Any) -> Any:
+        return scheduled
+
     def update_from_output(self, scheduled: Any, _: Any) -> dict[int, Any]:
         outputs = [SimpleNamespace(request_id=name, routed_experts=None) for name in scheduled.num_scheduled_tokens]
         return {0: SimpleNamespace(outputs=outputs)}
@@ -426,7 +429,7 @@ class Scheduler:
         )
         output = SimpleNamespace(req_ids=list(spans))
         setattr(output, STEP_CHOICES, np.array(experts, np.uint16)[:, None, None])
-        [of_client] = self.update_from_output(scheduled, output).values()
+        [of_client] = self.update_from_output(self.schedule(scheduled), output).values()
         return {each.request_id: each.routed_experts.flatten().tolist() for each in of_client.outputs}
 
 

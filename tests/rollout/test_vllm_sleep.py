@@ -54,10 +54,25 @@ class Core:
         return [used] * 2 if function.__name__ == "memory_in_use" else [[]]
 
 
+class Requests:
+    """Records that a step in flight would have ended."""
+
+    in_flight = False
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def abort(self, names: Sequence[str]) -> None:
+        pass
+
+    def settle(self) -> list[Any]:
+        self._core.calls.append("settle")
+        return []
+
+
 @pytest.fixture
 def build(monkeypatch) -> Callable[..., tuple[VLLMEngine, Core]]:
-    requests = SimpleNamespace(abort=lambda names: None)
-    monkeypatch.setattr(vllm, "CoreRequests", lambda core: requests)
+    monkeypatch.setattr(vllm, "CoreRequests", Requests)
     monkeypatch.setattr(vllm, "CacheRoom", lambda core, length: None)
     monkeypatch.setattr(vllm, "VLLMProbe", lambda requests: SimpleNamespace(drop=lambda: None, running=False))
     monkeypatch.setattr(vllm, "AdapterSlot", lambda *arguments: SimpleNamespace(request=None))
@@ -84,26 +99,27 @@ def test_weights_are_lost_in_sleep_and_loaded_after_it(build):
         engine.step()
     engine.receive(weights, 2)
     engine.commit(2)
-    assert core.calls == [*replacing, "memory_in_use", "sleep, level 2", "memory_in_use", *waking, *replacing]
+    sleeping = ["settle", "memory_in_use", "sleep, level 2", "memory_in_use"]
+    assert core.calls == [*replacing, *sleeping, *waking, *replacing]
 
 
 def test_base_weights_of_adapters_wait_in_host_memory(build):
     engine, core = build(lora=LoRASpec(rank=4))
     engine.sleep()
-    assert core.calls == ["memory_in_use", "sleep, level 1", "memory_in_use"]
+    assert core.calls == ["settle", "memory_in_use", "sleep, level 1", "memory_in_use"]
 
 
 def test_features_of_pictures_are_dropped_before_vllm_sleeps(build):
     engine, core = build(reads_pictures=True)
     engine.sleep()
-    assert core.calls == ["reset_encoder_cache", "memory_in_use", "sleep, level 2", "memory_in_use"]
+    assert core.calls == ["settle", "reset_encoder_cache", "memory_in_use", "sleep, level 2", "memory_in_use"]
 
 
 def test_on_the_cpu_vllm_keeps_its_memory(build):
     engine, core = build(on_cpu=True)
     assert engine.sleep() == MemoryChange(0, 0)
     engine.wake()
-    assert core.calls == []
+    assert core.calls == ["settle"]
 
 
 @pytest.mark.parametrize(

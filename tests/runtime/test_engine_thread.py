@@ -697,6 +697,58 @@ def test_steps_without_a_pause_are_one_interval_also_when_the_wall_clock_is_set(
     assert thread.report(1).intervals == ((0.0, 4.5),)
 
 
+class Ahead(Played):
+    """Starts the next step before `step` returns. `settle` or the next `step` returns its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits: list[int] = []
+        self._output: StepOutput | None = None  # of the step in flight
+
+    def step(self) -> StepOutput:
+        output = self._output or super().step()
+        self._output = super().step()
+        return output
+
+    def settle(self) -> StepOutput:
+        output, self._output = self._output or StepOutput(), None
+        return output
+
+    def commit(self, version: int) -> None:
+        assert self._output is None, "a step is in flight"
+        self.commits.append(version)
+
+    def checksums(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+@pytest.mark.parametrize("act", ["take", "commit", "load again"])
+def test_what_a_step_in_flight_has_ended_is_reported_before_a_command_that_waits_for_it(act, monkeypatch):
+    engine = Ahead()
+    thread = Stopped(engine, monkeypatch)
+    play(thread, monkeypatch, {NAME: 3, (1, 0): 9})
+    thread._step()
+    thread._step()
+    assert not thread.report(1).finished
+    match act:
+        case "take":
+            thread._take([NAME, (1, 0)])
+        case "commit":
+            thread._commit(7, Future())
+        case _:
+            thread._load_again({}, 0, Future())
+    report = thread.report(2)
+    assert report.finished == {NAME: EndReason.LENGTH}
+    tokens = dict(report.tokens.copies())
+    assert tokens[NAME].ids.tolist() == [1, 2, 3]
+    if act == "take":
+        assert report.taken == ((1, 0),)
+        assert tokens[1, 0].ids.tolist() == [1, 2, 3], "the token of the step in flight is among them"
+    else:
+        assert engine.commits == [7 if act == "commit" else 0]
+    assert (NAME in thread._submitted, thread._reported.keys()) == (False, set() if act == "take" else {(1, 0)})
+
+
 ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.integers(0, 3)),
@@ -865,6 +917,7 @@ def test_a_thread_whose_engine_sleeps_makes_no_step_until_a_version_is_committed
         setattr(engine, name, lambda *_, name=name: calls.append(name))
     engine.sleep = lambda: (calls.append("sleep"), MemoryChange(10, 1))[1]
     engine.wake = lambda: calls.append("wake")
+    engine.settle = lambda: (calls.append("settle"), StepOutput())[1]
     engine.step = lambda: (calls.append("step"), StepOutput(tokens=1))[1]
     engine.progress = dict
     thread = EngineThread(engine, lambda: None)
@@ -883,4 +936,4 @@ def test_a_thread_whose_engine_sleeps_makes_no_step_until_a_version_is_committed
     finally:
         thread.close()
     turned = calls[calls.index("probe") :]
-    assert turned[: turned.index("step")] == ["probe", "take", "sleep", "wake", "commit"]
+    assert turned[: turned.index("step")] == ["probe", "take", "sleep", "wake", "settle", "commit"]

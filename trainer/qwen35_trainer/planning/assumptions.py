@@ -22,9 +22,9 @@ BANDWIDTH_SHARE: Final = 0.6
 """Share of the memory bandwidth that a decode step reaches: 0.6 on an H100 (Databricks, "LLM Inference Performance
 Engineering: Best Practices", 2023, model bandwidth utilisation)."""
 STEP_SECONDS: Final = 0.005
-"""Seconds of a decode step for scheduling and sampling, during which the device waits: vLLM without asynchronous
-scheduling does not overlap them. An assumption; vLLM's blog of 2024-09-05 measures that 62 % of a step of Llama 8B was
-spent outside the device before its overhaul."""
+"""Seconds of a decode step for scheduling and sampling, during which the device waits. An assumption, for vLLM that does
+not schedule ahead: vLLM's blog of 2024-09-05 measures that 62 % of a step of Llama 8B was spent outside the device before
+its overhaul. Scheduling ahead, the default on accelerators, overlaps a part of it, which has not been measured here."""
 SUM_SECONDS: Final = {"node": 15e-6, "network": 60e-6}
 """Seconds of one all-reduce over the tensor-parallel ranks in a decode step, if the ranks are in one node ("node") or
 in several ("network"). Assumptions. Each layer has two all-reduces."""

@@ -165,7 +165,11 @@ class ChoiceTable:
             ends[name] = len(places)
         self._rows[places] = rows
         # A request may begin with blocks that another one has filled in this step, so reading starts when all rows are written.
-        return {name: self._new(name, planned[name], rows[:end]) for name, end in ends.items() if self._gets_token(name, planned[name])}
+        return {
+            name: self._new(name, planned[name], rows[:end])
+            for name, end in ends.items()
+            if self._gets_token(name, planned[name])
+        }
 
     def _gets_token(self, name: str, planned: _Planned) -> bool:
         """Return whether a request gets a token. It does not if it ended, or was aborted, while the step was in flight."""
