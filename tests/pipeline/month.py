@@ -4,8 +4,7 @@
           ▲                                            ├─► FakePool: 64 replicas and a lane, losses, other sizes
           └────────────── later ticks ◄────────────────┴─► trainer: copies, checkpoints, evaluations
 
-Time is counted in ticks; a token takes one. `observers` are called with the inputs and the actions of every tick, so that other
-parts of a run can take part.
+Time is counted in ticks; a token takes one. `driver_month.py` is the same run with the driver's real parts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import gc
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 
@@ -30,12 +29,13 @@ from qwen35_trainer.pipeline.requests import EvaluateVersion, Request, TakeCheck
 from qwen35_trainer.pipeline.window import Window
 
 type Input = Event | Request
-type Observer = Callable[[Sequence[Input], Sequence[Action]], object]
 
 PROMPTS, SAMPLES, REPLICAS, SLOTS, LANES = 4, 4, 64, 4, 2
 UPDATES_PER_LOSS, UPDATES_PER_SIZE, UPDATES_PER_CHECKPOINT, UPDATES_PER_EVALUATION = 50, 400, 100, 97
 STRAGGLER_TOKENS = 25
-EVALUATION = 1 << 40
+EVALUATION, EVALUATION_PROMPTS, EVALUATION_SAMPLES = 1 << 40, 3, 2
+FAILED, WITHOUT_SIGNAL = 0.002, 0.03
+"""Shares of the groups that fail, and that fail or whose rewards do not differ."""
 
 
 def settings(updates: int) -> CoordinatorSettings:
@@ -56,8 +56,8 @@ class FakeReplica:
 class Month:
     """`updates` batches. `turns` counts the turns of each prompt, `peak_journal` is the journal's largest size in bytes."""
 
-    def __init__(self, updates: int, seed: int, observers: Iterable[Observer] = ()) -> None:
-        self.updates, self.random, self.observers = updates, random.Random(seed), tuple(observers)
+    def __init__(self, updates: int, seed: int) -> None:
+        self.updates, self.random = updates, random.Random(seed)
         self.coordinator = Coordinator(settings(updates))
         self.tick = self.trained = self.joined = self.joining = self.lost = self.peak_journal = 0
         self.later: defaultdict[int, list[Input]] = defaultdict(list)
@@ -89,17 +89,18 @@ class Month:
 
     def step(self, inputs: list[Input]) -> None:
         actions = self.coordinator.handle(*inputs)
-        self.journal += b"".join(encode(action) for action in actions if isinstance(action, JOURNALLED_ACTIONS))
-        self.peak_journal = max(self.peak_journal, len(self.journal))
+        self.record(actions)
         for action in actions:
             self.carry_out(action)
-        for observer in self.observers:
-            observer(inputs, actions)
 
     def after(self, ticks: int, *inputs: Input) -> None:
         self.later[self.tick + ticks] += inputs
 
     # The actions of the coordinator.
+
+    def record(self, actions: Sequence[Action]) -> None:
+        self.journal += b"".join(encode(action) for action in actions if isinstance(action, JOURNALLED_ACTIONS))
+        self.peak_journal = max(self.peak_journal, len(self.journal))
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, one case for each action
         match action:
@@ -146,7 +147,7 @@ class Month:
         if name not in self.lengths:
             self.lengths[name] = 1 + int(self.random.lognormvariate(1.5, 0.9))
         if name[0] >= EVALUATION:
-            self.unfinished.setdefault(name[0], 2)
+            self.unfinished.setdefault(name[0], EVALUATION_SAMPLES)
         self.holders[name] = number
         self.after(max(1, self.lengths[name] - keep), on.SequenceFinished(name, self.lengths[name]))
 
@@ -184,7 +185,7 @@ class Month:
             case on.BatchTrained():
                 self.batch_trained()
             case on.CheckpointCompleted(batch):
-                self.journal = compact(self.journal, batch)
+                self.shorten_journal(batch)
         return True
 
     def finishes(self, name: SequenceId) -> bool:
@@ -199,9 +200,15 @@ class Month:
         if not self.unfinished[group]:
             del self.unfinished[group]
             if group < EVALUATION:
-                chance = self.random.random()
-                self.after(1, on.GroupFailed(group) if chance < 0.002 else on.GroupScored(group, chance > 0.03))
+                self.score(group)
         return True
+
+    def score(self, group: int) -> None:
+        chance = self.random.random()
+        self.after(1, on.GroupFailed(group) if chance < FAILED else on.GroupScored(group, chance > WITHOUT_SIGNAL))
+
+    def shorten_journal(self, batch: int) -> None:
+        self.journal = compact(self.journal, batch)
 
     def batch_trained(self) -> None:
         self.trained += 1
@@ -212,10 +219,18 @@ class Month:
         if self.trained % UPDATES_PER_CHECKPOINT == 0:
             self.after(1, TakeCheckpoint())
         if self.trained % UPDATES_PER_EVALUATION == 0:
-            first = EVALUATION + 10 * self.trained
-            version = self.trained - self.random.randint(0, 2)
-            self.evaluations["asked"] += 1
-            self.after(1, EvaluateVersion(version, (first, first + 1, first + 2), 2))
+            self.evaluate(self.trained - self.random.randint(0, 2))
+        self.report_progress()
+
+    def evaluate(self, version: int) -> None:
+        first = EVALUATION + 10 * self.trained
+        self.ask_for_evaluation(version, tuple(range(first, first + EVALUATION_PROMPTS)))
+
+    def ask_for_evaluation(self, version: int, groups: tuple[int, ...]) -> None:
+        self.evaluations["asked"] += 1
+        self.after(1, EvaluateVersion(version, groups, EVALUATION_SAMPLES))
+
+    def report_progress(self) -> None:
         running = {
             name: max(1, self.tick - began)
             for replica in self.replicas.values()
@@ -264,9 +279,9 @@ class Month:
             self.after(2, on.ReplicaLost(number))
 
 
-def reachable_bytes(root: object) -> int:
-    """Size of all objects that can be reached from `root`, without code."""
-    seen: set[int] = set()
+def reachable_bytes(root: object, without: Iterable[object] = ()) -> int:
+    """Size of all objects that can be reached from `root`, without code and without the objects of `without`."""
+    seen = {id(each) for each in without}
     objects, total = [root], 0
     while objects:
         each = objects.pop()
