@@ -1,9 +1,19 @@
-"""The records of a run reach the one process that follows it, each once, and the driver keeps none that have arrived."""
+"""The records of a run reach the one process that follows it, each once; its replicas draw from random numbers of their own."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.records import FinishRecord
-from qwen35_trainer.runtime.driver import Broadcast
+from qwen35_trainer.runtime import driver
+from qwen35_trainer.runtime.driver import Broadcast, Driver
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.job import Job
+from qwen35_trainer.runtime.process import Process
+from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 
 
 def records(count: int) -> list[FinishRecord]:
@@ -54,3 +64,55 @@ def test_who_waits_for_records_is_woken_by_each_and_by_the_end():
     broadcast.changed.clear()
     broadcast.close()
     assert broadcast.changed.is_set()
+
+
+@pytest.fixture
+def seeds(write, tmp_path, monkeypatch) -> Any:
+    """seeds(resume=CHECKPOINT) are those of four replicas of a new attempt, and of one that replaces the first of them."""
+    manifest = load_manifest(write(tmp_path, {"rollout.nodes": 4}))
+    workers = []
+
+    monkeypatch.setattr(Process, "__init__", lambda *_, **__: None)  # it changes the logging of this process
+    for name in ("reuse_freed_tensors", "collect_seldom"):
+        monkeypatch.setattr(driver, name, lambda: None)
+
+    def remote(**options: Any) -> Any:
+        return lambda worker: SimpleNamespace(remote=lambda *args, **named: started(worker(*args, **named)))
+
+    def started(worker: RolloutWorker) -> MagicMock:
+        workers.append(worker)
+        return MagicMock()
+
+    monkeypatch.setattr(driver.ray, "remote", remote)
+
+    def attempt(resume: Any) -> list[int]:
+        job = Job(
+            manifest,
+            tmp_path,
+            RunFolder(tmp_path / "out"),
+            resume,
+            started=0.0,
+            threads=1,
+            updates_total=9,
+            vocabulary=9,
+            pictures=False,
+            end_token=0,
+        )
+        workers.clear()
+        starting = Driver(job, [None])
+        for number, name in enumerate([*starting._replica_names, "rollout-0"]):
+            starting._spawn(number, name, lane=False)
+        return [worker._seed for worker in workers]
+
+    return attempt
+
+
+def test_no_two_replicas_of_a_run_draw_the_same_samples_though_attempts_resume_one_checkpoint(seeds):
+    checkpoint = SimpleNamespace()
+    drawn = [*seeds(None), *seeds(checkpoint), *seeds(checkpoint)]
+    assert len(drawn) == 15
+    assert len(set(drawn)) == 15
+
+
+def test_a_run_that_begins_again_from_scratch_draws_the_same_samples(seeds):
+    assert seeds(None) == seeds(None)
