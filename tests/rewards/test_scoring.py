@@ -15,6 +15,7 @@ import pytest
 
 from qwen35_trainer.data import Prompt, character_tokenizer
 from qwen35_trainer.manifest.rewards import RewardSpec
+from qwen35_trainer.rewards import scorer as scorer_module
 from qwen35_trainer.rewards import scoring as scoring_module
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardFailed, RewardSetupError
@@ -107,6 +108,21 @@ async def test_responses_are_decoded_without_special_tokens_whatever_their_chara
     scoring = await opened({"type": "ExactMatch"})
     text = "äß€🙂 a"
     assert [each.value for each in await score(scoring, text, "", "b", answer=text)] == [1.0, 0.0, 0.0]
+
+
+async def test_responses_are_decoded_and_matched_in_a_process_of_their_own(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 characters with many matches take tens of milliseconds, in which the driver would answer no replica."""
+
+    def forbidden(*_: object) -> object:
+        raise AssertionError("this is the process of the driver")
+
+    for owner, name in ((ResponseDecoder, "load"), (scorer_module, "exact_match_grader")):
+        monkeypatch.setattr(owner, name, forbidden)
+    scoring = await opened({"type": "ExactMatch", "extract": r"\d+"})
+    many = "12 a 34 b 46 c " * 7000
+    assert [each.value for each in await score(scoring, many + "7", many, answer="7")] == [1.0, 0.0]
 
 
 async def test_a_group_whose_reward_hangs_delays_no_other_group(opened: Open, tmp_path: Path) -> None:

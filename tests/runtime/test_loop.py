@@ -42,6 +42,7 @@ from qwen35_trainer.progress.records import (
 )
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardFailed
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
+from qwen35_trainer.runtime import assembly, train_session
 from qwen35_trainer.runtime import loop as loop_module
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, StorageFailed
@@ -86,15 +87,20 @@ class InlineLoop(virtual.Loop):
         super().__init__()
         self.stuck: str = ""
         """Name of the function whose threads never end, as on a hard NFS mount without its server."""
+        self.is_thread = False
+        """Whether the code that runs is played as that of a thread."""
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         future = self.create_future()
         if self.stuck and getattr(function, "func", function).__name__ == self.stuck:
             return future
+        self.is_thread = True
         try:
             future.set_result(function(*arguments))
         except Exception as error:  # noqa: BLE001, raised to who awaits it
             future.set_exception(error)
+        finally:
+            self.is_thread = False
         return future
 
 
@@ -387,6 +393,26 @@ async def test_a_run_trains_publishes_evaluates_and_saves(start):
     assert all(actor.worker.loaded == [0, 1, 2, 3, 4, 5] for actor in run.actors.values())
     needed = run.trainer.worker.needed
     assert all({version - 1} <= those <= {version - 1, version - 2} for version, those in needed.items())
+
+
+async def test_batches_are_assembled_by_a_thread_and_copies_are_in_the_records(start, monkeypatch):
+    """Both keep the trainer waiting. Long responses take seconds to assemble, in which replicas would wait for answers."""
+    assembled = []
+
+    def assemble(*arguments: Any, **options: Any) -> Any:
+        assembled.append(asyncio.get_running_loop().is_thread)
+        return assembly.assemble(*arguments, **options)
+
+    monkeypatch.setattr(loop_module, "assemble", assemble)
+    for module in (loop_module, train_session):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=now))
+    run = start()
+    run.trainer.worker.seconds |= {"train": 5.0, "publication": 2.0}
+    assert await run.outcome() == "Succeeded"
+    assert assembled == [True] * 5
+    updates = run.of(UpdateRecord)
+    assert [round(record.seconds_copying, 3) for record in updates] == [0.0, 2.0, 2.0, 2.0, 2.0]
+    assert {round(record.seconds_training, 3) for record in updates} == {5.0}
 
 
 async def test_no_publication_waits_for_a_probe_and_no_batch_trains_during_it(start):

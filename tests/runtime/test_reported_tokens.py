@@ -1,6 +1,7 @@
 """Reported tokens: packed in reports, and the progress of the sequences of a replica."""
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -156,3 +157,21 @@ def test_progress_keeps_only_reports_that_are_not_older_than_all_its_sequences()
     assert not progress._blocks
     progress.add(TokenBlock({(0, 0): [drawn(5)]}))
     assert not progress._blocks, "of no sequence"
+
+
+@pytest.mark.parametrize(("sequences", "tokens", "most"), [(128, 30, 500), (16, 2000, 17_000)])
+def test_what_is_reported_of_a_running_sequence_takes_hardly_more_memory_than_its_tokens(sequences, tokens, most):
+    """8 bytes a token, and little for each part of a sequence: long ones are reported in a thousand parts. most: bytes per part."""
+    names = [(group, 0) for group in range(sequences)]
+    pickled, arrays = pack(TokenBlock({name: [drawn(tokens)] for name in names}))
+    progress, reports = Progress(), 100
+    for name in names:
+        progress.begin(name)
+    tracemalloc.start()
+    try:
+        for _ in range(reports):
+            progress.add(unpack((pickled, [array.copy() for array in arrays])))
+        assert tracemalloc.get_traced_memory()[0] <= most * sequences * reports
+    finally:
+        tracemalloc.stop()
+    assert len(progress.read(names[:1])[names[0]]) == tokens * reports
