@@ -74,9 +74,8 @@ def record_steps(worker: Worker, row: tuple[int, int], kind: str) -> None:
 
     def sample_tokens(grammar: Any) -> Any:  # noqa: ANN401  # vLLM's GrammarOutput and ModelRunnerOutput
         output = sample(grammar)
-        if hasattr(
-            output, "get_output"
-        ):  # the copy from the device has only begun: in Model Runner V2, and where vLLM schedules ahead
+        # The copy from the device has only begun in Model Runner V2, and where vLLM schedules ahead.
+        if hasattr(output, "get_output"):
             output = output.get_output()
         setattr(output, STEP_CHOICES, step.take())
         return output
