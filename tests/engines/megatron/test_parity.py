@@ -205,10 +205,12 @@ def test_four_uneven_stages_of_two_virtual_stages_update_as_the_fsdp_engine(grou
     assert_updates_as_fsdp(groups(4), spec, {"pipeline": 4, "virtual": 2}, batch_of(8, 0))
 
 
-def assert_updates_as_fsdp(group: Group, spec: dict[str, Any], layout: dict[str, Any], batch: TrainBatch) -> None:
-    """Check metrics and the gradient of each parameter."""
-    results = group.run("train", spec=spec, batches=[batch], layout=layout)
-    theirs = group.run("train_with_fsdp", spec=spec, batches=[batch])[0]
+def assert_updates_as_fsdp(
+    group: Group, spec: dict[str, Any], layout: dict[str, Any], batch: TrainBatch, **model: Any
+) -> None:
+    """Check metrics and the gradient of each parameter. model: `pictured` and `pictures` of the jobs."""
+    results = group.run("train", spec=spec, batches=[batch], layout=layout, **model)
+    theirs = group.run("train_with_fsdp", spec=spec, batches=[batch], **model)[0]
     [metrics], [expected] = results[0]["metrics"], theirs["gradients"]
     assert_equal_updates(metrics, theirs["metrics"][0])
     gradients = joined([part for each in results for part in each["gradients"]], expected)
