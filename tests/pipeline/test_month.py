@@ -75,7 +75,7 @@ def check_files(month: DriverMonth) -> None:
     assert month.peak_journal <= MAX_JOURNAL_BYTES
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)  # a machine with other work to do takes several times as long
 def test_a_month_needs_no_more_memory_at_its_end_its_files_are_small_and_every_prompt_has_one_turn(month):
     month.run(until=max(UPDATES // 100, 300))
     early, resident = memory(month), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
