@@ -27,8 +27,8 @@ CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-sche
 WINDOW_SECONDS = 300.0
 FAILOVER_BEFORE_SECONDS, FAILOVER_AFTER_SECONDS = 15.0, 30.0
 MAX_DELAY_SECONDS = 2.0
-MAX_SHARE_NOT_SENT = 0.01
-"""Limit for the share of reports that drivers left out because the API server had not answered the one before."""
+MAX_SHARE_NOT_ANSWERED = 0.01
+"""Limit for the share of reports that failed, or that drivers left out because the API server had not answered the one before."""
 MAX_RSS_MIB = 500e6 / 2**20
 MAX_GROWTH = 1.1
 """Limit for the memory of an operator in the last third of the time over that in the first third, from its start to its end."""
@@ -95,7 +95,7 @@ def figures(measured: Measured) -> Json:
     aims |= {
         "checkpointsNotShown": (checkpoints - len(delays["checkpoint"]), 0),
         "numbersNotShown": (len(measured.answered) - len(delays["numbers"]), 0),
-        "shareOfReportsNotSent": (round(1 - len(measured.answered) / measured.expected, 4), MAX_SHARE_NOT_SENT),
+        "shareOfReportsNotAnswered": (round(1 - len(measured.answered) / measured.expected, 4), MAX_SHARE_NOT_ANSWERED),
     }
     growths = [value for of_runs in memory["growth"].values() for value in of_runs]
     aims |= {"peakRssMiB": (memory["peakMiB"], MAX_RSS_MIB), "rssGrowth": (max(growths, default=None), MAX_GROWTH)}

@@ -18,17 +18,16 @@ numbers      from the time at which the operator may copy the report's numbers u
              The operator may copy them when an interval has passed since the report that the status showed before
              (`new_status.progress_interval`: 10 s for up to 500 running trainings), and not before the report
 
-Drivers do not catch up (`reporting_trainers.py`), so a slow API server gets fewer reports: the share of those that were not sent is a
-figure too, as are reports that no status had shown SHOWN_SECONDS after the last one.
+Drivers do not catch up (`reporting_trainers.py`), so a slow API server gets fewer reports: the share of those that it did not answer is
+a figure too, as are reports that no status had shown an interval and SHOWN_SECONDS after the last one.
 
 The figures contain the fail-over; `withoutFailover` leaves out the reports answered from FAILOVER_BEFORE_SECONDS before the kill until
-FAILOVER_AFTER_SECONDS after the other operator leads. Memory and processor seconds of every process are sampled every 15 s and
-written to standard error. Both operators are separate processes with the rights of the operator's role, as in operator_scale.py,
+FAILOVER_AFTER_SECONDS after the other operator leads. Memory and processor seconds of every process are sampled every 15 s; states,
+memory and queues are written to standard error. Both operators are separate processes with the rights of the operator's role, as in operator_scale.py,
 and share this machine with the control plane.
 
-Needs root, because the pods' addresses must lead to the dashboards, and port 8265; with the default numbers about 20 GB of memory and an
-hour. KubeRay reconciles 8 objects of a kind at a
-time and sends up to 200 requests a second, as in all tests; it logs errors only, because its log of 30 minutes would be 1 GB.
+Needs root, because the pods' addresses must lead to the dashboards, and port 8265, on all addresses of the machine. With the default
+numbers it should need about an hour and 20 GB of memory, which is an estimate. KubeRay reconciles 8 objects of a kind at a time and sends up to 200 requests a second, as in all tests; it logs errors only, because its log of 30 minutes would be 1 GB.
 
     python -m benchmarks.operator_clusters [--trainings 5000] [--clusters 500] [--minutes 30] [--report-seconds 5]
 """
@@ -44,8 +43,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime
+from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ from benchmarks.process_samples import cores, processor_seconds
 from benchmarks.reporting_trainers import Driver, Order
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube.kinds import CONFIG_MAP, LEASE, POD, RAY_JOB, TRAINING
+from qwen35_operator.reconcile.new_status import progress_interval
 from qwen35_trainer.contract import ProgressReport
 from qwen35_trainer.contract.progress_report import CheckpointReport
 from qwen35_trainer.contract.shared_names import PROGRESS_KEY, progress_name
@@ -76,8 +77,10 @@ ENVIRONMENT = {"GOMEMLIMIT": "10GiB", "ETCD_QUOTA_BACKEND_BYTES": str(8 * 2**30)
 writes when its file has 2 GiB."""
 KUBERAY_OPTIONS = ("--zap-log-level=error",)
 SAMPLE_SECONDS = 15.0
-SHOWN_SECONDS = 20.0
-"""Time after the last report in which the statuses may still show it."""
+SHOWN_SECONDS = 10.0
+"""Time after the last interval in which the statuses may still show the last report."""
+LEADING_SECONDS = 120.0
+"""Maximum time until one operator leads."""
 CREATION_SECONDS = 7200.0
 
 
@@ -247,13 +250,13 @@ async def _reports(bed: Bed, seconds: float, report_seconds: float) -> Json:
     _start_module(plane, TRAINERS, "benchmarks.reporting_trainers", str(order), str(file))
     await asyncio.sleep(seconds / 2)
     await bed.sample()
-    failover = await asyncio.to_thread(_fail_over, bed)
+    failover = await _fail_over(bed)
     process = plane.processes.running[TRAINERS]
     await until(lambda: process.poll() is not None, "the trainers end", every=1.0, seconds=seconds)
     last = await bed.sample()
     if process.returncode != 0:
         raise RuntimeError(plane.processes.log(TRAINERS).read_text()[-3000:])
-    await asyncio.sleep(SHOWN_SECONDS)
+    await asyncio.sleep(progress_interval(bed.clusters) + SHOWN_SECONDS)
     answered, transitions = tuple(reporting_trainers.read(file)), await _lease_transitions(bed.seen) - transitions
     samples = [sample for sample in bed.samples if began <= sample.at <= last.at]
     expected = round(bed.clusters * seconds / report_seconds)
@@ -266,22 +269,31 @@ async def _lease_transitions(seen: Observer) -> int:
     return int(lease["spec"].get("leaseTransitions", 0))
 
 
-def _fail_over(bed: Bed) -> Failover:
+async def _fail_over(bed: Bed) -> Failover:
     """Kill the leader, wait until the other operator leads, and start the killed one again."""
-    while sum(map(_leads, bed.operators)) != 1:
-        time.sleep(0.1)
+    await _until_one_leads(bed.operators)
     leader, other = sorted(bed.operators, key=_leads, reverse=True)
     killed = time.monotonic()
-    leader.kill()
-    while not _leads(other):
-        time.sleep(0.1)
+    await asyncio.to_thread(leader.kill)
+    await _until_one_leads((other,))
     led = time.monotonic()
-    leader.start()
+    await asyncio.to_thread(leader.start)
     return Failover(killed, led)
 
 
+async def _until_one_leads(operators: Sequence[OperatorProcess]) -> None:
+    deadline = time.monotonic() + LEADING_SECONDS
+    while sum(await asyncio.to_thread(lambda: [_leads(each) for each in operators])) != 1:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not one of {len(operators)} operators leads after {LEADING_SECONDS:.0f} s")
+        await asyncio.sleep(0.1)
+
+
 def _leads(operator: OperatorProcess) -> bool:
-    return operator.metrics()["qwen35_leading"] == 1
+    try:
+        return operator.metrics()["qwen35_leading"] == 1
+    except (OSError, HTTPException):
+        return False  # it starts, or has just been killed
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
@@ -57,7 +58,7 @@ class Sample:
         times = psutil.cpu_times()
         return cls(
             at=time.monotonic(),
-            busy=float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice),
+            busy=float(sum(times) - times.idle - times.iowait - times.steal - times.guest - times.guest_nice),
             processes=processes | {MEASURING: _use(psutil.Process())},
             operators={name: counts for name, counts in counted.items() if counts is not None},
         )
@@ -96,7 +97,7 @@ def _use_under(supervisor: int) -> ProcessUse | None:
     """Return the use of the process that a supervisor started; None if it has ended."""
     try:
         return next((_use(child) for child in psutil.Process(supervisor).children()), None)
-    except (psutil.NoSuchProcess, FileNotFoundError, KeyError):  # a process that is ending has no memory
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError, KeyError):  # one that is ending has no memory
         return None
 
 
@@ -111,7 +112,7 @@ def _counts(operator: OperatorProcess) -> OperatorUse | None:
     """Return None for an operator that does not answer, because it starts or has just ended."""
     try:
         metrics = operator.metrics()
-    except OSError:
+    except (OSError, HTTPException):
         return None
     return OperatorUse(
         requests=sum(value for name, value in metrics.items() if name.startswith("qwen35_api_requests_total{")),

@@ -281,6 +281,17 @@ CASES = {
         "spec.rollout.vllm.extraArguments.scheduler_cls",
         {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"async_scheduling": False}}}},
     ),
+    "scheduling ahead on a CPU": (
+        {
+            "accelerator": {"profile": "CPU"},
+            "rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"async_scheduling": True}}},
+        },
+        "spec.rollout.vllm.extraArguments.async_scheduling",
+        {
+            "accelerator": {"profile": "CPU"},
+            "rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"async_scheduling": False}}},
+        },
+    ),
     "experts that move between devices": (
         {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"enable_eplb": True}}}},
         "spec.rollout.vllm.extraArguments.enable_eplb",

@@ -219,6 +219,9 @@ class DriverMonth(Month):
         return reachable_bytes(parts, without=(self, self.spec, self.prompts, self.loop))
 
     def close(self) -> None:
+        """Close the files, and read the journal. A second call does nothing."""
+        if self.loop.is_closed():
+            return
         self.wait(self.journal_file.close())
         self.journal = self.journal_file.path.read_bytes()
         self.recorder.close()

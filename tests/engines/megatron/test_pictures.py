@@ -50,8 +50,8 @@ def in_soak(*case: Any) -> Any:
 def test_a_policy_update_on_pictures_is_that_of_the_fsdp_engine(
     groups: Callable[[int], Group], kind: str, layout: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    """With a reference model, which has a tower of its own, and with losses of routers, which leave padding out. The gradients that
-    are compared are those of all parameters, the tower's included.
+    """In some cases with a reference model, which has a tower of its own, and with losses of routers, which leave padding out. The
+    gradients that are compared are those of all parameters, the tower's included.
     """
     ranks = max(2, layout.get("tensor", 1) * layout.get("pipeline", 1))
     spec, batch = policy_spec_of(ranks, **settings, **MICRO), with_scenes(batch_of(8, 0))

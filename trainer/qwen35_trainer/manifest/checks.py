@@ -51,7 +51,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.elasticity, ("rollout",)),
     (straggler_lane.part_of_pool, ("rollout",)),
     (contents.vllm_options, ("rollout",)),
-    (contents.vllm_arguments, ("rollout",)),
+    (contents.vllm_arguments, ("rollout", "accelerator")),
     (contents.vllm_candidates, ("rollout",)),
     (contents.transformer_settings, ("train",)),
     (contents.checkpoint_storage, ("checkpoint",)),

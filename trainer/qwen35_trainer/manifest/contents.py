@@ -74,6 +74,7 @@ def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
 
     Also check that the value of enable_expert_parallel is true or false, because this value decides in which layout the
     train ranks publish the experts.
+    async_scheduling must not be true with the profile CPU, where vLLM would ignore it.
     """
     if spec.rollout is None or spec.rollout.vllm is None:
         return
@@ -81,6 +82,8 @@ def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
         path = f"spec.rollout.vllm.extraArguments.{name}"
         if (reason := RESERVED_ARGUMENTS.get(name.replace("-", "_"))) is not None:
             yield Problem(path, f"it cannot be set here: {reason}.", "Remove it.")
+        if name == "async_scheduling" and spec.accelerator.profile == "CPU" and truth_of(value):
+            yield Problem(path, "vLLM does not schedule ahead on CPUs.", "Remove it.")
         if name == EXPERT_PARALLEL and truth_of(value) is None:
             yield Problem(path, f"{value} is neither true nor false.", "Set it to true or false.")
 

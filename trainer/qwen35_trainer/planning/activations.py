@@ -167,8 +167,9 @@ def stack(shape: ModelSizes, computation: Computation, layers: int, full_layers:
 def _without_gradient(shape: ModelSizes, computation: Computation) -> float:
     """Return how many bytes fewer the first layer saves than others if only adapters train.
 
-    Its input, and the gates of its Gated DeltaNet, which have no adapters, depend on no parameter that trains. So its first norm saves
-    nothing, and the delta rule neither the decays between positions nor the keys that it multiplies by gates.
+    Its input, and the gates of its Gated DeltaNet, which have no adapters by default, depend on no parameter that trains. So its
+    first norm saves nothing, and the delta rule saves neither the two products of keys and queries that it multiplies by decays,
+    nor the queries and keys that it multiplies by gates.
     """
     if computation.weights_train:
         return 0.0

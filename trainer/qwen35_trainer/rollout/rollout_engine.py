@@ -12,7 +12,8 @@ step begins after whatever is called in between.
 
 waits on             unblocked by                                     deadline
 step, settle         nothing: they compute                            the pool's StepWatch
-receive, commit      nothing: they check, copy and replace tensors    publication.timeoutSeconds, in the driver
+receive, commit      nothing: they check, copy and replace tensors    publication.timeoutSeconds, in the driver; also
+                                                                      for the `settle` before a commit
 
 The laws of every engine, which `tests/rollout/test_laws.py` checks:
 

@@ -90,7 +90,7 @@ class _Planned:
     places: Sequence[int]
     """Places of the inputs that the step computes, as numbers of rows."""
     earlier: Sequence[int]
-    """Places of the inputs before them. Empty if the request had tokens when the step was planned."""
+    """Places of the inputs before them, if the step computes the first token of the request."""
     gets_token: bool
     """Whether the request gets a token, and is not the request of a probe."""
 
@@ -138,8 +138,10 @@ class ChoiceTable:
     def _planned_for(self, name: str, start: int, end: int) -> _Planned:
         """Return what the step that was planned last computes for a request: the inputs from `start` to `end` (exclusive)."""
         request = self._scheduler.requests[name]
-        places = self._places(name, 0 if request.num_output_tokens == 0 else start, end)
         gets_token = not request.is_prefill_chunk and request.sampling_params.prompt_logprobs is None
+        # While the first token is in flight, the request has none, and a placeholder more.
+        is_first = gets_token and request.num_output_tokens == 0 and request.num_output_placeholders <= 1
+        places = self._places(name, 0 if is_first else start, end)
         computed = len(places) - (end - start)
         return _Planned(places[computed:], places[:computed], gets_token)
 

@@ -264,6 +264,7 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "enable_prefix_caching": options.prefixCache,
         "enforce_eager": settings.on_cpu or options.eager,
         **_memory(config, settings),
+        **_scheduling(settings),
     }
     if options.kvCachePrecision == "FP8":
         arguments["kv_cache_dtype"] = "fp8"
@@ -389,6 +390,15 @@ def _step_tokens(settings: CoreSettings) -> dict[str, int]:
         chunks = truth_of(options.extraArguments.get("enable_chunked_prefill", True)) is not False
         tokens = min(longest, tokens if chunks else max(tokens, settings.max_length))
     return {"max_num_batched_tokens": tokens}
+
+
+def _scheduling(settings: CoreSettings) -> dict[str, bool]:
+    """Return nothing, so that vLLM decides whether it schedules ahead, unless that gains nothing.
+
+    With router replay on one device, a step's choices are copied from the device in this process before the next step
+    can start. Scheduling ahead would then only assign the time of a step to the one before it.
+    """
+    return {"async_scheduling": False} if settings.records_choices and settings.devices == 1 else {}
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:

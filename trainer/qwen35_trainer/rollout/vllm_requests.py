@@ -160,7 +160,7 @@ class CoreRequests:
             self._prefilled_in_part = self._prefilling()  # by the step in flight, which the scheduler planned last
         outputs += self._outputs()
         if not is_ahead:
-            self._prefilled_in_part = self._prefilling()
+            self._prefilled_in_part = frozenset() if self.in_flight else self._prefilling()
         if not self._submitted:
             self._end_steps()  # what they compute is of no use, because their requests have ended
         return outputs
@@ -174,6 +174,8 @@ class CoreRequests:
         return self._end_steps()
 
     def _end_steps(self) -> list[NewTokens]:
+        if not self.in_flight:
+            return []
         from vllm.v1.core.sched.interface import PauseState
 
         outputs: list[NewTokens] = []

@@ -498,7 +498,7 @@ class EngineThread:
             return
         try:
             before = self._engine.checksums()
-            self._settle()
+            self._engine.settle()  # without its output: wrong weights have computed it
             self._engine.receive(weights, version)
             self._engine.commit(version)
             after = self._engine.checksums()
@@ -527,8 +527,11 @@ class EngineThread:
 
     def _settle(self) -> None:
         """End the step in flight, if there is one, so that the command that runs comes between two steps."""
+        started, began = time.time(), time.monotonic()
         output = self._engine.settle()
         with self._lock:
+            if output.tokens:
+                self._add_interval(started, began)
             awaited = self._add_output(output)
         self._end_step(output, awaited)
 
