@@ -174,17 +174,16 @@ class CoreRequests:
         return self._end_steps()
 
     def _end_steps(self) -> list[NewTokens]:
-        if not self.in_flight:
-            return []
         from vllm.v1.core.sched.interface import PauseState
 
         outputs: list[NewTokens] = []
+        state = self._engine.scheduler.pause_state  # a sleeping core is paused
         self._engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
         try:
             while self.in_flight:
                 outputs += self._outputs()
         finally:
-            self._engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+            self._engine.scheduler.set_pause_state(state)
         return outputs
 
     @property
