@@ -4,7 +4,10 @@ from functools import partial
 
 from tests.mutants.mutant import Mutant
 
-mutant = partial(Mutant, folders=("tests/engines", "tests/gpu", "tests/distributed", "tests/rollout", "tests/runtime"))
+mutant = partial(
+    Mutant,
+    folders=("tests/engines", "tests/gpu", "tests/distributed", "tests/pipeline", "tests/rollout", "tests/runtime"),
+)
 
 PARITY = "tests/distributed/test_parity.py::test_updates_are_those_of_a_plain_loop[1 process, micro-batch 2-dense]"
 TRAINED = "trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}"
