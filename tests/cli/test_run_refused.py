@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -306,6 +307,53 @@ def test_what_the_manifest_names_has_to_be_there(run, with_spec, mistake):
     refused = run()
     assert refused.code == 2
     assert [text for text in message if text not in refused.text] == []
+
+
+WITH_MEGATRON = ("train.engine=Megatron", "accelerator.devicesPerNode=2", "train.batch.microBatchSequences=4")
+EXPERTS = ("model.source.random.experts=4", "accelerator.devicesPerNode=3", "train.batch.promptsPerUpdate=24")
+UNUSABLE_BY_MEGATRON: dict[str, tuple[tuple[str, ...], str]] = {
+    "degrees that do not divide the devices": (
+        ("train.parallelism.tensor=2", "train.parallelism.pipeline=2"),
+        "spec.train.parallelism: tensor 2 × pipeline 2 × context 1 = 4 does not divide 1 node × 2 devices = 2.",
+    ),
+    "a degree that does not divide the model": (
+        (*EXPERTS, "train.parallelism.expert=3"),
+        "spec.train.parallelism.expert: 3 devices do not divide the 4 experts of a layer.",
+    ),
+    "context parallelism": (
+        ("train.parallelism.context=2",),
+        "spec.train.parallelism.context: the Megatron engine of this release has no context parallelism.",
+    ),
+    "another architecture": (
+        ('model.source={"path": "llama"}',),
+        "spec.model.source.path: config.json: model_type 'llama' is not supported; supported: qwen3_5, ",
+    ),
+    "a setting that does not exist": (
+        ('train.overrideTransformerConfig={"bias_activation_fuson": true}',),
+        "spec.train.overrideTransformerConfig.bias_activation_fuson: megatron-core 0.19.2 has no such setting.",
+    ),
+}
+
+
+@pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
+@pytest.mark.parametrize("mistake", UNUSABLE_BY_MEGATRON)
+def test_what_megatron_cannot_train_is_refused_before_any_process_starts(run, manifest, mistake):
+    folder = manifest.parent / "llama"
+    folder.mkdir()
+    for name, contents in {"config.json": {"model_type": "llama"}, "tokenizer_config.json": {}}.items():
+        (folder / name).write_text(json.dumps(contents))
+    changes, message = UNUSABLE_BY_MEGATRON[mistake]
+    refused = run(*(word for change in (*WITH_MEGATRON, *changes) for word in ("--set", change)))
+    assert refused.code == 2
+    assert message.replace("0.19.2", machine.version("megatron-core")) in refused.text
+
+
+@pytest.mark.parametrize("present", ["0.16.0", "0.17.1", "0.20.0", "1.0.0"])
+def test_a_megatron_core_that_is_too_old_or_too_new_is_refused_before_any_process_starts(run, monkeypatch, present):
+    monkeypatch.setattr(machine, "version", lambda package: present)
+    refused = run(*(word for change in WITH_MEGATRON for word in ("--set", change)))
+    assert refused.code == 2
+    assert f"spec.train.engine: it needs megatron-core 0.18 to 0.19, and {present} is installed." in refused.text
 
 
 @pytest.mark.parametrize("place", ["file/sub", "/proc/qwen35", ""])

@@ -49,6 +49,7 @@ from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import products
 from qwen35_trainer.models.qwen3_5.build_model import ModelSettings, build
+from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
 from qwen35_trainer.weights.parked_tensors import ParkedTensors, bytes_on
 from tests.distributed.rank import CPU, LONGEST, VOCABULARY, main, remembering
 from tests.distributed.rank import gradients_of as clipped_gradients_of
@@ -367,12 +368,18 @@ def settings_of(spec: dict[str, Any], names: list[str]) -> list[dict[str, str]]:
     return [{name: str(getattr(stage.config, name)) for name in names} for stage in stages]
 
 
-def refusal_of_settings(spec: dict[str, Any], *, pictured: dict[str, Any] | None = None) -> tuple[str, bool]:
+def refusal_of_settings(
+    spec: dict[str, Any],
+    *,
+    folder: Path | None = None,
+    layout: dict[str, Any] | None = None,
+    pictured: dict[str, Any] | None = None,
+) -> tuple[str, bool]:
     """The text of the refusal of an engine, and whether there were model-parallel groups at that time."""
-    parsed, source = _parsed(spec, None, pictured)
     try:
-        MegatronEngine(source, parsed, CPU)
-    except ValueError as error:
+        parsed, source = _parsed(spec, folder, pictured)
+        MegatronEngine(source, parsed, CPU, layout=None if layout is None else Layout(**layout))
+    except (ValueError, CheckpointUnusable) as error:
         return str(error), parallel_state.is_initialized()
     return "it was accepted", True
 

@@ -75,18 +75,37 @@ def test_a_model_that_does_not_fit_is_refused_by_name(
     groups: Callable[[int], Group], tmp_path: Path, shape: str, layout: dict[str, Any], message: str
 ) -> None:
     spec, _ = folder_of(tmp_path, shape)
-    with pytest.raises(AssertionError, match=message):
-        groups(2).run("train", spec=spec, batches=[], layout=layout, folder=tmp_path)
+    for text, formed in groups(2).run("refusal_of_settings", spec=spec, layout=layout, folder=tmp_path):
+        assert message in text
+        assert not formed, "before megatron-core's groups"
 
 
-def test_a_model_with_scaled_positions_is_refused_by_name(groups: Callable[[int], Group], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "values", "message"),
+    [
+        (
+            ("text_config", "rope_parameters"),
+            {"rope_type": "linear", "factor": 4.0},
+            "rope_type of the model's config.json is linear",
+        ),
+        ((), {"model_type": "llama"}, "config.json: model_type 'llama' is not supported"),
+        (("text_config",), {"hidden_size": 48}, "shape (32,), config.json requires (48,)"),
+    ],
+    ids=["scaled positions", "another family", "other sizes"],
+)
+def test_a_model_of_another_architecture_is_refused_by_name(
+    groups: Callable[[int], Group], tmp_path: Path, place: tuple[str, ...], values: dict[str, Any], message: str
+) -> None:
     spec, _ = folder_of(tmp_path, "27B, untied")
     file = tmp_path / "model" / "config.json"
-    config = json.loads(file.read_text())
-    config["text_config"]["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
+    config = part = json.loads(file.read_text())
+    for name in place:
+        part = part[name]
+    part |= values
     file.write_text(json.dumps(config))
-    with pytest.raises(AssertionError, match=r"rope_type of the model's config\.json is linear"):
-        groups(2).run("train", spec=spec, batches=[], layout={"tensor": 2}, folder=tmp_path)
+    for text, formed in groups(2).run("refusal_of_settings", spec=spec, layout={"tensor": 2}, folder=tmp_path):
+        assert message in text
+        assert not formed, "before megatron-core's groups"
 
 
 def test_a_tensor_with_a_nan_is_named(groups: Callable[[int], Group], tmp_path: Path) -> None:
