@@ -9,5 +9,6 @@ from tests.rollout.ahead import with_stand_ins
 
 class AheadWorker(CPUWorker):
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        with_stand_ins().__enter__()  # until its process ends
+        self._stand_ins = with_stand_ins()  # kept until its process ends, because they end with this object
+        self._stand_ins.__enter__()
         super().__init__(*arguments, **options)
