@@ -1,4 +1,4 @@
-"""What a publication costs the engine of a replica: the time of `receive` and `commit`, and the pause between its steps.
+"""The cost of a publication for the engine of a replica: the time of `receive` and `commit`, and the pause between its steps.
 
     engine ─► record: the times of each receive, commit and step ─► EngineTimes ─► costs ─► PublicationCost of each version
 
@@ -32,7 +32,7 @@ class Span:
 
 @dataclass
 class EngineTimes:
-    """When an engine received and committed versions of the weights, and made steps."""
+    """The times at which an engine received and committed versions of the weights, and made steps."""
 
     receives: dict[int, Span] = field(default_factory=dict)
     """By version."""
@@ -44,7 +44,7 @@ class EngineTimes:
 
 @dataclass(frozen=True)
 class PublicationCost:
-    """What a version cost an engine that decoded all the time until the version was in service."""
+    """The cost of a version for an engine that decoded all the time until the version was in service."""
 
     receive_seconds: float
     commit_seconds: float
