@@ -1,7 +1,6 @@
 """The engine on vLLM that schedules ahead, with vLLM itself on the CPU (`ahead.py`): a mixture of experts whose choices are recorded."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,20 @@ from qwen35_trainer.rollout.rollout_engine import (
     Sampling,
     StepOutput,
 )
+from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL
 from tests.rollout.ahead import scheduling_ahead
-from tests.rollout.laws import UnderTest, check_histories, check_versions
+from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
 from tests.rollout.routed import Compared, library_logits
 from tests.rollout.test_vllm import (
+    END,
     FIRST_HISTORY,
     GREEDY,
     HISTORIES,
     MAX_LENGTH,
     SLOTS,
+    VOCABULARY,
     Replica,
     engine_of,
-    laws_of,
     library_model,
     prompt_of,
 )
@@ -39,7 +40,6 @@ from tests.rollout.test_vllm_replay import (
     lasting_prompt,
 )
 
-PLAYED = HISTORIES // 2
 STEP_TOKENS = 512
 LONG = 600
 """Tokens of a prompt that takes two steps. Its first block can come from the prefix cache."""
@@ -68,7 +68,22 @@ def replica(built: Replica) -> Iterator[Replica]:
 @pytest.fixture
 def under_test(replica: Replica) -> Iterator[UnderTest]:
     """Log-probs differ more than without experts: where two are almost equally likely, rounding chooses another one."""
-    test = replace(laws_of(replica), starts_ahead=1, mean_difference=0.04, history_difference=0.3, near_tie=0.4)
+    test = UnderTest(
+        replica.engine,
+        replica.models,
+        Replay(replica.models, MAX_LENGTH),
+        end_token=END,
+        vocabulary=VOCABULARY,
+        max_length=MAX_LENGTH,
+        computes_ahead=0,
+        mean_difference=0.04,
+        history_difference=0.3,
+        near_tie=0.4,
+        min_prompt=MIN_CPU_PREFILL,
+        starts_ahead=1,
+        seeds={replica.engine.version: 0},
+        groups=replica.submitted,
+    )
     yield test
     replica.loaded, replica.submitted = max(test.seeds), test.groups
 
@@ -81,7 +96,7 @@ def in_flight(replica: Replica) -> int:
 
 
 def test_random_histories_keep_the_laws(under_test: UnderTest) -> None:
-    assert check_histories(under_test, range(FIRST_HISTORY, FIRST_HISTORY + PLAYED)) > 3 * PLAYED
+    assert check_histories(under_test, range(FIRST_HISTORY, FIRST_HISTORY + HISTORIES)) > 3 * HISTORIES
 
 
 def test_a_sequence_that_spans_three_versions_has_the_log_probs_of_its_replay(under_test: UnderTest) -> None:
