@@ -415,6 +415,7 @@ class Scheduler:
                 is_prefill_chunk=end < tokens,
                 num_tokens=tokens,
                 num_output_tokens=self.tokens[name],
+                num_output_placeholders=0,
                 sampling_params=SimpleNamespace(prompt_logprobs=None),
             )
         counts = {name: end - start for name, (start, end, _) in spans.items()}
