@@ -54,7 +54,13 @@ from qwen35_trainer.rollout.vllm_choices import ChoiceTable, RecordingExecutor, 
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
 from qwen35_trainer.rollout.vllm_pictures import picture_arguments, position_settings
-from qwen35_trainer.rollout.vllm_versions import add_cpu_functions, builds_text_models, check_processor, vision_language
+from qwen35_trainer.rollout.vllm_versions import (
+    add_cpu_functions,
+    builds_text_models,
+    check_processor,
+    tested_ahead,
+    vision_language,
+)
 from qwen35_trainer.rollout.vllm_worker import (
     begin_replacement,
     finish_replacement,
@@ -393,12 +399,14 @@ def _step_tokens(settings: CoreSettings) -> dict[str, int]:
 
 
 def _scheduling(settings: CoreSettings) -> dict[str, bool]:
-    """Return nothing, so that vLLM decides whether it schedules ahead, unless that gains nothing.
+    """Return nothing, so that vLLM decides whether it schedules ahead, unless that gains nothing or has not been tested.
 
     With router replay on one device, a step's choices are copied from the device in this process before the next step
     can start. Scheduling ahead would then only assign the time of a step to the one before it.
     """
-    return {"async_scheduling": False} if settings.records_choices and settings.devices == 1 else {}
+    gains_nothing = settings.records_choices and settings.devices == 1
+    is_tested = settings.on_cpu or tested_ahead()  # on CPUs vLLM itself switches it off
+    return {"async_scheduling": False} if gains_nothing or not is_tested else {}
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:

@@ -15,6 +15,7 @@
     experts on the CPU       chosen by the kernels of experts           chosen by routers
     copies of blocks         none                                       of blocks of the prefix cache that a request uses in part
     a blank picture          made by two methods of two classes          by one method of a processor, which may need a tokenizer
+    scheduling ahead         not tested here, so switched off            decided by vLLM
 
 For each difference, the installed vLLM itself is examined, because a build for other devices may have another version number. For
 blank pictures, `vllm_processor.py` has the methods that either version calls.
@@ -52,6 +53,11 @@ def builds_text_models() -> bool:
     from vllm import ModelRegistry
 
     return CLASSES["qwen3_5_text"] in ModelRegistry.get_supported_archs()
+
+
+def tested_ahead() -> bool:
+    """Return whether scheduling ahead has been tested with the installed vLLM: with 0.32, which alone builds text models."""
+    return builds_text_models()
 
 
 def vision_language(text: HFConfig) -> HFConfig:
