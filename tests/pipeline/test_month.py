@@ -1,7 +1,7 @@
 """A run of 300,000 updates with losses, other sizes of the pool, a lane, evaluations and checkpoints, in virtual time.
 
 `make test` plays 1,500 updates of it, `make soak` all. An update takes 3.5 ms of one core on a machine with nothing else to do, of
-which the driver's real parts take two thirds. All of them took 1,119 s of one core, beside other work.
+which the driver's real parts take two thirds. The whole month took 1,119 s of one core while other programs ran.
 """
 
 import gc
