@@ -118,9 +118,21 @@ def costs(times: EngineTimes, copied: Mapping[int, float]) -> list[PublicationCo
         before = _within(times.steps, Span(2 * begun - commit.end, begun))
         if while_committing and before:
             during = _within(times.steps, Span(begun, commit.end))
-            pauses = [max(step.seconds for step in steps) - usual for steps in (during, while_committing, before)]
-            result.append(PublicationCost(times.receives[version].seconds, commit.seconds, *pauses, usual))
+            result.append(
+                PublicationCost(
+                    receive_seconds=times.receives[version].seconds,
+                    commit_seconds=commit.seconds,
+                    pause_seconds=_longest(during) - usual,
+                    commit_pause_seconds=_longest(while_committing) - usual,
+                    quiet_pause_seconds=_longest(before) - usual,
+                    step_seconds=usual,
+                )
+            )
     return result
+
+
+def _longest(steps: Sequence[Span]) -> float:
+    return max(step.seconds for step in steps)
 
 
 def _within(steps: Sequence[Span], span: Span) -> list[Span]:
