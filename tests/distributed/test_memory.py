@@ -45,7 +45,7 @@ def test_planned_memory_is_what_the_engine_holds(groups, size: str, ranks: int, 
         planned_memory.shape(size), planned_memory.parsed(document), "Torch", pictures=False
     )
     assert_within(planned.device.total + planned.host, max(each["peak"] for each in counted))
-    # Between two updates there are no gradients, which have their place in host memory.
+    # The plan counts the gradients in host memory, where they exist only during an update.
     gradients = (
         4 * parameters.text(planned_memory.shape(size)).total / ranks if "parameters" in train.get("offload", {}) else 0
     )

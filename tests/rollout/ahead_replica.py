@@ -5,16 +5,17 @@ python -m tests.rollout.ahead_replica [HISTORIES] ─► one line of JSON: the n
 
 import json
 import sys
+from dataclasses import replace
 
 import torch
 
 from qwen35_trainer.manifest import VLLMSpec
-from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL, VLLMEngine
+from qwen35_trainer.rollout.vllm import VLLMEngine
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 from qwen35_trainer.rollout.vllm_environment import set_variables
 from tests.rollout.ahead import WORKER, scheduling_ahead
-from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
-from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, SLOTS, VOCABULARY, library_model
+from tests.rollout.laws import check_histories, check_versions
+from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, SLOTS, Replica, laws_of, library_model
 
 SETTINGS = CoreSettings(
     slots=SLOTS,
@@ -34,20 +35,9 @@ def main() -> None:
     with scheduling_ahead():
         core = build_core(models[0].config, SETTINGS)
         engine = VLLMEngine(core, models[0].config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
-        test = UnderTest(
-            engine,
-            models,
-            Replay(models, MAX_LENGTH),
-            end_token=END,
-            vocabulary=VOCABULARY,
-            max_length=MAX_LENGTH,
-            computes_ahead=0,
-            mean_difference=0.02,
-            history_difference=0.15,
-            near_tie=0.2,
-            min_prompt=MIN_CPU_PREFILL,
-            starts_ahead=1,
-        )
+        replica = Replica(engine, core, models, set())
+        replica.load(0)
+        test = replace(laws_of(replica), starts_ahead=1)
         check_versions(test)
         print(json.dumps({"ended": check_histories(test, range(int(sys.argv[1])))}), flush=True)
         core.engine_core.shutdown()

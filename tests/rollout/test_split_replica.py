@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from qwen35_trainer.rollout.vllm_core import portions
-from qwen35_trainer.rollout.vllm_versions import tested_ahead
+from qwen35_trainer.rollout.vllm_versions import may_schedule_ahead
 from qwen35_trainer.rollout.vllm_worker import parameter_checksums
 from tests.patience import PATIENCE
 from tests.rollout.shown import scored_by_the_library, shown_scenes
@@ -67,7 +67,7 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(nodes: i
 def test_it_keeps_the_laws_where_vllm_schedules_ahead() -> None:
     """Its processes compute a step while this project's process schedules the next one, takes sequences and commits versions."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    if not tested_ahead():
+    if not may_schedule_ahead():
         pytest.skip("with this version vLLM does not schedule ahead")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     command = [sys.executable, "-m", "tests.rollout.ahead_replica", str(HISTORIES)]

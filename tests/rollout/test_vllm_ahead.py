@@ -1,6 +1,7 @@
 """The engine on vLLM that schedules ahead, with vLLM itself on the CPU (`ahead.py`): a mixture of experts whose choices are recorded."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,19 @@ from qwen35_trainer.rollout.rollout_engine import (
     Sampling,
     StepOutput,
 )
-from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL
-from qwen35_trainer.rollout.vllm_versions import tested_ahead
+from qwen35_trainer.rollout.vllm_versions import may_schedule_ahead
 from tests.rollout.ahead import scheduling_ahead
-from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
+from tests.rollout.laws import UnderTest, check_histories, check_versions
 from tests.rollout.routed import Compared, library_logits
 from tests.rollout.test_vllm import (
-    END,
     FIRST_HISTORY,
     GREEDY,
     HISTORIES,
     MAX_LENGTH,
     SLOTS,
-    VOCABULARY,
     Replica,
     engine_of,
+    laws_of,
     library_model,
     prompt_of,
 )
@@ -49,7 +48,7 @@ LONG = 600
 @pytest.fixture(scope="module")
 def built() -> Iterator[Replica]:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    if not tested_ahead():
+    if not may_schedule_ahead():
         pytest.skip("with this version vLLM does not schedule ahead")
     models = {seed: library_model(seed, WITH_EXPERTS) for seed in (0, 1)}
     options = VLLMSpec(maxBatchedTokens=STEP_TOKENS)
@@ -71,22 +70,7 @@ def replica(built: Replica) -> Iterator[Replica]:
 @pytest.fixture
 def under_test(replica: Replica) -> Iterator[UnderTest]:
     """Log-probs differ more than without experts: where two are almost equally likely, rounding chooses another one."""
-    test = UnderTest(
-        replica.engine,
-        replica.models,
-        Replay(replica.models, MAX_LENGTH),
-        end_token=END,
-        vocabulary=VOCABULARY,
-        max_length=MAX_LENGTH,
-        computes_ahead=0,
-        mean_difference=0.04,
-        history_difference=0.3,
-        near_tie=0.4,
-        min_prompt=MIN_CPU_PREFILL,
-        starts_ahead=1,
-        seeds={replica.engine.version: 0},
-        groups=replica.submitted,
-    )
+    test = replace(laws_of(replica), starts_ahead=1, mean_difference=0.04, history_difference=0.3, near_tie=0.4)
     yield test
     replica.loaded, replica.submitted = max(test.seeds), test.groups
 

@@ -180,14 +180,13 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     # The tower follows the layers of text. Its own gradients, and those of the tables, come last.
     later = parameters.vision(shape) + sizes.outermost_trained
     of_layers = 0.0 if on_host else max(held.gradients, 4 * (sizes.trained - later) / ranks)
-    unit = sizes.layer + sizes.experts
-    largest_unit = max(sizes.layer, sizes.experts)
+    unit, largest_unit = sizes.layer + sizes.experts, max(sizes.layer, sizes.experts)
     trained_unit = 0 if train.lora is not None else largest_unit
     table_trains = sizes.outermost_trained > shape.hidden
     table = width * parameters.embedding(shape).total if table_trains else 0
     last = gradients if not on_host else 0.0
     # In the backward pass of the head, and of the last layer.
-    around_head, around_layer = (sizes.outermost, sizes.outermost + unit + largest_unit)
+    around_head, around_layer = sizes.outermost, sizes.outermost + unit + largest_unit
     if not train.reshardAfterForward:
         around_head = around_layer = sizes.gathered
     candidates = {
@@ -223,6 +222,6 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     if on_host:
         exact, narrow = (_rounding(shape, spec, each) for each in (4, width))
         host += (
-            (4 * sizes.trained / ranks + gradients) * exact + width * sizes.frozen / ranks * narrow + reference * narrow
-        )
+            2 * gradients * exact + (width * sizes.frozen / ranks + reference) * narrow
+        )  # weights are as large as gradients
     return RankMemory(peak, memory, host, state.total, parked=state.total)

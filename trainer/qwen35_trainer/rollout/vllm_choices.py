@@ -139,7 +139,7 @@ class ChoiceTable:
         """Return what the step that was planned last computes for a request: the inputs from `start` to `end` (exclusive)."""
         request = self._scheduler.requests[name]
         gets_token = not request.is_prefill_chunk and request.sampling_params.prompt_logprobs is None
-        # While the first token is in flight, the request has none, and a placeholder more.
+        # A later step may be planned before the first token is known. vLLM then counts two tokens in flight.
         is_first = gets_token and request.num_output_tokens == 0 and request.num_output_placeholders <= 1
         places = self._places(name, 0 if is_first else start, end)
         computed = len(places) - (end - start)

@@ -58,7 +58,7 @@ from qwen35_trainer.rollout.vllm_versions import (
     add_cpu_functions,
     builds_text_models,
     check_processor,
-    tested_ahead,
+    may_schedule_ahead,
     vision_language,
 )
 from qwen35_trainer.rollout.vllm_worker import (
@@ -405,7 +405,7 @@ def _scheduling(settings: CoreSettings) -> dict[str, bool]:
     can start. Scheduling ahead would then only assign the time of a step to the one before it.
     """
     gains_nothing = settings.records_choices and settings.devices == 1
-    is_tested = settings.on_cpu or tested_ahead()  # on CPUs vLLM itself switches it off
+    is_tested = settings.on_cpu or may_schedule_ahead()  # on CPUs vLLM itself switches it off
     return {"async_scheduling": False} if gains_nothing or not is_tested else {}
 
 

@@ -162,7 +162,7 @@ class CoreRequests:
         if not is_ahead:
             self._prefilled_in_part = frozenset() if self.in_flight else self._prefilling()
         if not self._submitted:
-            self._end_steps()  # what they compute is of no use, because their requests have ended
+            self._end_steps()  # all requests have ended, so nobody needs the output of these steps
         return outputs
 
     def settle(self) -> list[NewTokens]:

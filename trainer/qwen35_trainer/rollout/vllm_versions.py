@@ -55,8 +55,10 @@ def builds_text_models() -> bool:
     return CLASSES["qwen3_5_text"] in ModelRegistry.get_supported_archs()
 
 
-def tested_ahead() -> bool:
-    """Return whether scheduling ahead has been tested with the installed vLLM: with 0.32, which alone builds text models."""
+def may_schedule_ahead() -> bool:
+    """Return whether the installed vLLM may schedule ahead. This was tested with 0.32, and not with versions like 0.23, which
+    build text models inside vision-language models.
+    """
     return builds_text_models()
 
 
