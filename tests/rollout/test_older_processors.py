@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-VARIABLES = {
-    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "AVX512": {
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
-    },
-}
-"""Environment variables with which torch, oneDNN and MKL use no other instructions. A process must have them from its start."""
+from .older_processor import environment_of
+
 AS_THE_TRAINER = "forward_pass or any_prefix or three_versions or unchanged_policy or probe_takes or replaces_all"
 """Tests of test_vllm.py: log-probs, continuations, versions, truncated sampling, probes and loading."""
 
@@ -23,9 +16,10 @@ AS_THE_TRAINER = "forward_pass or any_prefix or three_versions or unchanged_poli
 @pytest.mark.soak
 @pytest.mark.parametrize("processor", ["AVX2", "AVX512"])
 def test_vllm_computes_as_the_trainer_does_with_fewer_instructions(processor: str) -> None:
+    """A whole run with AVX2 alone: tests/runtime/test_learning.py."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.rollout.older_processor", "-p", "no:cacheprovider"]
-    environment = os.environ | VARIABLES[processor] | {"QWEN35_PROCESSOR": processor}
+    environment = os.environ | environment_of(processor)
     for name in ("QWEN35_TESTS", "QWEN35_TESTS_ORDER"):
         environment.pop(name, None)
     done = subprocess.run(

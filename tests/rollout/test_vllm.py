@@ -39,9 +39,9 @@ from qwen35_trainer.rollout.vllm_environment import VARIABLES
 from tests.profiles import ORDER, SOAK
 from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
 from tests.rollout.loading import load
+from tests.rollout.older_processor import remove_instructions
 
-if "QWEN35_PROCESSOR" in os.environ:  # the programs that import this module load no plugins
-    import tests.rollout.older_processor  # noqa: F401
+remove_instructions(torch.cpu)  # the programs that import this module load no plugins
 
 VOCABULARY, END, MAX_LENGTH, SLOTS = 23, 2, 640, 16
 HISTORIES = 1000 if SOAK else 60

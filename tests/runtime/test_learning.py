@@ -6,11 +6,14 @@ import random
 from pathlib import Path
 from statistics import mean
 
+import psutil
 import pytest
 
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, surviving_updates
+from tests.patience import PATIENCE
+from tests.rollout import older_processor
 
-from .conftest import Ended
+from .conftest import Ended, Running
 from .watched_engines import watch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -39,13 +42,25 @@ def test_the_first_example_learns_to_answer_nine_in_ten_held_out_prompts(local, 
     _learns(local, tmp_path, updates=300)
 
 
-def test_rollouts_by_vllm_train(command, tmp_path):
+def test_rollouts_by_vllm_train_although_its_process_is_killed(command, tmp_path):
     """In processes of their own. The trainer computes nearly the same log-probabilities as vLLM, whose tokens span versions."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    changes = ["train.updates=4", "evaluation.atStart=false", "evaluation.everyUpdates=4"]
-    ended = _run(command, EXAMPLES / "tiny-grpo-vllm.yaml", tmp_path, changes)
-    updates = ended.of(UpdateRecord)
-    assert len(updates) == 4
+    changes = ["train.updates=6", "evaluation.atStart=false", "evaluation.everyUpdates=6", "checkpoint.everyUpdates=6"]
+    running = _start(command, EXAMPLES / "tiny-grpo-vllm.yaml", tmp_path, changes)
+    running.wait_until(lambda: running.updates > 1, "the first updates")
+    [worker] = running.processes("ray::RolloutWorker")
+    vllm = [worker, *worker.children(recursive=True)]
+    worker.kill()
+    running.wait_until(lambda: running.losses == 1, "the loss of the replica")
+    assert psutil.wait_procs(vllm, timeout=PATIENCE)[1] == []
+    ended = running.end()
+    assert ended.code == 0, ended.err
+    updates = surviving_updates(ended.records)
+    assert [(record.update, record.prompts, record.samples) for record in updates] == [
+        (n, 16, 256) for n in range(1, 7)
+    ]
+    progress = ended.progress(6)
+    assert progress["position"] - len(progress["pending"]) == 16 * 6, "each prompt has one turn"
     assert max(record.lag_max for record in updates) in range(1, 4)
     assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
     _generated_as_the_trainer_computes(ended, MAX_DIFFERENCE)
@@ -59,6 +74,22 @@ def test_the_example_with_vllm_learns(command, tmp_path, monkeypatch):
     _generated_as_the_trainer_computes(ended)
     watched.check_trained()
     assert len(watched.trained) == sum(record.samples for record in ended.of(UpdateRecord))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * PATIENCE)
+def test_the_example_with_vllm_learns_on_a_processor_with_avx2_alone(command, tmp_path, monkeypatch):
+    """In all its processes, torch, oneDNN and vLLM use no other instructions. A run takes twelve minutes on two cores."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    watch(tmp_path / "watched", monkeypatch)
+    for name, value in older_processor.environment_of("AVX2").items():
+        monkeypatch.setenv(name, value)
+    changes = ["train.updates=300", "evaluation.everyUpdates=300"]
+    running = _start(command, EXAMPLES / "tiny-grpo-vllm.yaml", tmp_path, changes)
+    running.wait_until(lambda: running.updates > 1, "the first updates")
+    [worker] = running.processes("ray::RolloutWorker")
+    assert older_processor.kernels(worker.pid) == {"_C_AVX2"}
+    _generated_as_the_trainer_computes(_learned(running.end(3 * PATIENCE), 300))
 
 
 @pytest.mark.soak
@@ -87,7 +118,11 @@ def _learns(
     local, folder: Path, *, updates: int, changes: list[str] | None = None, example: str = "tiny-grpo.yaml"
 ) -> Ended:
     changes = [f"train.updates={updates}", f"evaluation.everyUpdates={updates}", *(changes or [])]
-    ended = _run(local, EXAMPLES / example, folder, changes)
+    return _learned(_run(local, EXAMPLES / example, folder, changes), updates)
+
+
+def _learned(ended: Ended, updates: int) -> Ended:
+    assert ended.code == 0, ended.err
     before, after = ended.of(EvaluationRecord)
     assert (before.update, after.update) == (0, updates)
     assert before.accuracy < 0.2
@@ -105,7 +140,11 @@ def _generated_as_the_trainer_computes(ended: Ended, limit: float = MAX_PROBE_DI
 
 
 def _run(starts, file: Path, folder: Path, changes: list[str]) -> Ended:
-    settings = [word for change in changes for word in ("--set", change)]
-    ended = starts.run(file, *settings, output=folder / "out")
+    ended = _start(starts, file, folder, changes).end()
     assert ended.code == 0, ended.err
     return ended
+
+
+def _start(starts, file: Path, folder: Path, changes: list[str]) -> Running:
+    settings = [word for change in changes for word in ("--set", change)]
+    return starts.start("run", file, *settings, output=folder / "out")

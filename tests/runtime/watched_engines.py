@@ -31,6 +31,7 @@ from typing import Any
 import pytest
 
 from tests.profiles import FORKED
+from tests.rollout.older_processor import remove_instructions
 
 FOLDER = "QWEN35_TESTS_WATCHED"
 """The environment variable with the folder of these files."""
@@ -197,6 +198,7 @@ def _patch_pool(module: Any) -> None:
 
 
 PATCHES: dict[str, Callable[[Any], None]] = {
+    "torch.cpu": remove_instructions,
     "qwen35_trainer.rollout.vllm": _patch_engine,
     "qwen35_trainer.runtime.generation": _patch_generation,
     "qwen35_trainer.runtime.rollout_pool": _patch_pool,
