@@ -327,6 +327,16 @@ CASES = {
         "spec.rollout.topK",
         {"rollout": {"engine": "Torch", "topK": 513}},
     ),
+    "a temperature that vLLM raises": (
+        {"rollout": {"engine": "VLLM", "temperature": 0.005}},
+        "spec.rollout.temperature",
+        {"rollout": {"engine": "VLLM", "temperature": 0.01}},
+    ),
+    "a temperature of evaluations that vLLM raises": (
+        {"rollout": {"engine": "VLLM"}, "evaluation": {"temperature": 0.009}},
+        "spec.evaluation.temperature",
+        {"rollout": {"engine": "Torch"}, "evaluation": {"temperature": 0.009}},
+    ),
     "a variable of nothing": (
         {"pods": {"env": [{"name": "KEY"}]}},
         "spec.pods.env[0]",
@@ -595,6 +605,8 @@ def test_a_training_that_has_begun_is_not_refused_for_what_an_earlier_release_ac
         "a lane of replicas like the others",
         "a lane for responses that are over",
         "a lane of Torch replicas on accelerators",
+        "a temperature that vLLM raises",
+        "a temperature of evaluations that vLLM raises",
         "a soft gate where every ratio is 1",
         "a soft gate with one update per batch",
         "rule pattern",

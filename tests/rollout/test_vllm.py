@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from qwen35_trainer.manifest import LoRASpec, ModelSpec, VLLMSpec
+from qwen35_trainer.manifest.rollout import MIN_VLLM_TEMPERATURE
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.build_model import configuration
 from qwen35_trainer.pipeline.events import SequenceId
@@ -505,6 +506,13 @@ def test_greedy_sequences_next_to_sampled_ones_have_log_probabilities_at_tempera
     [greedy] = replica.submit(prompt, 8, GREEDY)
     tokens = replica.finish()[greedy].tokens
     assert np.abs(tokens.log_probs - log_probs_of(replica.models[0], prompt, tokens.ids)).mean() <= 0.02
+
+
+def test_vllm_raises_the_temperatures_that_the_manifest_refuses(replica: Replica) -> None:
+    from vllm import SamplingParams
+
+    assert SamplingParams(temperature=MIN_VLLM_TEMPERATURE / 2).temperature == MIN_VLLM_TEMPERATURE
+    assert SamplingParams(temperature=MIN_VLLM_TEMPERATURE).temperature == MIN_VLLM_TEMPERATURE
 
 
 def test_samples_of_a_prompt_share_its_prefill_but_versions_do_not(replica: Replica, monkeypatch) -> None:

@@ -68,6 +68,7 @@ NEW_TRAINING_CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (straggler_lane.faster_engine, ("accelerator", "rollout")),
     (contents.rule_patterns, ("failurePolicy",)),
     (contents.soft_gate, ("algorithm", "async")),
+    (contents.vllm_temperatures, ("rollout", "evaluation")),
 )
 """Checks of new trainings only, because an earlier release accepted the specs that they refuse.
 

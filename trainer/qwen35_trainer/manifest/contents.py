@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from qwen35_trainer.manifest import megatron
 from qwen35_trainer.manifest.base import Section
 from qwen35_trainer.manifest.problems import Problem, either
-from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
+from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K, MIN_VLLM_TEMPERATURE
 from qwen35_trainer.manifest.rule_pattern import PatternRefused, rule_pattern
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.manifest.vllm import EXPERT_PARALLEL, RESERVED_ARGUMENTS, truth_of
@@ -270,6 +270,21 @@ def vllm_candidates(spec: TrainingSpec) -> Iterator[Problem]:
     if pool.topK == 0 and (pool.topP < 1 or pool.minP > 0):
         message = "topP and minP keep a number of tokens without a bound, and engine VLLM returns the log-prob of each."
         yield Problem("spec.rollout.topK", message, f"Set topK to at most {MAX_VLLM_TOP_K}, or use engine Torch.")
+
+
+def vllm_temperatures(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that vLLM does not raise a temperature: it uses MIN_VLLM_TEMPERATURE in place of a lower one above 0.
+
+    The trainer would compute its log-probs at the temperature of the spec, and thus of another distribution.
+    """
+    if spec.rollout is None or spec.rollout.engine != "VLLM":
+        return
+    temperatures = {"rollout": spec.rollout.temperature, "evaluation": spec.evaluation.temperature}
+    for section, temperature in temperatures.items():
+        if 0 < temperature < MIN_VLLM_TEMPERATURE:
+            message = f"{temperature} is below {MIN_VLLM_TEMPERATURE}, which vLLM would use in its place."
+            fix = f"Raise it to at least {MIN_VLLM_TEMPERATURE}, or use engine Torch."
+            yield Problem(f"spec.{section}.temperature", message, fix)
 
 
 def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:

@@ -13,6 +13,8 @@ RolloutEngineName = Literal["VLLM", "Torch"]
 MAX_VLLM_TOP_K = 512
 """Maximum of topK with the engine VLLM, which returns topK log-probs for each token. prime-rl has the same limit
 (PrimeIntellect-ai/prime-rl#3431)."""
+MIN_VLLM_TEMPERATURE = 0.01
+"""vLLM samples at this temperature if a request has a lower one above 0 (`_MAX_TEMP` in its sampling_params.py)."""
 
 
 class StragglerLaneSpec(Section):
