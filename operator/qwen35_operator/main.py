@@ -73,9 +73,10 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     client = await connect(kubeconfig, metrics.requested)
     trainings, workers = Trainings(settings.namespaces), ReconcileWorkers(metrics)
 
-    def enqueue_all() -> None:
+    def enqueue_all(namespace: str | None) -> None:
         for key in trainings:
-            workers.add(key)
+            if namespace in (None, key[0]):
+                workers.add(key)
 
     cache = ObjectCache(settings.namespaces, workers.add, metrics.restarted, enqueue_all)
     metrics.queued.set_function(lambda: len(workers))

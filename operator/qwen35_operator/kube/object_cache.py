@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from qwen35_operator.kube.client import RestClient
 from qwen35_operator.kube.kinds import WATCHED, ObjectKind
@@ -19,20 +20,24 @@ class ObjectCache:
         namespaces: Sequence[str],
         changed: Callable[[TrainingKey], None],
         restarted: Callable[[str], None],
-        availability_changed: Callable[[], None] = lambda: None,
+        availability_changed: Callable[[str | None], None] = lambda namespace: None,
     ) -> None:
         """Create an empty cache.
 
         namespaces: the namespaces to watch; empty for all. changed: called with each training whose objects have
         changed. restarted: called with the name of a kind when its watch starts again after an error.
-        availability_changed: called when a kind cannot be watched any more, and when it can be watched again.
+        availability_changed: called when a kind cannot be watched any more in a namespace, and when it can be watched again;
+        with the namespace, or None for all.
         """
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
-        notify = changed, restarted, availability_changed, availability_changed
-        self._watches = {
-            namespace: [Watch(kind, namespace, self.stores[kind], *notify) for kind in WATCHED]
-            for namespace in (namespaces or (None,))
-        }
+
+        def watches_of(namespace: str | None) -> list[Watch]:
+            available = partial(availability_changed, namespace)
+            return [
+                Watch(kind, namespace, self.stores[kind], changed, restarted, available, available) for kind in WATCHED
+            ]
+
+        self._watches = {namespace: watches_of(namespace) for namespace in (namespaces or (None,))}
 
     @property
     def watches(self) -> list[Watch]:

@@ -225,7 +225,7 @@ def _pod(raw: KubeObject) -> Pod:
         image_id=_image_id(status),
         node=sys.intern(raw.get("spec", {}).get("nodeName") or ""),
         ended=_ended(status),
-        in_cluster=_is_in_cluster(metadata),
+        cluster=sys.intern(_cluster_of_pod(metadata)),
     )
 
 
@@ -243,9 +243,10 @@ def _ended(status: Mapping[str, Any]) -> bool:
     return bool(states) and all("terminated" in state for state in states)
 
 
-def _is_in_cluster(metadata: Mapping[str, Any]) -> bool:
+def _cluster_of_pod(metadata: Mapping[str, Any]) -> str:
     owners = metadata.get("ownerReferences", ())
-    return any(owner.get("controller") and owner.get("kind") == RAY_CLUSTER.name for owner in owners)
+    controllers = (owner for owner in owners if owner.get("controller") and owner.get("kind") == RAY_CLUSTER.name)
+    return next((owner["name"] for owner in controllers), "")
 
 
 def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:

@@ -156,8 +156,8 @@ class Pod:
     """Name of the Kubernetes node on which the pod is; empty while it is on none."""
     ended: bool = False
     """Whether all containers of the pod have ended for good."""
-    in_cluster: bool = True
-    """Whether a RayCluster controls the pod. Anybody can make another pod with the same labels."""
+    cluster: str = ""
+    """Name of the RayCluster that controls the pod. Empty for a pod that somebody has made with the same labels."""
     image_id: str = ""
     """imageID of the container `ray`: its image by digest, in the form of the node's container runtime. Empty until the
     node has reported it."""

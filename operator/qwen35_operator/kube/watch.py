@@ -68,10 +68,11 @@ class Watch:
     restarted: Callable[[str], None] = lambda kind: None
     """Called with the kind's name whenever the watch starts again after an error."""
     recovered: Callable[[], None] = lambda: None
-    """Called when the watch works again after a `problem`. The function must enqueue all trainings, because no event
-    reports those that waited."""
+    """Called when the watch works again after a `problem`. The function must enqueue all trainings of the namespace, because
+    no event reports those that waited."""
     lost: Callable[[], None] = lambda: None
-    """Called when a watch that worked gets a `problem`. The function must enqueue all trainings, whose status reports it."""
+    """Called when a watch that worked gets a `problem`. The function must enqueue all trainings of the namespace,
+    whose status reports it."""
     problem: Problem | None = None
     """Why the kind cannot be watched; None while it can."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)

@@ -123,9 +123,21 @@ def cluster_of(observed: Observed, number: int) -> RayCluster | None:
     return next(iter(named or clusters), None)
 
 
+def present_pods_of(observed: Observed, number: int) -> tuple[Pod, ...]:
+    """Return the pods of the present RayCluster of the attempt with this number, also those that are being deleted.
+
+    The present RayCluster is the one that the attempt's RayJob names, whether KubeRay has created it yet or not. Pods of another
+    one belong to a RayCluster that an eviction has ended, or to a copy that somebody has made. If there is no RayJob, or if it
+    names no RayCluster, these are all pods of the attempt.
+    """
+    job = job_of(observed, number)
+    cluster = "" if job is None else job.cluster
+    return tuple(pod for pod in observed.pods if pod.attempt == number and cluster in ("", pod.cluster))
+
+
 def pods_of(observed: Observed, number: int) -> tuple[Pod, ...]:
-    """Return the pods of the attempt with this number, except those that are being deleted."""
-    return tuple(pod for pod in observed.pods if pod.attempt == number and pod.deleting is None)
+    """Return the pods of the present RayCluster of the attempt with this number, except those that are being deleted."""
+    return tuple(pod for pod in present_pods_of(observed, number) if pod.deleting is None)
 
 
 def replaced(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[Attempt, ...]:

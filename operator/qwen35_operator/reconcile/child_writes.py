@@ -38,7 +38,7 @@ def ensure(
     return tuple(write for write in writes if write is not None)
 
 
-def repairs(observed: Observed, training: TrainingResource, settings: OperatorSettings) -> tuple[ClusterWrite, ...]:
+def repairs(observed: Observed, training: TrainingResource, settings: OperatorSettings) -> tuple[Apply, ...]:
     """Return the writes that repair child objects of the training, the NetworkPolicy first.
 
     Only objects that somebody may have changed are repaired (`observed.drifted`). The ConfigMap `-control` is left out,
@@ -93,16 +93,19 @@ def control_message(
 def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:
     """Return the write that creates the object or applies it again; None if there is nothing to write.
 
-    An object without a hash is only created: its content belongs to the trainer.
+    An object without a hash is only created: its content belongs to the trainer. If somebody else has written an object since
+    the operator did, only `drift` decides when it is applied again, so that an edit of the hash is
+    answered as an edit of any other field.
     """
     key = manifest["kind"], manifest["metadata"]["name"]
     child = observed.children.get(key)
     if child is None:
         return Create(manifest)
     desired_hash = manifest["metadata"].get("annotations", {}).get(object_names.HASH)
-    if desired_hash is None or (child.hash == desired_hash and key not in observed.drifted):
+    if desired_hash is None:
         return None
-    return _apply(observed, manifest)
+    is_own = child.own_write is not None and child.own_write.version == child.version
+    return _apply(observed, manifest) if key in observed.drifted or (is_own and child.hash != desired_hash) else None
 
 
 def _apply(observed: Observed, manifest: KubeObject) -> Apply:

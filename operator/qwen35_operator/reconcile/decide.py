@@ -23,6 +23,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from qwen35_operator.desired.object_names import LAST_CHECKPOINT
+from qwen35_operator.kube.kinds import RAY_JOB
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import (
     acceptance,
@@ -40,7 +41,7 @@ from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.new_status import new_status
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation, situation_of
-from qwen35_operator.reconcile.writes import RemoveFinalizer
+from qwen35_operator.reconcile.writes import Create, RemoveFinalizer
 
 
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
@@ -85,7 +86,10 @@ def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> V
 def _with_repairs(verdict: Verdict, situation: Situation) -> Verdict:
     """Return the verdict with the repairs of changed children before its other writes.
 
-    Repairs come first because children such as the NetworkPolicy protect pods that exist.
+    Repairs come first because children such as the NetworkPolicy protect pods that exist. A new attempt starts only if its
+    children are as desired; no other write depends on repairs.
     """
-    repairs = child_writes.repairs(situation.observed, situation.training, situation.settings)
-    return replace(verdict, writes=(*repairs, *(write for write in verdict.writes if write not in repairs)))
+    applies = child_writes.repairs(situation.observed, situation.training, situation.settings)
+    others = (write for write in verdict.writes if write not in applies)
+    starts = any(isinstance(write, Create) and write.manifest["kind"] == RAY_JOB.name for write in verdict.writes)
+    return replace(verdict, writes=(*(replace(write, is_repair=not starts) for write in applies), *others))

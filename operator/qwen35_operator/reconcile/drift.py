@@ -29,14 +29,14 @@ SHARED_FIELDS = ("labels", "annotations")
 def drifted(children: Iterable[Child], now: datetime) -> tuple[frozenset[ChildKey], float | None]:
     """Return the child objects to check now, and the seconds until further ones have to be checked.
 
-    The seconds are None if no further object has changed. Objects without the annotation with the operator's hash are
-    never checked: these are the ConfigMaps that the trainer writes.
+    The seconds are None if no further object has changed. children: those that only the operator writes, so without the
+    ConfigMaps that the trainer writes.
     """
     due: set[ChildKey] = set()
     waits: list[float] = []
     for child in children:
         last = child.own_write
-        if child.hash is None or child.deleting is not None or (last is not None and last.version == child.version):
+        if child.deleting is not None or (last is not None and last.version == child.version):
             continue
         wait = 0.0 if last is None else REPAIR_SECONDS - (now - last.time).total_seconds()
         if wait <= 0:

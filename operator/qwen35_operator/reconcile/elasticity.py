@@ -245,7 +245,9 @@ def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
     leaving = set(control.leaving) if control is not None and current else set()
     replicas = report.replicas if report else ()
     idle = {name: replica.idle for replica in replicas for name in replica.pods}
-    first_pod = {name: min(replica.pods) for replica in replicas for name in replica.pods}
+    first_pod = {
+        name: first for replica in replicas for first in [min(replica.pods, default="")] for name in replica.pods
+    }
     ready = {pod.name for pod in situation.pods if pod.ready}
     of_whole_replicas = {name for replica in replicas if ready.issuperset(replica.pods) for name in replica.pods}
 

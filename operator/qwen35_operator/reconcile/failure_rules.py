@@ -9,6 +9,7 @@ from typing import Final
 
 from qwen35_operator.api.v1alpha1 import PodPool
 from qwen35_operator.kube.object_records import Pod
+from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.status.times import seconds_since
 from qwen35_trainer.contract import FailureReason
@@ -151,13 +152,8 @@ def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list
 
 
 def failing_pods(situation: AttemptSituation) -> list[Pod]:
-    """Return the pods of the attempt's present cluster that do not work, including pods that are being deleted.
-
-    Without a cluster, these are all such pods of the attempt.
-    """
-    cluster, number = situation.cluster, situation.attempt.number
-    pods = [pod for pod in situation.observed.pods if pod.attempt == number and pod.reason]
-    return pods if cluster is None else [pod for pod in pods if pod.created >= cluster.created]
+    """Return the pods of the attempt's present cluster that do not work, including pods that are being deleted."""
+    return [pod for pod in attempts.present_pods_of(situation.observed, situation.attempt.number) if pod.reason]
 
 
 def backoff(seconds: float, failures: int) -> float:

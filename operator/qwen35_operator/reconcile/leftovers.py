@@ -72,8 +72,14 @@ def leftovers(observed: Observed, number: int, now: datetime) -> Leftovers:
         owned = (cluster for cluster in observed.clusters if cluster.deleting is None and cluster.attempt)
         return Leftovers(jobs, tuple(cluster.name for cluster in owned), (), ())
     pods = tuple(pod for pod in observed.pods if _may_run(pod, observed, now))
-    lost = tuple(pod for pod in pods if _deleted_for(pod, now) >= LOST_POD_SECONDS)
-    return Leftovers(jobs, tuple(cluster.name for cluster in observed.clusters), pods, lost, stray(observed, now))
+    return Leftovers(
+        jobs, tuple(cluster.name for cluster in observed.clusters), pods, lost_pods(pods, now), stray(observed, now)
+    )
+
+
+def lost_pods(pods: Sequence[Pod], now: datetime) -> tuple[Pod, ...]:
+    """Return the pods whose deletion was requested at least LOST_POD_SECONDS ago, and which still exist."""
+    return tuple(pod for pod in pods if _deleted_for(pod, now) >= LOST_POD_SECONDS)
 
 
 def stray(observed: Observed, now: datetime) -> tuple[str, ...]:
@@ -108,20 +114,31 @@ def nodes_to_read(status: TrainingStatus, pods: Sequence[Pod], now: datetime) ->
     return tuple(sorted({pod.node for pod in waiting if pod.node}))
 
 
+def explanation_while_stopped(lost: Sequence[Pod]) -> str:
+    """Return a message about the pods that a suspension waits for, and what a person can do. lost: as `explanation` has them."""
+    return (
+        f"the training is suspended when its pods are gone: {_named(lost)}. Their deletion was requested, and nobody has confirmed "
+        "their end. Repair the nodes, or delete them"
+    )
+
+
+def _named(pods: Sequence[Pod]) -> str:
+    named = ", ".join(f"{pod.name} on node {pod.node or 'none'}" for pod in pods[:MAX_NAMED])
+    return named + (f" and {len(pods) - MAX_NAMED} others" if len(pods) > MAX_NAMED else "")
+
+
 def explanation(observed: Observed, lost: Sequence[Pod], number: int) -> str:
     """Return a message about the pods that the attempt `number` waits for, and what a person can do.
 
     lost: pods whose end nobody has confirmed.
     """
-    named = ", ".join(f"{pod.name} on node {pod.node or 'none'}" for pod in lost[:MAX_NAMED])
-    more = f" and {len(lost) - MAX_NAMED} others" if len(lost) > MAX_NAMED else ""
     readable = all(observed.nodes.get(pod.node) != "Unreadable" for pod in lost)
     ways = "when its kubelet answers, or when the node is deleted"
     ways += (
         " or has the taint node.kubernetes.io/out-of-service" if readable else " (the operator may not read nodes here)"
     )
     return (
-        f"attempt {number} waits for pods that may still run and write: {named}{more}. Their deletion was requested, and nobody has "
+        f"attempt {number} waits for pods that may still run and write: {_named(lost)}. Their deletion was requested, and nobody has "
         f"confirmed their end. The attempt starts {ways}. If you know that they do not run any more: "
         f"{_annotate(observed, number)}"
     )

@@ -25,7 +25,7 @@ from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.elasticity import target
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.writes import Delete, RefusedWrite
+from qwen35_operator.reconcile.writes import Delete, RefusedWrite, is_repair
 from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
 from qwen35_operator.status.times import at, rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
@@ -83,15 +83,15 @@ def status_after_refusal(
 
     If the start of an attempt was refused, the training is Pending, and the status records nothing of the decision.
     Otherwise the status is that of the decision, and the condition Degraded gives the reason of the refusal: an open
-    attempt continues, and a training that has ended stays so. A refused deletion does not prevent the start of an
-    attempt.
+    attempt continues, and a training that has ended stays so. A refused deletion or repair does not prevent the start
+    of an attempt.
     """
     observed = attempts.with_adopted(observed)
     message = "; ".join(refusal.message for refusal in refused)
     reason = refused[0].reason
     planned = attempts.last_attempt(decision.status.attempts)
     starts = planned is not None and all(attempt.number != planned.number for attempt in observed.status.attempts)
-    if not starts or all(isinstance(refusal.write, Delete) for refusal in refused):
+    if not starts or all(isinstance(refusal.write, Delete) or is_repair(refusal.write) for refusal in refused):
         return _with_condition(decision.status, "Degraded", yes(reason, message), observed, now)
     accepted = no(reason, message) if reason in PERMANENT_REFUSALS else None
     return new_status(observed, Verdict("Pending", reason, message, accepted=accepted), now)[0]

@@ -28,7 +28,7 @@ from qwen35_operator.reconcile.drift import drifted
 from qwen35_operator.reconcile.observed import ChildKey, NodeState, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
-from qwen35_trainer.contract.shared_names import control_name, progress_name
+from qwen35_trainer.contract.shared_names import control_name, history_name, progress_name
 from qwen35_trainer.manifest import Problem, TrainingSpec, parse_stored_spec
 
 FINAL_RAY_STATUSES = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -120,9 +120,16 @@ async def observe(
     training, problems = parser.parse(raw)
     jobs = _jobs(cache, key, uid)
     children = _children(cache, key, uid)
-    changed, repair_after = drifted(children.values(), client.now())
+    of_trainer = progress_name(name), history_name(name)
+    own_children = (child for child in children.values() if child.name not in of_trainer)
+    changed, repair_after = drifted(own_children, client.now())
     spec = None if training is None else training.spec
     progress = await _newest_report(children.get(("ConfigMap", progress_name(name))), jobs, spec, client, reports_since)
+    report = read_report(progress) if isinstance(progress, MessageConfigMap) else None
+    if report is not None and report.written is not None:
+        # A time from the future would let every report be copied immediately. The trainer may write managedFields too.
+        report = replace(report, written=min(report.written, client.now()))
+    jobs = await _with_eviction(jobs, report, client)
     control = children.get(("ConfigMap", control_name(name)))
     # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
     status = TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore")
@@ -150,7 +157,7 @@ async def observe(
         clusters=_clusters(cache, key, {job.uid for job in jobs}),
         pods=pods,
         nodes=await _nodes(leftovers.nodes_to_read(status, pods, client.now()), client if reads_nodes else None),
-        report=read_report(progress) if isinstance(progress, MessageConfigMap) else None,
+        report=report,
         reports_since=reports_since,
         control=read_control(control) if isinstance(control, MessageConfigMap) else None,
         running=running,
@@ -219,7 +226,7 @@ def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod,
     A pod of an earlier training of the same name gets attempt number 0: it belongs to no attempt. A pod that no
     RayCluster controls is left out: somebody has created it with the same labels, for example to debug.
     """
-    pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod) and pod.in_cluster]
+    pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod) and pod.cluster]
     return tuple(pod if pod.created >= created else replace(pod, attempt=0) for pod in pods)
 
 
@@ -265,6 +272,28 @@ async def _newest_report(
         return None
     current = record(CONFIG_MAP, raw)
     return current if isinstance(current, Child) and current.owner == progress.owner else None
+
+
+async def _with_eviction(jobs: list[RayJob], report: ReadReport | None, client: Client) -> list[RayJob]:
+    """Return the RayJobs, with the newest one as it is on the API server if the trainer ended and the RayJob seems to run.
+
+    When its queue evicts an attempt, the trainer reports that it was stopped. While a RayJob is held back, this is not a failure, but
+    the watch of RayJobs may be later than that of reports.
+    """
+    newest = max(jobs, key=lambda job: job.attempt, default=None)
+    progress = None if report is None else report.progress
+    if newest is None or progress is None or newest.ended or newest.held or newest.deleting is not None:
+        return jobs
+    if progress.attempt != newest.attempt or progress.state not in ("Failed", "Stopped"):
+        return jobs
+    try:
+        raw: Mapping[str, Any] = await client.get(RAY_JOB.path(newest.namespace, newest.name))
+    except NotFound:
+        return jobs  # the watch will say so
+    current = record(RAY_JOB, raw)
+    if not isinstance(current, RayJob) or current.uid != newest.uid:
+        return jobs
+    return [current if job is newest else job for job in jobs]
 
 
 def _lacks_final_report(cached: ReadReport | None, newest: RayJob) -> bool:

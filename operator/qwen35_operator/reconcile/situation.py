@@ -59,7 +59,7 @@ class AttemptSituation(Situation):
     cluster: RayCluster | None
     """The attempt's RayCluster; None while KubeRay has not created it, or while a queue has evicted the attempt."""
     pods: tuple[Pod, ...]
-    """The attempt's pods, without those that are being deleted."""
+    """The pods of the attempt's present RayCluster, without those that are being deleted."""
     report: ProgressReport | None
     """The latest report from the attempt's present RayCluster; None if there is none, or if it is unreadable."""
     attempt_report: ProgressReport | None

@@ -16,9 +16,11 @@ An order alone ends the attempt, and not the training: whether the deadline is o
 may have extended it since, and everybody with rights on the namespace's ConfigMaps can write an order.
 """
 
+from collections.abc import Sequence
+
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired.spec_hash import spec_hash
-from qwen35_operator.kube.object_records import RayJob
+from qwen35_operator.kube.object_records import Pod, RayJob
 from qwen35_operator.reconcile import attempts, child_writes, leftovers
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation
@@ -68,6 +70,8 @@ def stay_stopped(situation: Situation) -> Verdict | None:
             explanation = leftovers.stray_explanation(observed, stray, None)
             return Verdict("Suspending", "ClusterNotOwned", explanation, degraded=yes("ClusterNotOwned", explanation))
         if observed.clusters or observed.pods or running:
+            if lost := leftovers.lost_pods(observed.pods, situation.now):
+                return _wait_for_lost(lost)
             message = "the pods of the last attempt are being deleted"
             after = leftovers.STRAY_CLUSTER_SECONDS if observed.clusters else None
             return Verdict("Suspending", "Cleaning", message, after=after)
@@ -77,6 +81,13 @@ def stay_stopped(situation: Situation) -> Verdict | None:
         message = f"spec.activeDeadlineSeconds {situation.spec.activeDeadlineSeconds} are over"
         return Verdict("Failed", DEADLINE, message, (PostEvent("Warning", DEADLINE, message),))
     return None
+
+
+def _wait_for_lost(pods: Sequence[Pod]) -> Verdict:
+    """Return the verdict of a suspension that waits for pods whose deletion was requested long ago."""
+    reason, message = "PodsNotEnded", leftovers.explanation_while_stopped(pods)
+    event, degraded = PostEvent("Warning", reason, message), yes(reason, message)
+    return Verdict("Suspending", reason, message, (event,), after=leftovers.POLL_SECONDS, degraded=degraded)
 
 
 def stopped(situation: AttemptSituation, order: StopOrder, how: str) -> Verdict:

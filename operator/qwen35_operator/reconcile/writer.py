@@ -34,6 +34,7 @@ from qwen35_operator.reconcile.writes import (
     RefusedWrite,
     RemoveFinalizer,
     Scale,
+    is_repair,
 )
 from qwen35_operator.status.text_limits import cut
 
@@ -81,15 +82,18 @@ class ClusterWriter:
         """Carry out the writes in order. Returns those that the API server refused.
 
         After a refused write, only deletions are carried out: other writes depend on those before them, deletions do not.
-        Raises Conflict if an object has changed since it was observed, another ApiError if a request fails for another
-        reason, and NotLeading if this process does not lead any more.
+        A repair that fails for any reason counts as refused and stops no other write: an order to stop must not wait until an
+        admission policy or its webhook accepts a NetworkPolicy. Raises Conflict if an object has changed since it was observed,
+        another ApiError if a request of another write fails for another reason, and NotLeading if this process does not
+        lead any more.
         """
         refused: list[RefusedWrite] = []
         for write in writes:
-            if refused and not isinstance(write, Delete):
+            if not all(is_repair(earlier.write) for earlier in refused) and not isinstance(write, Delete):
                 continue
             self.check_leading()
-            if (refusal := await self._write(observed, write)) is not None:
+            refusal = await (self._repair if is_repair(write) else self._write)(observed, write)
+            if refusal is not None:
                 refused.append(refusal)
             elif not isinstance(write, PostEvent):
                 self._progressed((observed.namespace, observed.name))
@@ -99,6 +103,17 @@ class ClusterWriter:
         """Raise NotLeading unless this process leads. Call this right before a write."""
         if not self._may_write():
             raise NotLeading
+
+    async def _repair(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
+        try:
+            return await self._write(observed, write)
+        except Conflict:
+            raise
+        except ApiError as error:
+            assert isinstance(write, Apply)
+            named = f"{write.manifest['kind']} {write.manifest['metadata']['name']}"
+            message = f"{named} may have been changed, and was not repaired: {error.message}. The operator tries again"
+            return RefusedWrite(write, "NotRepaired", message)
 
     async def _write(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
         match write:

@@ -1,6 +1,6 @@
 """The writes that a decision can request. They are carried out in order, and the status is written last.
 
-After a write that the API server refuses, only deletions are still carried out.
+After a write that the API server refuses, only deletions are still carried out. A repair that fails stops no other write.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ class Apply:
 
     manifest: KubeObject
     uid: str
+    is_repair: bool = False
+    """Whether it only restores a child of pods that exist already. No other write depends on a repair."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,13 @@ class RefusedWrite:
     reason: str
     """Why the write was refused, in one word.
 
-    NameTaken, Cleaning, Forbidden, Rejected (the object is invalid, or a policy forbids its deletion), KubeRayMissing, KubeRayTooOld or QuotaExceeded.
+    NameTaken, Cleaning, Forbidden, Rejected (the object is invalid, or a policy forbids its deletion), KubeRayMissing, KubeRayTooOld,
+    QuotaExceeded or NotRepaired.
     """
     message: str
     """Text for people that names the object and the fix."""
+
+
+def is_repair(write: ClusterWrite) -> bool:
+    """Return whether no other write depends on this one."""
+    return isinstance(write, Apply) and write.is_repair

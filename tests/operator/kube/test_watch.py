@@ -543,8 +543,8 @@ class OneBrokenNamespace:
 
 @pytest.mark.parametrize("error", [Unavailable(500, "no key"), Unavailable(0, "no answer"), Unexpected(200, "HTML")])
 async def test_a_namespace_that_cannot_be_listed_blocks_only_its_own_trainings_until_it_is_listed(error) -> None:
-    recoveries: list[None] = []
-    cluster = ObjectCache(("good", "bad"), lambda key: None, lambda kind: None, lambda: recoveries.append(None))
+    recoveries: list[str | None] = []
+    cluster = ObjectCache(("good", "bad"), lambda key: None, lambda kind: None, recoveries.append)
     client = OneBrokenNamespace(error)
     task = asyncio.create_task(cluster.run(client))
     await asyncio.wait_for(cluster.settled(), PATIENCE)
@@ -555,7 +555,7 @@ async def test_a_namespace_that_cannot_be_listed_blocks_only_its_own_trainings_u
     client.error = None
     await until(lambda: not cluster.problems("bad"), "a list")
     assert cluster.incomplete("bad") == []
-    assert len(recoveries) == len(broken), "all trainings are enqueued again"
+    assert recoveries == ["bad"] * len(broken), "all trainings of the namespace are enqueued again, and no others"
     task.cancel()
     await asyncio.wait({task})
 

@@ -1,5 +1,7 @@
 """How the end of an attempt is recognized, and what follows from it."""
 
+from dataclasses import replace
+
 import pytest
 
 from qwen35_trainer.contract import CheckpointReport
@@ -223,6 +225,19 @@ def test_the_history_keeps_the_latest_attempts_and_counts_all():
     assert len(world.status.attempts) == 64
     assert world.status.restarts == 70
     assert world.status.attempts[-1].number == 70
+
+
+@pytest.mark.parametrize("reason", ["", "OOMKilled"])
+def test_the_head_of_a_copy_of_the_cluster_neither_replaces_the_head_nor_fails_the_attempt(world, reason):
+    """Somebody has copied the RayCluster, or the RayJob under another name: its pods have the attempt's labels."""
+    world.report(update=3)
+    (head,) = [pod for pod in world.pods.values() if pod.pool == "head"]
+    world.pods["copy"] = replace(head, name="copy", uid="copy", cluster="copy", ready=not reason, reason=reason)
+    world.wait(10)
+    world.report(update=4)
+    world.reconcile()
+    assert world.status.state == "Running"
+    assert world.status.pools[0].ready == 1
 
 
 def test_an_attempt_whose_head_pod_was_replaced_has_failed(world):

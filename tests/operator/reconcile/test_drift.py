@@ -7,7 +7,7 @@ import pytest
 
 from qwen35_operator.kube.object_records import Child, OwnWrite
 from qwen35_operator.reconcile.drift import REPAIR_SECONDS, drifted, is_as_desired
-from qwen35_operator.reconcile.writes import Apply
+from qwen35_operator.reconcile.writes import Apply, RefusedWrite
 from tests.operator.reconcile.world import START, World
 
 CHILD = Child("NetworkPolicy", "demo", "team", "u", "7", "owner", "hash", None, own_write=OwnWrite("7", START))
@@ -29,9 +29,12 @@ def test_what_this_process_has_not_written_is_checked_once():
     assert drifted([replace(CHILD, own_write=None)], START) == ({KEY}, None)
 
 
-@pytest.mark.parametrize("other", [replace(CHILD, hash=None), replace(CHILD, deleting=START)])
-def test_messages_of_the_trainer_and_what_is_being_deleted_never_drift(other):
-    assert drifted([replace(other, own_write=None)], START) == (frozenset(), None)
+def test_what_is_being_deleted_never_drifts():
+    assert drifted([replace(CHILD, deleting=START, own_write=None)], START) == (frozenset(), None)
+
+
+def test_what_has_lost_the_annotation_with_its_hash_has_drifted():
+    assert drifted([replace(CHILD, version="9", hash=None)], START + timedelta(seconds=REPAIR_SECONDS)) == ({KEY}, None)
 
 
 ALL = frozenset(
@@ -88,6 +91,39 @@ def test_they_are_repaired_while_the_trainer_saves():
     assert world.status.state == "Suspending"
     repaired = applied(world)
     assert (repaired[0], set(repaired)) == (KEY, ALL - {("ConfigMap", "demo-control")})
+
+
+def test_an_order_to_stop_is_sent_although_repairs_are_refused():
+    world = Changed()
+    world.until_running()
+    world.edit(suspend=True)
+    before, world.changed = world.apply, True
+
+    def apply(write):
+        if isinstance(write, Apply) and write.manifest["kind"] == "NetworkPolicy":
+            return RefusedWrite(write, "Forbidden", "a policy forbids it")
+        return before(write)
+
+    world.apply = apply
+    world.reconcile()
+    assert world.observe().control.stop.reason == "Suspend"
+    assert world.status.state == "Suspending"
+    assert (world.condition("Degraded").reason, world.condition("Degraded").message) == (
+        "Forbidden",
+        "a policy forbids it",
+    )
+
+
+def test_another_writer_of_the_hash_is_answered_no_faster_than_one_of_other_fields():
+    """Within REPAIR_SECONDS of its own write the operator leaves the object: `drifted` does not contain it yet."""
+    world = World()
+    world.until_running()
+    child, manifest = world.children[KEY]
+    for digest in (None, "theirs"):
+        world.children[KEY] = replace(child, version="2", hash=digest), manifest
+        assert applied(world) == []
+    world.children[KEY] = replace(child, hash="of an earlier release"), manifest
+    assert applied(world) == [KEY]
 
 
 def test_a_training_without_pods_needs_no_repairs():

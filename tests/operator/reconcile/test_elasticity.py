@@ -318,6 +318,8 @@ def test_the_head_of_an_evicted_attempt_may_take_long_to_go():
         (replace(let_in, deployment="Suspended"), [old], "Queued"),
         (let_in, [leaving], "Starting"),
         (let_in, [], "Starting"),
+        (replace(let_in, cluster="new", deployment="Initializing"), [], "Starting"),
+        (replace(let_in, cluster="new", deployment="Initializing"), [leaving], "Starting"),
         (replace(let_in, cluster="new"), [replace(old, name="new", uid="new", created=world.now), leaving], "Starting"),
     ):
         world.jobs["demo-1"] = job

@@ -16,7 +16,7 @@ from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import START, MemoryApi
 from tests.operator.reconcile.world import SPEC
 
-PROGRESS = CONFIG_MAP.path("team", "demo-progress")
+PROGRESS, JOB = CONFIG_MAP.path("team", "demo-progress"), RAY_JOB.path("team", "demo-1")
 TRAINING = {
     "metadata": {
         "name": "demo",
@@ -162,6 +162,58 @@ async def test_a_pod_older_than_the_training_belongs_to_no_attempt(setup) -> Non
     old["metadata"]["creationTimestamp"] = "2025-12-31T23:59:59Z"
     setup.put(POD, raw_objects.pod("new"), old)
     assert {pod.name: pod.attempt for pod in (await setup.observe()).pods} == {"new": 1, "old": 0}
+
+
+async def test_a_pod_has_the_name_of_its_cluster_and_one_without_a_cluster_is_left_out(setup) -> None:
+    setup.put(POD, raw_objects.pod("in"), raw_objects.pod("by hand", uid="u2", ownerReferences=[]))
+    assert {pod.name: pod.cluster for pod in (await setup.observe()).pods} == {"in": "demo-1-x"}
+
+
+@pytest.mark.parametrize("state", ["Failed", "Stopped"])
+async def test_an_eviction_is_read_live_that_the_watch_has_not_brought_before_the_trainer_reports_its_end(
+    setup, state
+) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status={"jobDeploymentStatus": "Running"}))
+    setup.put(CONFIG_MAP, report(state))
+    evicted = raw_objects.ray_job(version=2, status={"jobDeploymentStatus": "Suspending"})
+    setup.api.place(JOB, evicted | {"spec": {"suspend": True}})
+    (job,) = (await setup.observe()).jobs
+    assert job.held
+    assert setup.api.requests == [("GET", JOB)]
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+async def test_a_job_is_not_read_live_while_its_trainer_runs(setup, attempt) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job("demo-2", attempt=2, status={"jobDeploymentStatus": "Running"}))
+    setup.put(CONFIG_MAP, report("Running" if attempt == 2 else "Failed", attempt))
+    await setup.observe()
+    assert setup.api.requests == []
+
+
+async def test_a_job_that_is_gone_or_new_is_left_to_the_watch(setup) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status={"jobDeploymentStatus": "Running"}))
+    setup.put(CONFIG_MAP, report("Failed"))
+    before = (await setup.observe()).jobs
+    setup.api.place(JOB, raw_objects.ray_job(uid="another", status={"jobDeploymentStatus": "Running"}))
+    assert (await setup.observe()).jobs == before
+
+
+async def test_no_report_was_written_in_the_future(setup) -> None:
+    """Otherwise the trainer could have each report copied immediately, by a time of its own in managedFields."""
+    fields = {"f:data": {"f:progress.json": {}}}
+    ahead = [{"manager": "x", "operation": "Update", "time": "2999-01-01T00:00:00Z", "fieldsV1": fields}]
+    setup.put(CONFIG_MAP, report(managedFields=ahead))
+    assert (await setup.observe()).report.written == setup.api.now()
+
+
+async def test_an_object_without_the_operators_hash_is_checked_except_those_that_the_trainer_writes(setup) -> None:
+    setup.put(
+        CONFIG_MAP,
+        report(),
+        raw_objects.config_map("demo-history", uid="u2"),
+        raw_objects.config_map("demo-config", uid="u3"),
+    )
+    assert (await setup.observe()).drifted == {("ConfigMap", "demo-config")}
 
 
 async def test_a_kind_that_cannot_be_watched_is_reported(setup) -> None:

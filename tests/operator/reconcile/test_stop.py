@@ -1,5 +1,7 @@
 """Suspend, resume, deadline, and a changed spec."""
 
+from dataclasses import replace
+
 import pytest
 
 from qwen35_operator.desired.object_names import LAST_CHECKPOINT
@@ -182,6 +184,29 @@ def test_the_deadline_counts_all_attempts_and_stops_the_last_one():
     world.finish_job(ok=True)
     world.settle()
     assert not world.pods
+
+
+def test_a_suspension_that_waits_for_a_pod_of_a_lost_node_names_pod_and_node(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    (head,) = [pod for pod in world.pods.values() if pod.pool == "head"]
+    world.obey()
+    world.settle()
+    assert world.status.state == "Suspended"
+    world.pods[head.name] = replace(head, deleting=world.now)
+    world.wait(100)
+    world.reconcile()
+    assert world.condition("Ready").reason == "Cleaning"
+    assert world.condition("Degraded").status == "False"
+    world.wait(100)
+    world.reconcile()
+    assert (world.status.state, world.condition("Ready").reason) == ("Suspending", "PodsNotEnded")
+    assert f"{head.name} on node {head.node}" in world.condition("Degraded").message
+    assert world.events[-1].reason == "PodsNotEnded"
+    assert world.wanted_after <= 30
+    world.pods.clear()
+    world.reconcile()
+    assert world.status.state == "Suspended"
 
 
 def test_a_deadline_that_is_extended_while_the_trainer_saves_ends_the_attempt_but_not_the_training(world):

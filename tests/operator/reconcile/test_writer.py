@@ -210,6 +210,29 @@ async def test_actions_are_done_in_order_up_to_the_first_refused_one(setup) -> N
     assert setup.stored(SERVICE_ACCOUNT) == {}
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(Forbidden(403, "no"), "Forbidden"), (Unavailable(500, "failed calling webhook"), "NotRepaired")],
+)
+async def test_a_repair_that_fails_stops_no_other_write(setup, error, reason) -> None:
+    """An admission policy, or its webhook that does not answer, must not keep an order to stop from the trainer."""
+    there = setup.api.place(PATH, config("changed by hand"))
+    setup.api.refuse("PATCH", "configmaps", error)
+    repair = Apply(config("new"), there["metadata"]["uid"], is_repair=True)
+    refused = await setup.write(repair, Create({**config(), "kind": "ServiceAccount"}))
+    assert refused.reason == reason
+    assert error.message in refused.message
+    assert list(setup.stored(SERVICE_ACCOUNT)) == ["demo-config"]
+
+
+async def test_the_start_of_an_attempt_waits_for_an_apply_that_fails(setup) -> None:
+    there = setup.api.place(PATH, config("changed by hand"))
+    setup.api.refuse("PATCH", "configmaps", Unavailable(500, "failed calling webhook"))
+    with pytest.raises(Unavailable):
+        await setup.write(Apply(config("new"), there["metadata"]["uid"]), Create(ray_job()))
+    assert setup.stored(RAY_JOB) == {}
+
+
 async def test_an_apply_keeps_what_others_wrote(setup) -> None:
     there = setup.api.place(PATH, {**config("old"), "data": {"training.yaml": "old", "theirs": "kept"}})
     assert await setup.write(Apply(config("new"), there["metadata"]["uid"])) is None

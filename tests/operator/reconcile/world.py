@@ -14,13 +14,22 @@ from datetime import UTC, datetime, timedelta
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.kube.object_records import Child, Pod, RayCluster, RayJob, WorkerGroup
+from qwen35_operator.kube.object_records import Child, OwnWrite, Pod, RayCluster, RayJob, WorkerGroup
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.leftovers import nodes_to_read
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observed import NodeState, Observed, ReadReport
-from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RefusedWrite, RemoveFinalizer, Scale
+from qwen35_operator.reconcile.writes import (
+    Apply,
+    Create,
+    Delete,
+    PostEvent,
+    RefusedWrite,
+    RemoveFinalizer,
+    Scale,
+    is_repair,
+)
 from qwen35_trainer.contract import CheckpointReport, Control, ProgressReport, StopOrder, parse_control
 from qwen35_trainer.contract.shared_names import CONTROL_KEY, control_name, progress_name
 from qwen35_trainer.manifest import parse_spec
@@ -146,7 +155,7 @@ class World:
         remaining = writes
         refused: list[RefusedWrite] = []
         for write in decision.writes:
-            if refused and not isinstance(write, Delete):
+            if not all(is_repair(earlier.write) for earlier in refused) and not isinstance(write, Delete):
                 continue
             if remaining == 0:
                 return False
@@ -208,7 +217,7 @@ class World:
         return None
 
     def _child(self, kind, name, digest) -> Child:
-        return Child(kind, name, "team", self._uid(), "1", UID, digest, None)
+        return Child(kind, name, "team", self._uid(), "1", UID, digest, None, own_write=OwnWrite("1", self.now))
 
     def _job(self, name, manifest) -> RayJob:
         return RayJob(
@@ -314,17 +323,22 @@ class World:
             )
         cluster = self.clusters[name]
         for pool, count in (("head", 1), *((group.name, group.replicas) for group in cluster.groups)):
-            self._fill(job.attempt, pool, count, next((g.leaving for g in cluster.groups if g.name == pool), ()))
-        own_pods = [pod for pod in self.pods.values() if pod.attempt == job.attempt]
+            leaving = next((g.leaving for g in cluster.groups if g.name == pool), ())
+            self._fill(name, job.attempt, pool, count, leaving)
+        own_pods = [pod for pod in self.pods.values() if pod.cluster == name]
         if all(pod.ready for pod in own_pods) and self.jobs[job.name].deployment == "Initializing":
             self.clusters[name] = replace(cluster, state="ready")
             self.jobs[job.name] = replace(self.jobs[job.name], deployment="Running", status="RUNNING")
 
-    def _fill(self, attempt, group, count, leaving) -> None:
+    def _fill(self, cluster, attempt, group, count, leaving) -> None:
         lane, pool = group == "lane", "rollout" if group == "lane" else group
         identity = attempt, pool, lane
         own_pods = sorted(
-            (pod for pod in self.pods.values() if (pod.attempt, pod.pool, pod.lane) == identity),
+            (
+                pod
+                for pod in self.pods.values()
+                if pod.cluster == cluster and (pod.attempt, pod.pool, pod.lane) == identity
+            ),
             key=lambda pod: pod.name,
         )
         while len(own_pods) > count:
@@ -352,6 +366,7 @@ class World:
                 None,
                 "",
                 f"node-of-{name}",
+                cluster=cluster,
             )
 
     def delete_failed_pods(self) -> None:
