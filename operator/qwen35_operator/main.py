@@ -92,7 +92,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     async def lead() -> None:
         reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
         await cache.settled()
-        await workers.run(reconciler, settings.workers, trainings)
+        await workers.run(reconciler, settings.workers, trainings.ended_last())
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)

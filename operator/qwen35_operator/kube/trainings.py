@@ -90,6 +90,13 @@ class Trainings:
     def __iter__(self) -> Iterator[TrainingKey]:
         return iter(tuple(self._bodies))
 
+    def ended_last(self) -> list[TrainingKey]:
+        """Return all trainings, with those that have ended last.
+
+        A new leader reconciles all of them, and most trainings of a cluster have ended. Those whose trainers report come first.
+        """
+        return sorted(self._bodies, key=lambda key: self._bodies[key].state in ("Succeeded", "Failed"))
+
     def put(self, raw: KubeObject) -> bool:
         """Store a training's object and return True; return False if the same or a later version is already stored."""
         metadata = raw["metadata"]

@@ -134,3 +134,12 @@ def test_a_spec_that_is_too_large_is_not_kept_and_the_user_learns_why() -> None:
     assert "at most 262144" in problem.message
     trainings.put(body(2))
     assert version(trainings) == 2
+
+
+def test_a_new_leader_serves_trainings_that_have_ended_last() -> None:
+    trainings = Trainings()
+    states = {"a": "Succeeded", "b": "Running", "c": "Failed", "d": None, "e": "Suspending"}
+    for number, (name, state) in enumerate(states.items()):
+        status = {} if state is None else {"status": {"state": state}}
+        trainings.put(body(number, f"u{number}", name=name) | status)
+    assert [name for _, name in trainings.ended_last()] == ["b", "d", "e", "a", "c"]
