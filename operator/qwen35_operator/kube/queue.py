@@ -1,18 +1,25 @@
-"""The work queue: each key is queued at most once, and processed by at most one worker at a time.
+"""The work queue: each key is queued at most once, and processed by at most one worker at a time and not too often.
 
-add(key) ────────► ready ──► take() ──► done(key)
-add_later(key) ──► later ──┘             └── added meanwhile: ready again
+add(key) ────────► ready ──► take() ──► done(key) ──► MIN_PAUSE_SECONDS ──► ready, if the key was added meanwhile
+add_later(key) ──► later ──┘
 """
 
 import asyncio
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable
 
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_trainer.contract.retry import backoff_seconds
 
+MIN_PAUSE_SECONDS = 0.25
+"""Minimum time from the end of a key's processing to the next one.
+
+Somebody with the rights of one trainer can change a report in a loop, and each change may need a write of the status. Without
+this limit, one training could take all the time of the operator, and of the API server.
+"""
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
 MIN_SUPERSEDED = 64
@@ -31,6 +38,9 @@ class WorkQueue:
         self._requeue: set[TrainingKey] = set()  # added while being processed
         self._later: list[tuple[float, int, TrainingKey]] = []
         self._due: dict[TrainingKey, float] = {}  # the entry of _later that counts
+        self._ended: dict[
+            TrainingKey, float
+        ] = {}  # when each key was last processed, the oldest first, without those long ago
         self._failures: dict[TrainingKey, int] = {}
         self._number = itertools.count()
         self._changed = asyncio.Event()
@@ -39,18 +49,27 @@ class WorkQueue:
         return len(self._ready)
 
     def add(self, key: TrainingKey) -> None:
-        """Enqueue the key for the next free worker. A key that is being processed is enqueued when `done` is called."""
-        self._due.pop(key, None)
+        """Enqueue the key for the next free worker, or for the end of its pause.
+
+        A key that is being processed is enqueued when `done` is called.
+        """
+        rested = self._ended.get(key, -math.inf) + MIN_PAUSE_SECONDS
         if key in self._processing:
+            self._due.pop(key, None)
             self._requeue.add(key)
+        elif self._clock() < rested:
+            self._add_at(key, rested)
         elif key not in self._queued:
+            self._due.pop(key, None)
             self._queued.add(key)
             self._ready.append(key)
             self._changed.set()
 
     def add_later(self, key: TrainingKey, seconds: float) -> None:
         """Enqueue the key after this number of seconds, unless it is already queued now or for an earlier time."""
-        due = self._clock() + seconds
+        self._add_at(key, self._clock() + seconds)
+
+    def _add_at(self, key: TrainingKey, due: float) -> None:
         if key in self._queued or key in self._requeue or self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
@@ -75,7 +94,7 @@ class WorkQueue:
 
     def clear(self) -> None:
         """Remove all queued keys, and forget all failures. Keys that are being processed stay until `done` is called."""
-        for keys in (self._ready, self._queued, self._requeue, self._later, self._due, self._failures):
+        for keys in (self._ready, self._queued, self._requeue, self._later, self._due, self._ended, self._failures):
             keys.clear()
 
     async def take(self) -> TrainingKey:
@@ -94,8 +113,13 @@ class WorkQueue:
                 continue  # a delayed key is due
 
     def done(self, key: TrainingKey) -> None:
-        """Mark the key as processed. Another worker may take it from now on, if it is enqueued again."""
+        """Mark the key as processed. Another worker may take it after its pause, if it is enqueued again."""
         self._processing.discard(key)
+        now = self._clock()
+        self._ended.pop(key, None)
+        self._ended[key] = now
+        while self._ended[oldest := next(iter(self._ended))] + MIN_PAUSE_SECONDS <= now:
+            del self._ended[oldest]
         if key in self._requeue:
             self._requeue.discard(key)
             self.add(key)
@@ -117,6 +141,7 @@ class WorkQueue:
                 heapq.heappop(self._later)  # superseded
             elif due <= now:
                 heapq.heappop(self._later)
+                del self._due[key]
                 self.add(key)
             else:
                 return due - now
