@@ -732,6 +732,7 @@ LOOPS = (
         RUNS,
         running=True,
     ),
+    Attack("phases in a loop", after_another(*(report(phase=f"phase {n}") for n in range(60))), RUNS, running=True),
     Attack(
         "scale to two billions",
         lambda own: own.scale(2**31 - 1),
