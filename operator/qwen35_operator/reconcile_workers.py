@@ -93,7 +93,10 @@ class ReconcileWorkers:
             self._queue.add_failed(key)
         except Refusal as refusal:
             result = "refused"
-            logger.warning("%s/%s: %s; again in %g s", *key, refusal, self._queue.add_failed(key))
+            wait = self._queue.add_failed(key)
+            if refusal.after is not None:
+                self._queue.add_later(key, refusal.after)
+            logger.warning("%s/%s: %s; again in %g s", *key, refusal, wait)
         except ApiError as error:
             result = "unavailable"
             wait = self._queue.add_failed(key, at_least=error.retry_after)

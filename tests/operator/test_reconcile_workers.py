@@ -10,15 +10,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from qwen35_operator import reconcile_workers as module
+from qwen35_operator.kube import queue
 from qwen35_operator.kube.api_errors import Conflict, Forbidden, Unavailable
 from qwen35_operator.kube.kinds import RAY_JOB, TRAINING
 from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.queue import MAX_BACKOFF_SECONDS
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.logs import JsonLines
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.operator_settings import OperatorSettings
-from qwen35_operator.reconcile.reconciler import Reconciler
+from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
 from qwen35_operator.reconcile_workers import ReconcileWorkers
 from tests.operator.kube import raw_objects, virtual
 from tests.operator.kube.memory_api import MemoryApi
@@ -105,6 +107,22 @@ async def test_what_failed_is_tried_again_until_it_succeeds(shop, result) -> Non
         await until(shop.started, "success in spite of it")
         await until(lambda: shop.count("done"), "a reconcile that is done")
     assert shop.count(result) == 2
+
+
+async def test_a_refused_repair_does_not_delay_what_the_decision_waits_for(shop, monkeypatch) -> None:
+    """As the end of a grace period: the backoff of the refusal may be longer."""
+    key, called = ("team", "demo"), []
+
+    async def refused(key: TrainingKey) -> None:
+        called.append(key)
+        raise Refusal("a policy forbids it", 0.3)
+
+    monkeypatch.setattr(shop.reconciler, "reconcile", refused)
+    monkeypatch.setattr(queue, "FIRST_BACKOFF_SECONDS", MAX_BACKOFF_SECONDS)
+    async with shop.open():
+        shop.work.add(key)
+        async with asyncio.timeout(MAX_BACKOFF_SECONDS / 2):
+            await until(lambda: len(called) == 2, "another reconcile")
 
 
 async def test_a_bug_is_logged_counted_and_holds_up_nobody_else(shop, caplog) -> None:

@@ -11,14 +11,16 @@ FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
 
 @dataclass(frozen=True, slots=True)
 class OwnWrite:
-    """The operator's latest write of an object, or its latest check that the object did not need a write.
+    """The operator's latest write of an object, its latest check that the object did not need a write, or its latest try.
 
     The object was as desired after this write, or at this check.
     """
 
     version: str
-    """resourceVersion of the object in the answer."""
+    """resourceVersion of the object in the answer; empty if the API server did not carry the write out."""
     time: datetime
+    hash: str | None = None
+    """Hash of the object that the operator wrote, or tried to write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,12 +115,12 @@ def job_of(observed: Observed, number: int) -> RayJob | None:
 def cluster_of(observed: Observed, number: int) -> RayCluster | None:
     """Return the RayCluster of the attempt with this number; None if there is none.
 
-    If there are several, the cluster that the RayJob names is returned.
+    This is the cluster that the RayJob names. If there is no RayJob, or if it names none, it is any cluster of the attempt.
     """
     job = job_of(observed, number)
-    clusters = [cluster for cluster in observed.clusters if cluster.attempt == number]
-    named = [cluster for cluster in clusters if job is not None and cluster.name == job.cluster]
-    return next(iter(named or clusters), None)
+    name = "" if job is None else job.cluster
+    clusters = (cluster for cluster in observed.clusters if cluster.attempt == number)
+    return next((cluster for cluster in clusters if name in ("", cluster.name)), None)
 
 
 def present_pods_of(observed: Observed, number: int) -> tuple[Pod, ...]:

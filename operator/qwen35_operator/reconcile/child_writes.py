@@ -93,9 +93,8 @@ def control_message(
 def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:
     """Return the write that creates the object or applies it again; None if there is nothing to write.
 
-    An object without a hash is only created: its content belongs to the trainer. If somebody else has written an object since
-    the operator did, only `drift` decides when it is applied again, so that an edit of the hash is
-    answered as an edit of any other field.
+    An object without a hash is only created: its content belongs to the trainer. An object that the operator wants to change is
+    applied immediately; one that somebody else has changed, when `drift` says so.
     """
     key = manifest["kind"], manifest["metadata"]["name"]
     child = observed.children.get(key)
@@ -104,8 +103,8 @@ def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:
     desired_hash = manifest["metadata"].get("annotations", {}).get(object_names.HASH)
     if desired_hash is None:
         return None
-    is_own = child.own_write is not None and child.own_write.version == child.version
-    return _apply(observed, manifest) if key in observed.drifted or (is_own and child.hash != desired_hash) else None
+    written = child.hash if child.own_write is None else child.own_write.hash
+    return _apply(observed, manifest) if key in observed.drifted or written != desired_hash else None
 
 
 def _apply(observed: Observed, manifest: KubeObject) -> Apply:

@@ -84,12 +84,13 @@ def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> V
 
 
 def _with_repairs(verdict: Verdict, situation: Situation) -> Verdict:
-    """Return the verdict with the repairs of changed children before its other writes.
+    """Return the verdict with the repairs of changed children.
 
-    Repairs come first because children such as the NetworkPolicy protect pods that exist. A new attempt starts only if its
-    children are as desired; no other write depends on repairs.
+    Repairs come first because children such as the NetworkPolicy protect pods that exist, except that an order to stop does not
+    wait for them. A new attempt starts only if its children are as desired; no other write depends on repairs.
     """
     applies = child_writes.repairs(situation.observed, situation.training, situation.settings)
-    others = (write for write in verdict.writes if write not in applies)
+    others = tuple(write for write in verdict.writes if write not in applies)
     starts = any(isinstance(write, Create) and write.manifest["kind"] == RAY_JOB.name for write in verdict.writes)
-    return replace(verdict, writes=(*(replace(write, is_repair=not starts) for write in applies), *others))
+    repairs = tuple(replace(write, is_repair=not starts) for write in applies)
+    return replace(verdict, writes=(*others, *repairs) if verdict.state == "Suspending" else (*repairs, *others))

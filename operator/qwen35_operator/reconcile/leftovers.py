@@ -73,12 +73,22 @@ def leftovers(observed: Observed, number: int, now: datetime) -> Leftovers:
         return Leftovers(jobs, tuple(cluster.name for cluster in owned), (), ())
     pods = tuple(pod for pod in observed.pods if _may_run(pod, observed, now))
     return Leftovers(
-        jobs, tuple(cluster.name for cluster in observed.clusters), pods, lost_pods(pods, now), stray(observed, now)
+        jobs, tuple(cluster.name for cluster in observed.clusters), pods, _lost(pods, now), stray(observed, now)
     )
 
 
-def lost_pods(pods: Sequence[Pod], now: datetime) -> tuple[Pod, ...]:
-    """Return the pods whose deletion was requested at least LOST_POD_SECONDS ago, and which still exist."""
+def unconfirmed(observed: Observed, now: datetime) -> tuple[Pod, ...]:
+    """Return the pods whose deletion was requested at least LOST_POD_SECONDS ago, and whose end nobody has confirmed."""
+    return _lost([pod for pod in observed.pods if not _has_ended(pod, observed)], now)
+
+
+def seconds_until_lost(pods: Sequence[Pod], now: datetime) -> float | None:
+    """Return the seconds until the first of the pods that are being deleted counts as lost; None if there is none."""
+    waits = [LOST_POD_SECONDS - _deleted_for(pod, now) for pod in pods if pod.deleting is not None]
+    return min((wait for wait in waits if wait > 0), default=None)
+
+
+def _lost(pods: Sequence[Pod], now: datetime) -> tuple[Pod, ...]:
     return tuple(pod for pod in pods if _deleted_for(pod, now) >= LOST_POD_SECONDS)
 
 
@@ -170,9 +180,11 @@ def _annotate(observed: Observed, number: int) -> str:
 
 
 def _may_run(pod: Pod, observed: Observed, now: datetime) -> bool:
-    if pod.ended or observed.nodes.get(pod.node) in ("Gone", "OutOfService"):
-        return False
-    return _writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS
+    return not _has_ended(pod, observed) and (_writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS)
+
+
+def _has_ended(pod: Pod, observed: Observed) -> bool:
+    return pod.ended or observed.nodes.get(pod.node) in ("Gone", "OutOfService")
 
 
 def _writes(pod: Pod) -> bool:

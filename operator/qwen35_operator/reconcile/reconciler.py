@@ -26,13 +26,18 @@ from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writer import ClusterWriter
-from qwen35_operator.reconcile.writes import Create
+from qwen35_operator.reconcile.writes import Create, is_repair
 
 logger = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
     """Raised if the API server refused a write. The status then explains the refusal. A later try may succeed."""
+
+    def __init__(self, message: str, after: float | None) -> None:
+        """Create the exception. after: the seconds after which the training must be reconciled at the latest, or None."""
+        super().__init__(message)
+        self.after = after
 
 
 class Reconciler:
@@ -86,7 +91,8 @@ class Reconciler:
             await self._write_status(observed, raw, decision.status)
             return decision.after
         await self._write_status(observed, raw, status_after_refusal(observed, decision, refused, now))
-        raise Refusal("; ".join(refusal.message for refusal in refused))
+        after = decision.after if all(is_repair(refusal.write) for refusal in refused) else None
+        raise Refusal("; ".join(refusal.message for refusal in refused), after)
 
     async def _exists(self, observed: Observed) -> bool:
         """Return whether the training still exists, and is not being deleted without a last checkpoint.

@@ -96,9 +96,8 @@ def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
     """
     if (problem := attempts.report_problem(situation.observed)) is not None:
         return yes("ProgressUnreadable", problem)
-    for cluster in situation.observed.clusters:
-        if cluster.attempt == situation.attempt.number and cluster.failure:
-            return yes("PodFault", cluster.failure)
+    if situation.cluster is not None and situation.cluster.failure:
+        return yes("PodFault", situation.cluster.failure)
     failing = failure_rules.failing_pods(situation)
     if failing:
         shown = "; ".join(f"pod {pod.name}: {pod.reason}: {pod.message}" for pod in failing[:SHOWN_PODS])

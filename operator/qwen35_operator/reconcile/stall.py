@@ -13,6 +13,7 @@ from the API server (`observe`), in case that the watch is late.
 from dataclasses import dataclass
 from datetime import datetime
 
+from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.observed import ReadReport
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.status.times import at
@@ -54,7 +55,8 @@ def pace(situation: AttemptSituation) -> Pace | None:
     if report is None or job is None or job.held or cluster is None or cluster.deleting is not None:
         return None
     written, number = situation.report_written, situation.attempt.number
-    heads = [pod.created for pod in situation.observed.pods if (pod.attempt, pod.pool) == (number, "head")]
+    pods = attempts.present_pods_of(situation.observed, number)
+    heads = [pod.created for pod in pods if pod.pool == "head"]
     if not heads or (written is not None and written <= max(cluster.created, *heads)):
         return None
     return measure(situation.spec, situation.observed.report, situation.observed.reports_since, situation.now)

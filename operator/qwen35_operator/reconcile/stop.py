@@ -70,11 +70,13 @@ def stay_stopped(situation: Situation) -> Verdict | None:
             explanation = leftovers.stray_explanation(observed, stray, None)
             return Verdict("Suspending", "ClusterNotOwned", explanation, degraded=yes("ClusterNotOwned", explanation))
         if observed.clusters or observed.pods or running:
-            if lost := leftovers.lost_pods(observed.pods, situation.now):
+            if lost := leftovers.unconfirmed(observed, situation.now):
                 return _wait_for_lost(lost)
             message = "the pods of the last attempt are being deleted"
-            after = leftovers.STRAY_CLUSTER_SECONDS if observed.clusters else None
-            return Verdict("Suspending", "Cleaning", message, after=after)
+            waits = [leftovers.STRAY_CLUSTER_SECONDS] if observed.clusters else []
+            if (wait := leftovers.seconds_until_lost(observed.pods, situation.now)) is not None:
+                waits.append(wait)
+            return Verdict("Suspending", "Cleaning", message, after=min(waits, default=None))
         return Verdict("Suspended", "Suspended", f"set spec.suspend: false to {_next_start(situation)}")
     remaining = time_to_deadline(situation)
     if remaining is not None and remaining <= 0:

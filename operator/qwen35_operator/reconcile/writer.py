@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from qwen35_operator.api import v1alpha1
+from qwen35_operator.desired import object_names
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound
 from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, Client, JsonObject
@@ -46,6 +47,8 @@ MAX_EVENT_BYTES = 1024
 MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
+OVERLOADED = (0, 429, 503, 504)
+"""Status codes of an API server that cannot carry out any request now; 0: it did not answer."""
 CREATE_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 APPLY_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
 """Options of a server-side apply. With `force`, a field that another manager has changed gets the operator's value."""
@@ -89,7 +92,8 @@ class ClusterWriter:
         """
         refused: list[RefusedWrite] = []
         for write in writes:
-            if not all(is_repair(earlier.write) for earlier in refused) and not isinstance(write, Delete):
+            blocked = not all(is_repair(earlier.write) for earlier in refused)
+            if blocked and not isinstance(write, Delete) and not is_repair(write):
                 continue
             self.check_leading()
             refusal = await (self._repair if is_repair(write) else self._write)(observed, write)
@@ -105,15 +109,32 @@ class ClusterWriter:
             raise NotLeading
 
     async def _repair(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
+        """Carry out a repair. If it fails, it is due again after `drift.REPAIR_SECONDS`.
+
+        Raises Conflict, and the errors of an API server that is overloaded or does not answer: then nothing else works either.
+        """
+        assert isinstance(write, Apply)
         try:
-            return await self._write(observed, write)
-        except Conflict:
-            raise
+            refused = await self._write(observed, write)
         except ApiError as error:
-            assert isinstance(write, Apply)
+            if isinstance(error, Conflict) or error.status in OVERLOADED or error.retry_after:
+                raise
             named = f"{write.manifest['kind']} {write.manifest['metadata']['name']}"
             message = f"{named} may have been changed, and was not repaired: {error.message}. The operator tries again"
-            return RefusedWrite(write, "NotRepaired", message)
+            refused = RefusedWrite(write, "NotRepaired", message)
+        if refused is not None and refused.reason != "Cleaning":
+            self._note_try(observed, write)
+        return refused
+
+    def _note_try(self, observed: Observed, write: Apply) -> None:
+        """Record in the stored child when the operator tried to write it."""
+        tried = OwnWrite(
+            "", self._client.now(), write.manifest["metadata"].get("annotations", {}).get(object_names.HASH)
+        )
+        store = self._cache.stores[watched_as(WRITTEN[write.manifest["kind"]], write.manifest)]
+        for stored in list(store.of((observed.namespace, observed.name))):
+            if isinstance(stored, Child) and stored.uid == write.uid:
+                store.put_own(observed.name, replace(stored, own_write=tried))
 
     async def _write(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
         match write:
@@ -298,7 +319,7 @@ class ClusterWriter:
             kind = watched_as(kind, raw)
             stored = record(kind, raw)
             if written and isinstance(stored, Child):
-                stored = replace(stored, own_write=OwnWrite(stored.version, self._client.now()))
+                stored = replace(stored, own_write=OwnWrite(stored.version, self._client.now(), stored.hash))
             self._cache.stores[kind].put_own(observed.name, stored)
 
     def _remove(self, observed: Observed, kind: ObjectKind, uid: str) -> None:

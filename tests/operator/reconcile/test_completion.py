@@ -240,6 +240,30 @@ def test_the_head_of_a_copy_of_the_cluster_neither_replaces_the_head_nor_fails_t
     assert world.status.pools[0].ready == 1
 
 
+def test_a_copy_of_the_cluster_does_not_hide_a_stall(world):
+    """Its head is younger than the last report, as the head of an attempt that has not reported yet."""
+    (head,) = [pod for pod in world.pods.values() if pod.pool == "head"]
+    world.report(versionTime=world.now.timestamp() - 55, versionSeconds=1.0)
+    world.reconcile()
+    assert world.status.state == "Running"
+    world.wait(10)
+    world.pods["copy"] = replace(head, name="copy", uid="copy", cluster="copy", created=world.now)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Stalled"
+
+
+def test_only_the_cluster_that_the_job_names_is_the_attempts():
+    world = World()
+    world.until_running()
+    (own,) = world.clusters.values()
+    copy = replace(own, name="copy", uid="copy", failure="quota")
+    world.clusters = {"copy": copy, own.name: own}
+    world.edit(rollout={"nodes": 3})
+    world.settle()
+    assert (world.clusters["copy"].groups, world.clusters[own.name].groups[0].replicas) == (own.groups, 3)
+    assert world.condition("Degraded").status == "False"
+
+
 def test_an_attempt_whose_head_pod_was_replaced_has_failed(world):
     """However it went, and within the second of its last report: KubeRay would submit to the new one without counting."""
     world.report(update=3)

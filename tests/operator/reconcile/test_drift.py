@@ -93,13 +93,15 @@ def test_they_are_repaired_while_the_trainer_saves():
     assert (repaired[0], set(repaired)) == (KEY, ALL - {("ConfigMap", "demo-control")})
 
 
-def test_an_order_to_stop_is_sent_although_repairs_are_refused():
-    world = Changed()
+def test_an_order_to_stop_is_sent_first_and_although_repairs_are_refused():
+    world, kinds = Changed(), []
     world.until_running()
     world.edit(suspend=True)
     before, world.changed = world.apply, True
 
     def apply(write):
+        if isinstance(write, Apply):
+            kinds.append(write.manifest["kind"])
         if isinstance(write, Apply) and write.manifest["kind"] == "NetworkPolicy":
             return RefusedWrite(write, "Forbidden", "a policy forbids it")
         return before(write)
@@ -107,6 +109,7 @@ def test_an_order_to_stop_is_sent_although_repairs_are_refused():
     world.apply = apply
     world.reconcile()
     assert world.observe().control.stop.reason == "Suspend"
+    assert kinds[:2] == ["ConfigMap", "NetworkPolicy"]
     assert world.status.state == "Suspending"
     assert (world.condition("Degraded").reason, world.condition("Degraded").message) == (
         "Forbidden",
@@ -122,8 +125,24 @@ def test_another_writer_of_the_hash_is_answered_no_faster_than_one_of_other_fiel
     for digest in (None, "theirs"):
         world.children[KEY] = replace(child, version="2", hash=digest), manifest
         assert applied(world) == []
-    world.children[KEY] = replace(child, hash="of an earlier release"), manifest
-    assert applied(world) == [KEY]
+    own_write = replace(child.own_write, hash="of an earlier spec")
+    world.children[KEY] = replace(child, version="2", hash="theirs", own_write=own_write), manifest
+    assert applied(world) == [KEY], "the operator wants to change it"
+
+
+def test_an_attempt_that_starts_after_an_edit_gets_the_config_of_its_spec_although_somebody_wrote_the_old_one_since():
+    """As a person who adds an annotation, or a controller that adds a label."""
+    world = World()
+    world.until_running()
+    key = ("ConfigMap", "demo-config")
+    child, manifest = world.children[key]
+    world.children[key] = replace(child, version="2"), manifest
+    world.edit(algorithm={"groupSize": 4})
+    world.reconcile()
+    world.obey()
+    world.settle()
+    assert "demo-2" in world.jobs
+    assert "groupSize: 4" in world.children[key][1]["data"]["training.yaml"]
 
 
 def test_a_training_without_pods_needs_no_repairs():

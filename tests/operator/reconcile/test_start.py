@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from qwen35_operator.reconcile.writes import Apply, RefusedWrite
 from tests.operator.reconcile.world import START, World
 
 
@@ -112,6 +113,27 @@ def test_without_the_right_to_read_nodes_the_message_says_so_and_other_proofs_co
     failed.reconcile()
     assert "(the operator may not read nodes here)" in failed.condition("Reconciling").message
     failed.pods.clear()
+    failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1", "demo-2"]
+
+
+def test_a_forced_start_waits_for_a_repair_that_is_refused(failed, monkeypatch):
+    """Its pods would run without the NetworkPolicy that the operator wants."""
+    hang(failed, "train")
+    failed.force_start = "2"
+    drifted = replace(failed.observe(), drifted=frozenset({("NetworkPolicy", "demo")}))
+    apply = failed.apply
+
+    def refuse(write):
+        is_policy = isinstance(write, Apply) and write.manifest["kind"] == "NetworkPolicy"
+        return RefusedWrite(write, "Forbidden", "a policy forbids it") if is_policy else apply(write)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failed, "observe", lambda: drifted)
+        patch.setattr(failed, "apply", refuse)
+        failed.reconcile()
+    assert sorted(failed.jobs) == ["demo-1"]
+    assert failed.condition("Ready").reason == "Forbidden"
     failed.reconcile()
     assert sorted(failed.jobs) == ["demo-1", "demo-2"]
 

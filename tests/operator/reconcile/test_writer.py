@@ -6,11 +6,13 @@ import pytest
 
 from qwen35_operator.api.v1alpha1 import KIND, TrainingStatus
 from qwen35_operator.desired import object_names
+from qwen35_operator.desired.objects import sealed
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT, TRAINING
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import OwnWrite
+from qwen35_operator.reconcile.drift import REPAIR_SECONDS, drifted
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter, NotLeading
 from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RemoveFinalizer, Scale
@@ -225,6 +227,34 @@ async def test_a_repair_that_fails_stops_no_other_write(setup, error, reason) ->
     assert list(setup.stored(SERVICE_ACCOUNT)) == ["demo-config"]
 
 
+async def test_a_repair_that_fails_is_due_again_after_a_while(setup) -> None:
+    there = setup.api.place(PATH, config("changed by hand"))
+    setup.cluster.stores[CONFIG_MAP].put("demo", record(CONFIG_MAP, there))
+    setup.api.refuse("PATCH", "configmaps", Forbidden(403, "no"))
+    repair = Apply(sealed(config("new")), there["metadata"]["uid"], is_repair=True)
+    await setup.write(repair)
+    (child,) = setup.stored().values()
+    assert child.own_write == OwnWrite("", START, repair.manifest["metadata"]["annotations"][object_names.HASH])
+    assert drifted([child], START) == (frozenset(), REPAIR_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable(0, "no answer"), Unavailable(429, "slow down"), Unavailable(503, "later")]
+)
+async def test_an_api_server_without_time_ends_the_reconcile_at_the_first_repair(setup, error) -> None:
+    there = setup.api.place(PATH, config("changed by hand"))
+    setup.api.refuse("PATCH", "configmaps", error)
+    with pytest.raises(Unavailable):
+        await setup.write(Apply(config("new"), there["metadata"]["uid"], is_repair=True))
+
+
+async def test_a_repair_is_done_although_the_write_before_it_was_refused(setup) -> None:
+    there = setup.api.place(PATH, config("changed by hand"))
+    setup.api.refuse("POST", "rayjobs", Forbidden(403, "no"))
+    await setup.write(Create(ray_job()), Apply(config("new"), there["metadata"]["uid"], is_repair=True))
+    assert setup.api.objects[PATH]["data"] == {"training.yaml": "new"}
+
+
 async def test_the_start_of_an_attempt_waits_for_an_apply_that_fails(setup) -> None:
     there = setup.api.place(PATH, config("changed by hand"))
     setup.api.refuse("PATCH", "configmaps", Unavailable(500, "failed calling webhook"))
@@ -287,7 +317,7 @@ async def test_what_is_as_desired_is_not_written(setup) -> None:
     there = setup.api.place(PATH, {**config(), "data": {"training.yaml": "x", "theirs": "kept"}})
     assert await setup.write(Apply(config(), there["metadata"]["uid"])) is None
     assert setup.api.wrote() == []
-    assert setup.stored()["demo-config"].own_write == OwnWrite(there["metadata"]["resourceVersion"], START)
+    assert setup.stored()["demo-config"].own_write == OwnWrite(there["metadata"]["resourceVersion"], START, None)
 
 
 async def test_what_is_gone_is_not_applied(setup) -> None:

@@ -155,7 +155,8 @@ class World:
         remaining = writes
         refused: list[RefusedWrite] = []
         for write in decision.writes:
-            if not all(is_repair(earlier.write) for earlier in refused) and not isinstance(write, Delete):
+            blocked = not all(is_repair(earlier.write) for earlier in refused)
+            if blocked and not isinstance(write, Delete) and not is_repair(write):
                 continue
             if remaining == 0:
                 return False
@@ -187,7 +188,9 @@ class World:
             case Apply(manifest, uid):
                 key = manifest["kind"], manifest["metadata"]["name"]
                 if key in self.children and self.children[key][0].uid == uid:
-                    self.children[key] = replace(self.children[key][0], hash=_hash(manifest)), manifest
+                    own_write = OwnWrite("1", self.now, _hash(manifest))
+                    child = replace(self.children[key][0], version="1", hash=_hash(manifest), own_write=own_write)
+                    self.children[key] = child, manifest
                     self.writes += 1
             case Scale():
                 self._scale(write)
@@ -217,7 +220,7 @@ class World:
         return None
 
     def _child(self, kind, name, digest) -> Child:
-        return Child(kind, name, "team", self._uid(), "1", UID, digest, None, own_write=OwnWrite("1", self.now))
+        return Child(kind, name, "team", self._uid(), "1", UID, digest, None, own_write=OwnWrite("1", self.now, digest))
 
     def _job(self, name, manifest) -> RayJob:
         return RayJob(
