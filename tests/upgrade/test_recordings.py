@@ -61,6 +61,7 @@ async def decision(recording: Recording, client: MemoryApi) -> Decision:
         for body in recording.objects[kind.name]:
             if training_of(body) == recording.name and watched_as(WRITTEN.get(kind.name, kind), body) == kind:
                 cache.stores[kind].put(training_of(body), record(kind, body))
+    client.time = recording.time
     observed = await observe(recording.training, cache, TrainingParser(), client)
     return decide(observed, OperatorSettings(), recording.time)
 

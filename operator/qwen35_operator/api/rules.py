@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from qwen35_trainer.manifest.contents import DIVERGENCE_MASKED
 from qwen35_trainer.manifest.modes import GROUP_RELATIVE
-from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
+from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K, MIN_VLLM_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -396,6 +396,13 @@ VALUES = (
         ratchets=True,
     ),
     Rule(
+        "!has(self.rollout) || self.rollout.engine != 'VLLM' || self.evaluation.temperature == 0.0 || "
+        f"self.evaluation.temperature >= {MIN_VLLM_TEMPERATURE}",
+        f"With engine VLLM temperature must be 0, or at least {MIN_VLLM_TEMPERATURE}, which vLLM uses in place of a lower one.",
+        field=".evaluation.temperature",
+        ratchets=True,
+    ),
+    Rule(
         f"{KL}.placement == 'LossAndReward' || !has({KL}.rewardCoefficient)",
         "Only placement LossAndReward has rewardCoefficient. Remove it.",
         field=".algorithm.kl.rewardCoefficient",
@@ -593,6 +600,12 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             f"topP and minP with engine VLLM need a topK of at most {MAX_VLLM_TOP_K}, because it returns the log-prob of each kept "
             "token. Set topK, or use engine Torch.",
             field=".topK",
+        ),
+        Rule(
+            f"self.engine != 'VLLM' || self.temperature >= {MIN_VLLM_TEMPERATURE}",
+            f"With engine VLLM temperature must be at least {MIN_VLLM_TEMPERATURE}, which vLLM uses in place of a lower one.",
+            field=".temperature",
+            ratchets=True,
         ),
     ),
     "spec.train.engine": (_fixed("train.engine"),),
