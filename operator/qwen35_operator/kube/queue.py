@@ -38,9 +38,7 @@ class WorkQueue:
         self._requeue: set[TrainingKey] = set()  # added while being processed
         self._later: list[tuple[float, int, TrainingKey]] = []
         self._due: dict[TrainingKey, float] = {}  # the entry of _later that counts
-        self._ended: dict[
-            TrainingKey, float
-        ] = {}  # when each key was last processed, the oldest first, without those long ago
+        self._ended: dict[TrainingKey, float] = {}  # when a key was last processed, the oldest first
         self._failures: dict[TrainingKey, int] = {}
         self._number = itertools.count()
         self._changed = asyncio.Event()
