@@ -469,7 +469,10 @@ def test_a_run_whose_folder_another_attempt_takes_ends_with_a_code_of_its_own_an
     running.wait_until(lambda: any((running.folder / "checkpoints").glob("update-*")), "checkpoint")
     folder = running.folder / taken
     other = take(folder, Owner("another", "other", "node-2", "elsewhere"), read_owner(folder))
-    (folder / "journal").write_text("of the other attempt")
+    # As an attempt does it: an earlier one that is between its check and its write then writes into a file without a name.
+    new = tmp_path / "journal"
+    new.write_text("of the other attempt")
+    new.replace(folder / "journal")
     before = sorted(path.name for path in folder.iterdir())
     ended = running.end()
     assert ended.code == 4, ended.err
