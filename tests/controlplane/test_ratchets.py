@@ -25,11 +25,17 @@ PATHS = (
     "spec.rollout.stragglerLane",
     "spec.algorithm.correction.type",
 )
+OLDER_WITH_VLLM = SPEC | {
+    "rollout": {"nodes": 2, "engine": "VLLM", "temperature": 0.005},
+    "evaluation": {"temperature": 0.005},
+}
+"""Temperatures that vLLM raises."""
+PATHS_WITH_VLLM = ("spec.rollout.temperature", "spec.evaluation.temperature")
 
 
-def test_the_older_training_breaks_every_rule_that_ratchets() -> None:
+def test_the_older_trainings_break_every_rule_that_ratchets() -> None:
     ratcheting = {f"{place}{rule.field}" for place, rules in RULES.items() for rule in rules if rule.ratchets}
-    assert ratcheting == set(PATHS)
+    assert ratcheting == {*PATHS, *PATHS_WITH_VLLM}
 
 
 def definition(*, ratchets: bool) -> dict[str, Any]:
@@ -73,19 +79,21 @@ def test_an_older_training_can_be_suspended_resized_and_corrected(
     envelope = {"apiVersion": f"{GROUP}/v1alpha1", "kind": "Qwen35Training"}
     try:
         eventually(lambda: served(control_plane, trainings), "the API server serves the kind")
-        control_plane.api.post(trainings, envelope | {"metadata": {"name": "older"}, "spec": OLDER})
+        for name, spec in (("older", OLDER), ("older-with-vllm", OLDER_WITH_VLLM)):
+            control_plane.api.post(trainings, envelope | {"metadata": {"name": name}, "spec": spec})
         control_plane.api.request("PATCH", this, {"spec": definition(ratchets=True)["spec"]}, content=MERGE)
 
-        def refusal() -> str:
+        def refusal(spec: dict[str, Any]) -> str:
             try:
-                new = envelope | {"metadata": {"name": "new"}, "spec": OLDER}
+                new = envelope | {"metadata": {"name": "new"}, "spec": spec}
                 control_plane.api.post(f"{trainings}?dryRun=All", new)
             except Refused as refused:
                 return refused.message if refused.status == 422 else ""
             return ""
 
-        eventually(refusal, "the API server has the new rules")
-        assert all(f"{path}: Invalid value" in refusal() for path in PATHS), refusal()
+        eventually(lambda: refusal(OLDER), "the API server has the new rules")
+        for spec, paths in ((OLDER, PATHS), (OLDER_WITH_VLLM, PATHS_WITH_VLLM)):
+            assert all(f"{path}: Invalid value" in refusal(spec) for path in paths), refusal(spec)
         path = f"{trainings}/older"
         assert patched(control_plane, path, {"rollout": {"nodes": 4}}) is None
         assert patched(control_plane, path, {"suspend": True}) is None
@@ -98,5 +106,11 @@ def test_an_older_training_can_be_suspended_resized_and_corrected(
         again = patched(control_plane, path, {"algorithm": {"correction": {"type": "TokenTIS"}}})
         assert again is not None
         assert "the gate of loss SAPO does nothing" in again
+        path = f"{trainings}/older-with-vllm"
+        assert patched(control_plane, path, {"suspend": True}) is None
+        assert patched(control_plane, path, {"rollout": {"temperature": 0.02}}) is None
+        again = patched(control_plane, path, {"rollout": {"temperature": 0.005}})
+        assert again is not None
+        assert "With engine VLLM temperature must be at least 0.01" in again
     finally:
         control_plane.api.request("DELETE", this)

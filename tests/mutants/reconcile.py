@@ -52,8 +52,8 @@ RECONCILE = (
     mutant(
         name="The next attempt starts on a timer, while a train pod of the earlier one may still run and write.",
         file="operator/qwen35_operator/reconcile/leftovers.py",
-        old="return _writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS",
-        new="return _deleted_for(pod, now) < LOST_POD_SECONDS",
+        old="(_writes(pod) or _deleted_for(pod, now) < LOST_POD_SECONDS)",
+        new="_deleted_for(pod, now) < LOST_POD_SECONDS",
         killer="tests/operator/reconcile/test_start.py::test_a_pod_that_may_write_holds_up_the_next_attempt_until_there_is_a_proof_of_its_end",
     ),
     mutant(
