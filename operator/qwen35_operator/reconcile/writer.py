@@ -1,4 +1,4 @@
-"""Carries out the writes of a decision, in order. After one that the API server refuses, only deletions are carried out.
+"""Carries out the writes of a decision, in order. After one that the API server refuses, only deletions and repairs are carried out.
 
 The API server checks a condition of every write: a new object needs a free name, and every other write names the uid of
 its object or tests the object's fields. Writes are therefore idempotent: one that is repeated or outdated changes nothing. If an object
@@ -84,11 +84,10 @@ class ClusterWriter:
     async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> list[RefusedWrite]:
         """Carry out the writes in order. Returns those that the API server refused.
 
-        After a refused write, only deletions are carried out: other writes depend on those before them, deletions do not.
-        A repair that fails for any reason counts as refused and stops no other write: an order to stop must not wait until an
-        admission policy or its webhook accepts a NetworkPolicy. Raises Conflict if an object has changed since it was observed,
-        another ApiError if a request of another write fails for another reason, and NotLeading if this process does not
-        lead any more.
+        After a refused write, only deletions and repairs are carried out: other writes depend on those before them. A repair that
+        fails, because of an admission policy or its webhook, counts as refused and stops no other write. Raises Conflict if
+        an object has changed since it was observed, another ApiError if the API server is overloaded or does not answer, or
+        if a request of another write fails for another reason, and NotLeading if this process does not lead any more.
         """
         refused: list[RefusedWrite] = []
         for write in writes:

@@ -1,6 +1,7 @@
 """The writes that a decision can request. They are carried out in order, and the status is written last.
 
-After a write that the API server refuses, only deletions are still carried out. A repair that fails stops no other write.
+After a write that the API server refuses, only deletions and repairs are still carried out. A repair
+that fails stops no other write.
 """
 
 from dataclasses import dataclass

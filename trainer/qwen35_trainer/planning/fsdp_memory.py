@@ -221,7 +221,6 @@ def rank_memory(shape: ModelSizes, spec: TrainingSpec, kernels: Kernels, *, pict
     host = offloaded.host + of_tower.host + (optimizer if on_host or parked else 0.0)
     if on_host:
         exact, narrow = (_rounding(shape, spec, each) for each in (4, width))
-        host += (
-            2 * gradients * exact + (width * sizes.frozen / ranks + reference) * narrow
-        )  # weights are as large as gradients
+        # The trained weights are as large as their gradients.
+        host += 2 * gradients * exact + (width * sizes.frozen / ranks + reference) * narrow
     return RankMemory(peak, memory, host, state.total, parked=state.total)
