@@ -16,7 +16,7 @@ checkpoint   from the API server's answer to the report until another client's w
              the training's status. The operator writes checkpoints immediately
 numbers      from the time at which the operator may copy the report's numbers until the same watch shows them, or later ones.
              The operator may copy them when an interval has passed since the report that the status showed before
-             (`new_status.progress_interval`: 10 s for up to 500 running trainings), and not before the report
+             (`new_status.progress_interval`: 25 s with 500 running trainings), and not before the report
 
 Drivers do not catch up (`reporting_trainers.py`), so a slow API server gets fewer reports: the share of those that it did not answer is
 a figure too, as are reports that no status had shown an interval and SHOWN_SECONDS after the last one.
@@ -27,7 +27,7 @@ memory and queues are written to standard error. Both operators are separate pro
 and share this machine with the control plane.
 
 Needs root, because the pods' addresses must lead to the dashboards, and port 8265, on all addresses of the machine. With the default
-numbers it takes 42 minutes and 13 GB of memory. KubeRay reconciles 8 objects of a kind at a time and sends up to 200 requests a second, as in all tests; it logs errors only, because its log of 30 minutes would be 1 GB.
+numbers it takes 42 minutes and up to 17 GB of memory. KubeRay reconciles 8 objects of a kind at a time and sends up to 200 requests a second, as in all tests; it logs errors only, because its log of 30 minutes would be 1 GB.
 
     python -m benchmarks.operator_clusters [--trainings 5000] [--clusters 500] [--minutes 30] [--report-seconds 5]
 """
@@ -72,7 +72,7 @@ from tests.testbed.ray_head import PORT
 
 DASHBOARDS, TRAINERS = "dashboards", "trainers"
 """Names of the processes that this script adds to the test bed."""
-ENVIRONMENT = {"GOMEMLIMIT": "10GiB", "ETCD_QUOTA_BACKEND_BYTES": str(8 * 2**30)}
+ENVIRONMENT = {"GOMEMLIMIT": "14GiB", "ETCD_QUOTA_BACKEND_BYTES": str(8 * 2**30)}
 """Go collects garbage more often before the API server, the largest process, exceeds this limit. By default, etcd refuses
 writes when its file has 2 GiB."""
 KUBERAY_OPTIONS = ("--zap-log-level=error",)

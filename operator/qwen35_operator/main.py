@@ -76,7 +76,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     def enqueue_all(namespace: str | None) -> None:
         for key in trainings:
             if namespace in (None, key[0]):
-                workers.add(key)
+                workers.add_behind(key)
 
     cache = ObjectCache(settings.namespaces, workers.add, metrics.restarted, enqueue_all)
     metrics.queued.set_function(lambda: len(workers))

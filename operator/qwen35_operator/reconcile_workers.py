@@ -47,15 +47,23 @@ class ReconcileWorkers:
         self._since.setdefault(key, time.monotonic())
         self._queue.add(key)
 
+    def add_behind(self, key: TrainingKey) -> None:
+        """Enqueue a training that may have changed, behind those that have."""
+        if self._working:
+            self._queue.add_behind(key)
+
     def progressed(self, key: TrainingKey) -> None:
         """Reset the training's backoff. Called after each successful write."""
         self._queue.succeeded(key)
 
     async def run(self, reconciler: Reconciler, count: int, keys: Iterable[TrainingKey] = ()) -> None:
-        """Run `count` workers, until cancelled. keys: the trainings to reconcile first."""
+        """Run `count` workers, until cancelled. keys: the trainings to reconcile in any case, in this order.
+
+        Trainings that change meanwhile come before them.
+        """
         self._working = True
         for key in keys:
-            self._queue.add(key)
+            self._queue.add_behind(key)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(count):

@@ -1,14 +1,15 @@
 """The work queue: each key is queued at most once, and processed by at most one worker at a time and not too often.
 
 add(key) ────────► ready ──► take() ──► done(key) ──► MIN_PAUSE_SECONDS ──► ready, if the key was added meanwhile
-add_later(key) ──► later ──┘
+add_later(key) ──► later ──┘   ▲
+add_behind(key) ─► behind ─────┘  when nothing is ready, and after every MAX_AHEAD ready keys
 """
 
 import asyncio
 import heapq
 import itertools
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from qwen35_operator.kube.store import TrainingKey
@@ -22,6 +23,8 @@ this limit, one training could take all the time of the operator, and of the API
 """
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
+MAX_AHEAD = 8
+"""Maximum number of ready keys in a row that are taken before a key of those behind them."""
 MIN_SUPERSEDED = 64
 """Number of superseded delays that a queue always keeps, so that a short queue is not rebuilt after every delay."""
 
@@ -32,8 +35,9 @@ class WorkQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         """Create an empty queue. clock: returns monotonic seconds."""
         self._clock = clock
-        self._ready: deque[TrainingKey] = deque()
-        self._queued: set[TrainingKey] = set()  # the keys in _ready
+        self._ready: OrderedDict[TrainingKey, None] = OrderedDict()
+        self._behind: OrderedDict[TrainingKey, None] = OrderedDict()
+        self._ahead = 0  # how many ready keys were taken since the last one of _behind
         self._processing: set[TrainingKey] = set()
         self._requeue: set[TrainingKey] = set()  # added while being processed
         self._later: list[tuple[float, int, TrainingKey]] = []
@@ -44,7 +48,7 @@ class WorkQueue:
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._ready) + len(self._behind)
 
     def add(self, key: TrainingKey) -> None:
         """Enqueue the key for the next free worker, or for the end of its pause.
@@ -57,18 +61,29 @@ class WorkQueue:
             self._requeue.add(key)
         elif self._clock() < rested:
             self._add_at(key, rested)
-        elif key not in self._queued:
+        elif key not in self._ready:
             self._due.pop(key, None)
-            self._queued.add(key)
-            self._ready.append(key)
+            self._behind.pop(key, None)
+            self._ready[key] = None
+            self._changed.set()
+
+    def add_behind(self, key: TrainingKey) -> None:
+        """Enqueue the key behind those that `add` enqueues, now or later. `add` moves it ahead.
+
+        For many keys at a time of which nothing is known to have changed.
+        """
+        if key in self._processing or key in self._ended:
+            self.add(key)
+        elif key not in self._ready:
+            self._behind[key] = None
             self._changed.set()
 
     def add_later(self, key: TrainingKey, seconds: float) -> None:
-        """Enqueue the key after this number of seconds, unless it is already queued now or for an earlier time."""
+        """Enqueue the key as `add` does after this number of seconds, unless it will be there earlier."""
         self._add_at(key, self._clock() + seconds)
 
     def _add_at(self, key: TrainingKey, due: float) -> None:
-        if key in self._queued or key in self._requeue or self._due.get(key, due + 1) <= due:
+        if key in self._ready or key in self._requeue or self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
         heapq.heappush(self._later, (due, next(self._number), key))
@@ -92,7 +107,7 @@ class WorkQueue:
 
     def clear(self) -> None:
         """Remove all queued keys, and forget all failures. Keys that are being processed stay until `done` is called."""
-        for keys in (self._ready, self._queued, self._requeue, self._later, self._due, self._ended, self._failures):
+        for keys in (self._ready, self._behind, self._requeue, self._later, self._due, self._ended, self._failures):
             keys.clear()
 
     async def take(self) -> TrainingKey:
@@ -100,15 +115,25 @@ class WorkQueue:
         while True:
             self._changed.clear()
             wait = self._move_due()
-            if self._ready:
-                key = self._ready.popleft()
-                self._queued.discard(key)
+            if (key := self._pop()) is not None:
                 self._processing.add(key)
                 return key
             try:
                 await asyncio.wait_for(self._changed.wait(), wait)
             except TimeoutError:
                 continue  # a delayed key is due
+
+    def _pop(self) -> TrainingKey | None:
+        """Remove and return the key whose turn it is; None if no key is enqueued for now."""
+        if self._ready and not (self._behind and self._ahead >= MAX_AHEAD):
+            self._ahead += 1
+            return self._ready.popitem(last=False)[0]
+        self._ahead = 0
+        if not self._behind:
+            return None
+        key = self._behind.popitem(last=False)[0]
+        self._due.pop(key, None)
+        return key
 
     def done(self, key: TrainingKey) -> None:
         """Mark the key as processed. Another worker may take it after its pause, if it is enqueued again."""

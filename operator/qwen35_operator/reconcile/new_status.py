@@ -31,9 +31,9 @@ from qwen35_operator.status.times import at, rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
 MIN_PROGRESS_SECONDS = 10.0
-"""Minimum time between two copies of a trainer's numbers into the status: each copy is a write to etcd."""
-MAX_COPIES_PER_SECOND = 50.0
-"""Maximum rate of these copies for all trainings together, which takes an API server about one core (docs/benchmarks.md)."""
+"""Minimum time between two writes of the status that only copy a trainer's numbers: each is a write to etcd."""
+MAX_COPIES_PER_SECOND = 20.0
+"""Maximum rate of these writes for all trainings together, which takes an API server about half a core (docs/benchmarks.md)."""
 
 NO_STORAGE: Final = (
     "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
@@ -47,7 +47,7 @@ PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
 
 
 def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingStatus, float | None]:
-    """Return the status to write, and the seconds until newer numbers of the trainer may be copied into it.
+    """Return the status to write, and the seconds until it may be written again only for newer numbers of the trainer.
 
     The seconds are None if the status contains the newest numbers.
     """
@@ -55,7 +55,6 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
     attempt = attempts.last_attempt(changed.attempts)
     report = None if attempt is None else attempts.report_of(observed, attempt)
     pools = _pools(observed, attempt)
-    progress, wait = _progress(observed, report, verdict, now)
     by_name = {pool.name: pool for pool in pools}
     has_rollout = "rollout" in by_name
     status = changed.model_copy(
@@ -66,14 +65,20 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
             "attempts": attempts.bounded(changed.attempts),
             "conditions": conditions(_findings(observed, verdict, by_name), observed.status, observed.generation, now),
             "pools": pools,
-            "progress": progress,
+            "progress": observed.status.progress,
             "lastCheckpoint": _checkpoint(observed, report),
             "lastExport": _export(observed, report),
             "rolloutNodes": _rollout_nodes(observed, attempt) if has_rollout else None,
             "rolloutSelector": object_names.rollout_selector(observed.name) if has_rollout else None,
         }
     )
-    return status, wait
+    if report is None or observed.report is None:
+        return status, None
+    numbers = _numbers(report, rfc3339(observed.report.written or at(report.time)))
+    wait = _seconds_until_copy(observed, numbers, now)
+    if wait is None or (wait > 0 and status == observed.status):
+        return status, wait
+    return status.model_copy(update={"progress": numbers}), None
 
 
 def status_after_refusal(
@@ -235,27 +240,22 @@ def _rollout_nodes(observed: Observed, attempt: Attempt | None) -> int:
     return sum(pod.pool == "rollout" and not pod.ended for pod in pods)
 
 
-def _progress(
-    observed: Observed, report: ProgressReport | None, verdict: Verdict, now: datetime
-) -> tuple[ProgressStatus | None, float | None]:
-    """Return the trainer's numbers for the status, and the seconds until newer numbers may replace them.
+def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: datetime) -> float | None:
+    """Return the seconds until the status may be written only for these numbers; None if it contains them.
 
-    The seconds are None if the returned numbers are the newest.
+    A write for another reason takes the numbers along, so that the status agrees with itself: no checkpoint is newer than they.
     """
-    before = observed.status.progress
-    if report is None or observed.report is None:
-        return before, None
-    numbers = _numbers(report, rfc3339(observed.report.written or at(report.time)))
-    if before is None or before.time is None or verdict.state != observed.status.state:
-        return numbers, None
-    if numbers.model_copy(update={"time": before.time}) == before:
-        return before, None  # only the time differs
-    age, interval = seconds_since(before.time, now), progress_interval(observed.running)
-    return (numbers, None) if age >= interval or age < 0 else (before, interval - age)
+    shown = observed.status.progress
+    if shown is None or shown.time is None:
+        return 0.0
+    if numbers.model_copy(update={"time": shown.time}) == shown:
+        return None  # only the time differs
+    age = seconds_since(shown.time, now)
+    return 0.0 if age < 0 else max(0.0, progress_interval(observed.running) - age)
 
 
 def progress_interval(running: int) -> float:
-    """Return the seconds between two copies of a trainer's numbers into the status. running: number of running trainings."""
+    """Return the minimum seconds between two writes that only copy a trainer's numbers. running: number of running trainings."""
     return max(MIN_PROGRESS_SECONDS, running / MAX_COPIES_PER_SECOND)
 
 

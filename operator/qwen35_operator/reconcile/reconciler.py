@@ -3,6 +3,8 @@
     key ─► body ─► observe ─► decide ─► write ─┬─► status, if it changed ─► again after …
                                      refused ──┘ (the status then explains the refusal)
 
+A status that changes alone, without another write, may have to wait (status_pace.py).
+
 Only caches survive between two reconciles. If a reconcile is interrupted, or ends because an object has changed since
 it was observed (409 Conflict), the next one takes the steps that are missing.
 """
@@ -25,6 +27,7 @@ from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.status_pace import StatusPace
 from qwen35_operator.reconcile.writer import ClusterWriter
 from qwen35_operator.reconcile.writes import Create, is_repair
 
@@ -61,6 +64,7 @@ class Reconciler:
         self._trainings = trainings
         self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed, may_write)
         self._parser = TrainingParser()
+        self._pace = StatusPace()
         self._leading_since = client.now()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
@@ -88,8 +92,9 @@ class Reconciler:
             return None
         refused = await self._writer.write(observed, decision.writes)
         if not refused:
-            await self._write_status(observed, raw, decision.status)
-            return decision.after
+            alone = not decision.writes and decision.status.attempts == observed.status.attempts
+            wait = await self._write_status(observed, raw, decision.status, may_wait=alone)
+            return decision.after if wait == 0 else min(wait, decision.after or wait)
         await self._write_status(observed, raw, status_after_refusal(observed, decision, refused, now))
         after = decision.after if all(is_repair(refusal.write) for refusal in refused) else None
         raise Refusal("; ".join(refusal.message for refusal in refused), after)
@@ -115,14 +120,20 @@ class Reconciler:
     def _forget(self, observed: Observed) -> None:
         self._trainings.remove((observed.namespace, observed.name), observed.uid)
 
-    async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
+    async def _write_status(
+        self, observed: Observed, raw: dict[str, Any], status: TrainingStatus, *, may_wait: bool = False
+    ) -> float:
         """Write the changed fields of the status. Raises Conflict if the training has changed since it was observed.
 
-        raw: the object of the training, with the old status.
+        raw: the object of the training, with the old status. may_wait: whether a status that was written too often must wait.
+        Returns the seconds that it must wait; 0 if it was written or has not changed.
         """
         changes = merge_patch(raw.get("status") or {}, status.model_dump(mode="json", exclude_none=True))
         if not changes or (observed.deleting and not observed.saves_before_deletion):
-            return
+            return 0.0
+        key, now = (observed.namespace, observed.name), self._client.now()
+        if may_wait and (wait := self._pace.wait(key, now)) > 0:
+            return wait
         patch = {"metadata": {"resourceVersion": observed.version}, "status": changes}
         path = TRAINING.path(observed.namespace, observed.name, "status")
         self._writer.check_leading()
@@ -130,5 +141,7 @@ class Reconciler:
             body = await self._client.patch(path, patch, MERGE_PATCH)
         except NotFound:
             self._forget(observed)
-            return
+            return 0.0
+        self._pace.wrote(key, now)
         self._trainings.put_own(body)
+        return 0.0

@@ -82,12 +82,11 @@ class ClusterWriter:
         self._posted: dict[tuple[str, str, str], datetime] = {}
 
     async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> list[RefusedWrite]:
-        """Carry out the writes in order. Returns those that the API server refused.
+        """Carry out the writes in order. Returns those that the API server refused, or failed to carry out.
 
-        After a refused write, only deletions and repairs are carried out: other writes depend on those before them. A repair that
-        fails, because of an admission policy or its webhook, counts as refused and stops no other write. Raises Conflict if
-        an object has changed since it was observed, another ApiError if the API server is overloaded or does not answer, or
-        if a request of another write fails for another reason, and NotLeading if this process does not lead any more.
+        After a refused write, only deletions and repairs are carried out: other writes depend on those before them. A refused
+        repair stops no other write. Raises Conflict if an object has changed since it was observed, another ApiError if the
+        API server is overloaded or does not answer, and NotLeading if this process does not lead any more.
         """
         refused: list[RefusedWrite] = []
         for write in writes:
@@ -95,7 +94,7 @@ class ClusterWriter:
             if blocked and not isinstance(write, Delete) and not is_repair(write):
                 continue
             self.check_leading()
-            refusal = await (self._repair if is_repair(write) else self._write)(observed, write)
+            refusal = await self._write_or_explain(observed, write)
             if refusal is not None:
                 refused.append(refusal)
             elif not isinstance(write, PostEvent):
@@ -107,21 +106,19 @@ class ClusterWriter:
         if not self._may_write():
             raise NotLeading
 
-    async def _repair(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
-        """Carry out a repair. If it fails, it is due again after `drift.REPAIR_SECONDS`.
+    async def _write_or_explain(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
+        """Carry out a write. One that fails because an admission webhook does is refused too, so that the status tells it.
 
-        Raises Conflict, and the errors of an API server that is overloaded or does not answer: then nothing else works either.
+        A refused repair is due again after `drift.REPAIR_SECONDS`. Raises Conflict, and the errors of an API server that is
+        overloaded or does not answer: then the status could not be written either.
         """
-        assert isinstance(write, Apply)
         try:
             refused = await self._write(observed, write)
         except ApiError as error:
             if isinstance(error, Conflict) or error.status in OVERLOADED or error.retry_after:
                 raise
-            named = f"{write.manifest['kind']} {write.manifest['metadata']['name']}"
-            message = f"{named} may have been changed, and was not repaired: {error.message}. The operator tries again"
-            refused = RefusedWrite(write, "NotRepaired", message)
-        if refused is not None and refused.reason != "Cleaning":
+            refused = RefusedWrite(write, "WriteFailed", f"{_named(write)}: {error.message}. The operator tries again")
+        if refused is not None and refused.reason != "Cleaning" and isinstance(write, Apply) and write.is_repair:
             self._note_try(observed, write)
         return refused
 
@@ -360,6 +357,24 @@ def refusal(
     shown = "; ".join(f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes) or error.message
     message = f"the API server refuses {kind.name} {name}: {shown}. Change spec accordingly"
     return RefusedWrite(write, "Rejected", message)
+
+
+def _named(write: ClusterWrite) -> str:
+    """Return what the write was to do, for people."""
+    match write:
+        case Create(manifest):
+            return f"{manifest['kind']} {manifest['metadata']['name']} was not created"
+        case Apply(manifest):
+            may_have = " may have been changed, and" if write.is_repair else ""
+            return f"{manifest['kind']} {manifest['metadata']['name']}{may_have} was not written"
+        case Scale():
+            return f"the worker group {write.group} of RayCluster {write.cluster} was not resized to {write.replicas}"
+        case Delete():
+            return f"{write.kind} {write.name} was not deleted"
+        case RemoveFinalizer():
+            return f"the finalizer {write.name} was not removed"
+        case PostEvent():
+            return f"the event {write.reason} was not posted"
 
 
 def _other_object(error: ApiError) -> bool:

@@ -86,14 +86,14 @@ type ClusterWrite = Create | Apply | Scale | Delete | RemoveFinalizer | PostEven
 
 @dataclass(frozen=True)
 class RefusedWrite:
-    """A write that the API server refused, and would refuse again if it were repeated immediately."""
+    """A write that the API server refused or failed to carry out, and that would fail again if it were repeated immediately."""
 
     write: ClusterWrite
     reason: str
     """Why the write was refused, in one word.
 
     NameTaken, Cleaning, Forbidden, Rejected (the object is invalid, or a policy forbids its deletion), KubeRayMissing, KubeRayTooOld,
-    QuotaExceeded or NotRepaired.
+    QuotaExceeded or WriteFailed.
     """
     message: str
     """Text for people that names the object and the fix."""

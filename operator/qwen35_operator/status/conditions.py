@@ -54,7 +54,7 @@ REASONS: Final[Mapping[str, str]] = {
     "KubeRayMissing": "The cluster has no kind RayJob: KubeRay is not installed.",
     "KubeRayTooOld": "The installed KubeRay does not know a required field.",
     "QuotaExceeded": "A ResourceQuota of the namespace is used up.",
-    "NotRepaired": "An object of the training may have been changed, and the API server failed to restore it; the operator tries again.",
+    "WriteFailed": "The API server failed to write an object of the training, for example because an admission webhook does not answer; the operator tries again.",
     "Unavailable": "A required kind cannot be watched; the operator changes nothing until it can.",
     "Waiting": "The training has not ended.",
     "NoAttempt": "No attempt is open.",

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from qwen35_operator.kube.queue import (
     FIRST_BACKOFF_SECONDS,
+    MAX_AHEAD,
     MAX_BACKOFF_SECONDS,
     MIN_PAUSE_SECONDS,
     MIN_SUPERSEDED,
@@ -64,6 +65,12 @@ class QueueMachine(RuleBasedStateMachine):
     def add(self, key) -> None:
         self._want(key, self.loop.time())
         self.queue.add(key)
+        self._settle()
+
+    @rule(key=KEYS)
+    def add_behind(self, key) -> None:
+        self._want(key, self.loop.time())
+        self.queue.add_behind(key)
         self._settle()
 
     @rule(key=KEYS, seconds=st.sampled_from([0.0, 0.5, 1.0, 3.0]))
@@ -142,6 +149,59 @@ def test_what_is_added_first_is_taken_first() -> None:
         return [(await queue.take())[1] for _ in "cab"]
 
     assert virtual.run(scenario()) == ["c", "a", "b"]
+
+
+def taken(queue: WorkQueue, count: int) -> list[str]:
+    """Take keys as one worker does. Returns their names."""
+
+    async def scenario() -> list[str]:
+        return [(await queue.take())[1] for _ in range(count)]
+
+    return virtual.run(scenario())
+
+
+def test_what_is_added_behind_is_taken_last_in_its_order_and_what_changes_meanwhile_moves_ahead() -> None:
+    queue = WorkQueue(lambda: 0.0)
+    for name in "abcd":
+        queue.add_behind(("team", name))
+    queue.add(("team", "x"))
+    queue.add(("team", "c"))
+    queue.add_behind(("team", "x"))
+    assert len(queue) == 5
+    assert taken(queue, 5) == ["x", "c", "a", "b", "d"]
+
+
+def test_what_is_behind_is_taken_although_there_is_always_something_ahead() -> None:
+    queue = WorkQueue(lambda: 0.0)
+    queue.add_behind(("team", "behind"))
+    for number in range(100):
+        queue.add(("team", str(number)))
+    assert taken(queue, 100).index("behind") == MAX_AHEAD
+
+
+def test_what_is_behind_is_taken_at_the_time_for_which_it_was_also_requested() -> None:
+    now = [0.0]
+    queue = WorkQueue(lambda: now[0])
+    for name in ("a", "b", "late"):
+        queue.add_behind(("team", name))
+    queue.add_later(("team", "late"), 2.0)
+    assert taken(queue, 1) == ["a"]
+    now[0] = 2.0
+    assert taken(queue, 1) == ["late"]
+    assert taken(queue, 1) == ["b"]
+
+
+def test_a_delay_ends_when_what_is_behind_was_taken() -> None:
+    async def scenario() -> None:
+        queue, key = WorkQueue(asyncio.get_running_loop().time), ("team", "a")
+        queue.add_later(key, 5.0)
+        queue.add_behind(key)
+        await queue.take()
+        queue.done(key)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(queue.take(), 1000)
+
+    virtual.run(scenario())
 
 
 def test_what_comes_while_in_work_comes_again_when_it_is_done() -> None:

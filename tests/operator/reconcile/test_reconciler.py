@@ -1,6 +1,7 @@
 """One reconcile against an API server in memory: what is written, how often, and what happens to refused writes."""
 
 from copy import deepcopy
+from datetime import timedelta
 
 import pytest
 
@@ -12,8 +13,10 @@ from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
+from qwen35_operator.reconcile.status_pace import BURST, PERIOD_SECONDS
 from qwen35_operator.reconcile.writer import NotLeading
 from qwen35_trainer.contract import ProgressReport
+from qwen35_trainer.contract.progress_report import CheckpointReport
 from qwen35_trainer.contract.shared_names import PROGRESS_KEY, progress_name
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import MemoryApi
@@ -47,6 +50,17 @@ class ReconcilerSetup:
     @property
     def status(self) -> dict:
         return self.api.objects[PATH]["status"]
+
+    def report_checkpoint(self, update: int) -> None:
+        saved = CheckpointReport(uri=f"/checkpoints/{update}", update=update, time=self.api.time.timestamp())
+        self.report(state="Running", checkpoint=saved)
+
+    def report(self, **fields) -> None:
+        """The watch delivers a report of the trainer."""
+        path = CONFIG_MAP.path("team", progress_name("demo"))
+        report = ProgressReport(attempt=1, time=self.api.time.timestamp(), **fields)
+        changed = self.api.objects[path] | {"data": {PROGRESS_KEY: report.model_dump_json()}}
+        self.cluster.stores[CONFIG_MAP].put("demo", record(CONFIG_MAP, self.api.place(path, changed)))
 
     def condition(self, kind: str) -> dict:
         return next(item for item in self.status["conditions"] if item["type"] == kind)
@@ -225,6 +239,65 @@ async def test_what_the_server_does_not_answer_is_raised_and_no_status_written(s
     assert setup.writes_of_status() == 0
     await setup.reconcile()
     assert len([path for path in setup.api.objects if path.startswith(RAY_JOB.path("team"))]) == 1
+
+
+WEBHOOK = Unavailable(500, 'Internal error occurred: failed calling webhook "mrayjob.kb.io": connection refused')
+
+
+async def test_a_webhook_that_does_not_answer_is_named_in_the_status_until_the_job_is_created(setup) -> None:
+    setup.api.refuse("POST", "rayjobs", WEBHOOK)
+    with pytest.raises(Refusal, match="RayJob demo-1 was not created"):
+        await setup.reconcile()
+    ready = setup.condition("Ready")
+    assert (setup.status["state"], ready["reason"]) == ("Pending", "WriteFailed")
+    assert 'failed calling webhook "mrayjob.kb.io"' in ready["message"]
+    assert setup.status.get("attempts", []) == []
+    await setup.reconcile()
+    assert setup.status["state"] == "Starting"
+    assert [attempt["job"] for attempt in setup.status["attempts"]] == ["demo-1"]
+
+
+async def test_a_child_that_cannot_be_created_again_is_named_while_the_attempt_runs(setup) -> None:
+    await setup.reconcile()
+    await setup.reconcile()
+    path = WRITTEN["NetworkPolicy"].path("team", "demo")
+    gone = setup.api.objects.pop(path)
+    setup.cluster.stores[WRITTEN["NetworkPolicy"]].remove("team", "demo", gone["metadata"]["uid"], "1000")
+    setup.api.refuse("POST", "networkpolicies", WEBHOOK)
+    with pytest.raises(Refusal):
+        await setup.reconcile()
+    degraded = setup.condition("Degraded")
+    assert (setup.status["state"], degraded["status"], degraded["reason"]) == ("Starting", "True", "WriteFailed")
+    await setup.reconcile()
+    assert path in setup.api.objects
+    assert setup.condition("Degraded")["status"] == "False"
+
+
+async def test_reports_in_a_loop_write_the_status_in_a_burst_and_then_at_a_slow_pace(setup) -> None:
+    """A new checkpoint is shown immediately, and whoever has the rights of the trainer can report new ones all the time."""
+    await setup.reconcile()
+    await setup.reconcile()
+    before, seconds = setup.writes_of_status(), 600
+    for number in range(4 * seconds + 1):
+        setup.report_checkpoint(number)
+        setup.api.time += timedelta(seconds=0.25)
+        wait = await setup.reconcile()
+    assert setup.writes_of_status() - before == pytest.approx(BURST + seconds / PERIOD_SECONDS, abs=2)
+    assert 0 < wait <= PERIOD_SECONDS
+    setup.api.time += timedelta(seconds=wait)
+    await setup.reconcile()
+    assert setup.status["lastCheckpoint"]["update"] == number
+
+
+async def test_a_status_that_records_an_attempt_never_waits(setup) -> None:
+    await setup.reconcile()
+    for number in range(2 * BURST):
+        setup.report_checkpoint(number)
+        await setup.reconcile()
+    assert setup.status["lastCheckpoint"]["update"] < number
+    setup.report(state="Succeeded")
+    await setup.reconcile()
+    assert setup.status["attempts"][0]["outcome"] == "Succeeded"
 
 
 async def test_a_creation_whose_answer_was_lost_is_found(setup) -> None:

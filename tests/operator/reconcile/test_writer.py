@@ -214,7 +214,7 @@ async def test_actions_are_done_in_order_up_to_the_first_refused_one(setup) -> N
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(Forbidden(403, "no"), "Forbidden"), (Unavailable(500, "failed calling webhook"), "NotRepaired")],
+    [(Forbidden(403, "no"), "Forbidden"), (Unavailable(500, "failed calling webhook"), "WriteFailed")],
 )
 async def test_a_repair_that_fails_stops_no_other_write(setup, error, reason) -> None:
     """An admission policy, or its webhook that does not answer, must not keep an order to stop from the trainer."""
@@ -258,8 +258,11 @@ async def test_a_repair_is_done_although_the_write_before_it_was_refused(setup) 
 async def test_the_start_of_an_attempt_waits_for_an_apply_that_fails(setup) -> None:
     there = setup.api.place(PATH, config("changed by hand"))
     setup.api.refuse("PATCH", "configmaps", Unavailable(500, "failed calling webhook"))
-    with pytest.raises(Unavailable):
-        await setup.write(Apply(config("new"), there["metadata"]["uid"]), Create(ray_job()))
+    refused = await setup.write(Apply(config("new"), there["metadata"]["uid"]), Create(ray_job()))
+    assert (refused.reason, refused.message) == (
+        "WriteFailed",
+        "ConfigMap demo-config was not written: failed calling webhook. The operator tries again",
+    )
     assert setup.stored(RAY_JOB) == {}
 
 
