@@ -1,6 +1,5 @@
 """Parses raw Kubernetes objects into records. Only the records are kept, because a cluster can have many objects."""
 
-import sys
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -20,6 +19,7 @@ from qwen35_operator.kube.object_records import (
     RayJob,
     WorkerGroup,
 )
+from qwen35_operator.kube.shared_strings import shared
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract.message import MAX_MESSAGE_BYTES
 from qwen35_trainer.contract.shared_names import CONTROL_KEY, PROGRESS_KEY
@@ -31,6 +31,8 @@ MAX_JOB_MESSAGE_CHARACTERS: Final = 4096
 """The same for a RayJob, whose message can contain the end of the trainer's log."""
 MAX_IMAGE_CHARACTERS, MAX_VERSION_CHARACTERS, MAX_REQUEST_CHARACTERS = 1024, 64, 253
 """Maximum lengths in a status (ReleaseStatus). A RayJob may have longer texts if somebody has edited it; they are cut."""
+MAX_STATE_CHARACTERS, MAX_GROUP_CHARACTERS = 64, 253
+"""Maximum lengths of a state that KubeRay reports, and of the name of a worker group. Those of KubeRay and the operator are shorter."""
 MAX_HASH_CHARACTERS: Final = 64
 """Maximum length of a hash; those of the operator have 16 characters. An annotation may have 256 KiB, and each object with the
 operator's label has a record."""
@@ -72,7 +74,7 @@ def record(kind: ObjectKind, raw: KubeObject) -> ObjectRecord:
 
 def training_of(raw: KubeObject) -> str:
     """Return the name of the training that an object belongs to, from its label; empty if it has no such label."""
-    return sys.intern(str(raw["metadata"].get("labels", {}).get(object_names.TRAINING, "")))
+    return shared(str(raw["metadata"].get("labels", {}).get(object_names.TRAINING, "")))
 
 
 def _child(kind: str, raw: KubeObject) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _child(kind: str, raw: KubeObject) -> dict[str, Any]:
     return {
         "kind": kind,
         "name": metadata["name"],
-        "namespace": sys.intern(metadata["namespace"]),
+        "namespace": shared(metadata["namespace"]),
         "uid": metadata["uid"],
         "version": metadata["resourceVersion"],
         "owner": None if owner is None else owner["uid"],
@@ -137,16 +139,16 @@ def _job(raw: KubeObject) -> RayJob:
         spec_hash=_annotation(raw, object_names.SPEC_HASH)[:MAX_HASH_CHARACTERS],
         created=parse_time(metadata["creationTimestamp"]),
         suspended=bool(raw.get("spec", {}).get("suspend")),
-        deployment=sys.intern(status.get("jobDeploymentStatus", "")),
-        status=sys.intern(status.get("jobStatus", "")),
+        deployment=shared(status.get("jobDeploymentStatus", "")[:MAX_STATE_CHARACTERS]),
+        status=shared(status.get("jobStatus", "")[:MAX_STATE_CHARACTERS]),
         reason=status.get("reason", "")[:MAX_MESSAGE_CHARACTERS],
         message=status.get("message", "")[:MAX_JOB_MESSAGE_CHARACTERS],
         cluster=status.get("rayClusterName", ""),
         queued=QUEUE_LABEL in metadata.get("labels", {}),
         rollout_nodes=_rollout_nodes(raw),
         image=_image(raw),
-        image_reference=sys.intern(_annotation(raw, object_names.IMAGE)[:MAX_IMAGE_CHARACTERS]),
-        ray_version=sys.intern(_ray_version(raw)),
+        image_reference=shared(_annotation(raw, object_names.IMAGE)[:MAX_IMAGE_CHARACTERS]),
+        ray_version=shared(_ray_version(raw)),
         update_request=_annotation(raw, object_names.UPDATE)[:MAX_REQUEST_CHARACTERS],
     )
 
@@ -161,7 +163,7 @@ def _image(raw: KubeObject) -> str:
     head = (raw.get("spec", {}).get("rayClusterSpec") or {}).get("headGroupSpec") or {}
     containers = head.get("template", {}).get("spec", {}).get("containers", ())
     images = (str(each.get("image", "")) for each in containers if each.get("name") == RAY_CONTAINER)
-    return sys.intern(next(images, "")[:MAX_IMAGE_CHARACTERS])
+    return shared(next(images, "")[:MAX_IMAGE_CHARACTERS])
 
 
 def _rollout_nodes(raw: KubeObject) -> int:
@@ -182,7 +184,7 @@ def _cluster(raw: KubeObject) -> RayCluster:
         training=training_of(raw),
         attempt=_attempt(raw),
         created=parse_time(raw["metadata"]["creationTimestamp"]),
-        state=sys.intern(status.get("state", "")),
+        state=shared(status.get("state", "")[:MAX_STATE_CHARACTERS]),
         failure="; ".join(failures)[:MAX_MESSAGE_CHARACTERS],
         groups=tuple(_group(group) for group in spec.get("workerGroupSpecs", ())),
         autoscaled=bool(spec.get("enableInTreeAutoscaling")),
@@ -191,7 +193,7 @@ def _cluster(raw: KubeObject) -> RayCluster:
 
 def _group(raw: Mapping[str, Any]) -> WorkerGroup:
     return WorkerGroup(
-        name=sys.intern(raw["groupName"]),
+        name=shared(raw["groupName"][:MAX_GROUP_CHARACTERS]),
         replicas=raw.get("replicas", 0),
         min_replicas=raw.get("minReplicas", 0),
         max_replicas=raw.get("maxReplicas", 0),
@@ -208,31 +210,31 @@ def _pod(raw: KubeObject) -> Pod:
     reason, code, message = _fault(status, conditions, native_sidecars, deleting)
     return Pod(
         name=metadata["name"],
-        namespace=sys.intern(metadata["namespace"]),
+        namespace=shared(metadata["namespace"]),
         uid=metadata["uid"],
         version=metadata["resourceVersion"],
         training=training_of(raw),
         attempt=_attempt(raw),
         pool=POOLS[metadata.get("labels", {}).get(object_names.POOL, "head")],
         lane=metadata.get("labels", {}).get(object_names.LANE) == "true",
-        phase=sys.intern(status.get("phase", "")),
+        phase=shared(status.get("phase", "")),
         ready=conditions.get("Ready", {}).get("status") == "True",
         created=parse_time(metadata["creationTimestamp"]),
         deleting=deleting,
-        reason=sys.intern(reason),
+        reason=shared(reason),
         exit_code=code,
         message=message[:MAX_MESSAGE_CHARACTERS],
         image_id=_image_id(status),
-        node=sys.intern(raw.get("spec", {}).get("nodeName") or ""),
+        node=shared(raw.get("spec", {}).get("nodeName") or ""),
         ended=_ended(status),
-        cluster=sys.intern(_cluster_of_pod(metadata)),
+        cluster=shared(_cluster_of_pod(metadata)),
     )
 
 
 def _image_id(status: Mapping[str, Any]) -> str:
     containers = status.get("containerStatuses", ())
     ids = (str(each.get("imageID") or "") for each in containers if each.get("name") == RAY_CONTAINER)
-    return sys.intern(next(ids, ""))
+    return shared(next(ids, ""))
 
 
 def _ended(status: Mapping[str, Any]) -> bool:

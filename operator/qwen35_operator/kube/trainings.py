@@ -1,7 +1,6 @@
 """The trainings from kopf's events, stored as compact JSON: a parsed object takes ten times as much memory."""
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -12,6 +11,7 @@ from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.shared_strings import shared
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.watch import WatchName, blind, not_listed, where
 from qwen35_trainer.manifest import Problem
@@ -105,7 +105,7 @@ class Trainings:
         if stored is not None and version <= stored.version:
             return False
         slim = _slim(raw)
-        state = sys.intern((raw.get("status") or {}).get("state", "Pending"))
+        state = shared((raw.get("status") or {}).get("state", "Pending"))
         text = json.dumps(slim, separators=(",", ":")).encode()
         self._drop(key)
         self._bodies[key] = _Body(version, metadata["uid"], state, text)
