@@ -7,8 +7,8 @@ ended     with KubeRay stopped, N - C trainings are created, report that they ha
           to create, but have fewer objects and shorter statuses, of which the operator's memory consists
 clusters  KubeRay starts, and C trainings are created. Ends when the status of each shows three ready pods: a head, a rollout and a
           train pod on nodes of kwok. Every RayCluster's dashboard is `ray_dashboards.py`, in which all jobs run
-reports   C drivers (`reporting_trainers.py`) report every few seconds, and every 12th report contains a new checkpoint.
-          In the middle the leading operator is killed (SIGKILL); when the other one leads, the killed one starts again
+reports   C drivers (`reporting_trainers.py`) report every few seconds, and every 12th report contains a new checkpoint. They
+          begin one after the other within two minutes, as their clusters became ready. In the middle the leading operator is killed (SIGKILL); when the other one leads, the killed one starts again
 
 What is measured of each report, by the clock of this machine:
 
@@ -16,7 +16,7 @@ checkpoint   from the API server's answer to the report until another client's w
              the training's status. The operator writes checkpoints immediately
 numbers      from the time at which the operator may copy the report's numbers until the same watch shows them, or later ones.
              The operator may copy them when an interval has passed since the report that the status showed before
-             (`new_status.progress_interval`: 25 s with 500 running trainings), and not before the report
+             (`new_status.progress_interval`: 50 s with 500 running trainings), and not before the report
 
 Drivers do not catch up (`reporting_trainers.py`), so a slow API server gets fewer reports: the share of those that it did not answer is
 a figure too, as are reports that no status had shown an interval and SHOWN_SECONDS after the last one.
@@ -245,7 +245,8 @@ async def _reports(bed: Bed, seconds: float, report_seconds: float) -> Json:
     await asyncio.sleep(QUIET_SECONDS)
     order, file = plane.folder / "order.json", plane.folder / "reports.txt"
     drivers = await _drivers(bed)
-    Order(plane.server, str(plane.ca), plane.token, NAMESPACE, drivers, seconds, report_seconds).save(order)
+    ordered = Order(plane.server, str(plane.ca), plane.token, NAMESPACE, drivers, seconds, report_seconds)
+    ordered.save(order)
     transitions, began = await _lease_transitions(bed.seen), (await bed.sample()).at
     _start_module(plane, TRAINERS, "benchmarks.reporting_trainers", str(order), str(file))
     await asyncio.sleep(seconds / 2)
@@ -259,8 +260,7 @@ async def _reports(bed: Bed, seconds: float, report_seconds: float) -> Json:
     await asyncio.sleep(progress_interval(bed.clusters) + SHOWN_SECONDS)
     answered, transitions = tuple(reporting_trainers.read(file)), await _lease_transitions(bed.seen) - transitions
     samples = [sample for sample in bed.samples if began <= sample.at <= last.at]
-    expected = round(bed.clusters * seconds / report_seconds)
-    return figures(Measured(bed, answered, samples, failover, expected)) | {"leaderChanges": transitions}
+    return figures(Measured(bed, answered, samples, failover, ordered.expected)) | {"leaderChanges": transitions}
 
 
 async def _lease_transitions(seen: Observer) -> int:

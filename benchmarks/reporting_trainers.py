@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import ssl
 import sys
 import time
@@ -30,6 +31,9 @@ from qwen35_trainer.contract.shared_names import PROGRESS_KEY, progress_name
 CHECKPOINT_EVERY = 12
 """Reports of a training between two of its checkpoints."""
 CONNECTIONS = 64
+START_SECONDS = 120.0
+"""Time over which the drivers begin, one after the other, as their clusters become ready one after the other. If all began at the
+same time, every training would become Running and all copies of numbers would be due at the same moments."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,17 @@ class Order:
     drivers: tuple[Driver, ...]
     seconds: float
     report_seconds: float
+
+    def first(self, number: int) -> float:
+        """Return the seconds after which a driver sends its first report."""
+        return min(START_SECONDS, self.seconds / 2) * number / len(self.drivers)
+
+    @property
+    def expected(self) -> int:
+        """The number of reports that the drivers send if the API server answers each before the next is due."""
+        return sum(
+            math.ceil((self.seconds - self.first(number)) / self.report_seconds) for number in range(len(self.drivers))
+        )
 
     def save(self, file: Path) -> None:
         file.write_text(json.dumps(asdict(self)))
@@ -96,7 +111,7 @@ async def _report_all(order: Order, reports: TextIO) -> None:
         asyncio.TaskGroup() as drivers,
     ):
         for number, driver in enumerate(order.drivers):
-            first = began + order.report_seconds * number / len(order.drivers)
+            first = began + order.first(number)
             drivers.create_task(_report(session, order, driver, number, first, began + order.seconds, reports))
 
 

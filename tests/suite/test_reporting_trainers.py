@@ -18,6 +18,12 @@ def test_an_order_is_read_as_it_was_saved(tmp_path):
     assert Order.load(tmp_path / "order.json") == order
 
 
+def test_drivers_begin_one_after_the_other_and_report_until_the_end():
+    order = Order("https://127.0.0.1:1", "/ca.crt", "token", "scale", (DRIVER,) * 4, 1800.0, 5.0)
+    assert [order.first(number) for number in range(4)] == [0, 30, 60, 90]
+    assert order.expected == 360 + 354 + 348 + 342
+
+
 def test_answered_reports_are_read_as_they_were_noted(tmp_path):
     (tmp_path / "reports.txt").write_text("running0 11 0 100.5\nrunning0 12 1 105.25\n")
     assert list(read(tmp_path / "reports.txt")) == [

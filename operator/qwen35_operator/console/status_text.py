@@ -25,7 +25,7 @@ NO_OPERATOR: Final = "no operator has handled it; is an operator running, and do
 FRESH_SECONDS: Final = 120.0
 """A report counts as current up to this age, or up to the duration of FRESH_UPDATES updates if that is longer.
 
-It is more than the time between two copies of numbers with 2,000 running trainings (`new_status.progress_interval`).
+It is more than the time between two copies of numbers with 1,000 running trainings (`new_status.progress_interval`).
 """
 FRESH_UPDATES: Final = 3
 """A report counts as current up to the duration of this number of updates, or up to FRESH_SECONDS if that is longer."""

@@ -32,8 +32,8 @@ from qwen35_trainer.contract import ProgressReport
 
 MIN_PROGRESS_SECONDS = 10.0
 """Minimum time between two writes of the status that only copy a trainer's numbers: each is a write to etcd."""
-MAX_COPIES_PER_SECOND = 20.0
-"""Maximum rate of these writes for all trainings together, which takes an API server about half a core (docs/benchmarks.md)."""
+MAX_COPIES_PER_SECOND = 10.0
+"""Maximum rate of these writes for all trainings together, which takes an API server about a quarter of a core (docs/benchmarks.md)."""
 
 NO_STORAGE: Final = (
     "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
