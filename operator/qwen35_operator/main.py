@@ -74,7 +74,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     trainings, workers = Trainings(settings.namespaces), ReconcileWorkers(metrics)
 
     def enqueue_all(namespace: str | None) -> None:
-        for key in trainings:
+        for key in trainings.by_urgency():
             if namespace in (None, key[0]):
                 workers.add_behind(key)
 
@@ -92,7 +92,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     async def lead() -> None:
         reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
         await cache.settled()
-        await workers.run(reconciler, settings.workers, trainings.ended_last())
+        await workers.run(reconciler, settings.workers, trainings.by_urgency())
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)

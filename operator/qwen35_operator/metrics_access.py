@@ -34,7 +34,8 @@ MAX_ALLOWED_TOKENS: Final = 64
 MAX_REFUSED_TOKENS: Final = 256
 MAX_WAITING_REQUESTS: Final = 16
 """Maximum number of requests that wait for a review. One review takes place at a time: anyone who reaches the port can
-send tokens, and each unknown one costs the API server a request that the trainings would otherwise have."""
+send tokens, and each unknown one costs the API server a request that the trainings would otherwise have. As many more may
+wait if their token was allowed before, so that invented tokens do not keep Prometheus out."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class MetricsAccess:
         key = hmac.digest(self._hash_key, token.encode(), "sha256")
         if (answer := self._known(key)) is not None:
             return answer
-        if self._waiting >= MAX_WAITING_REQUESTS:
+        if self._waiting >= MAX_WAITING_REQUESTS * (2 if key in self._allowed.answers else 1):
             return TOO_MANY
         self._waiting += 1
         try:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -166,6 +167,48 @@ def test_the_account_of_the_chart_can_write_nothing_else(
     own = live_training.path("qwen35trainings")
     assert "only finalizers" in (refusal(account, "PATCH", own, {"spec": {"suspend": True}}, content=MERGE) or "")
     assert refusal(release.plane.api, "PATCH", stray, change, content=MERGE) is None
+
+
+def test_the_account_of_the_chart_gives_its_rights_to_no_other_account(
+    release: Release, account: Api, operator: OperatorProcess, namespace: str
+):
+    """Roles, RoleBindings and pods of RayJobs would be a way around the policy, which is about one account only."""
+    live_training = LiveTraining(release.plane, namespace).apply()
+    job = live_training.until_job(1)
+    role, binding = (
+        copy_of(live_training.find(plural, "demo-trainer"), "demo-other") for plural in ("roles", "rolebindings")
+    )
+    roles, bindings, jobs = (live_training.path(plural, None) for plural in ("roles", "rolebindings", "rayjobs"))
+    assert refusal(account, "POST", roles, role) is None
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}
+    assert "on ConfigMaps by name" in (refusal(account, "POST", roles, role | {"rules": [rule]}) or "")
+    assert refusal(account, "POST", bindings, binding) is None
+    thief = [{"kind": "ServiceAccount", "name": "thief", "namespace": namespace}]
+    assert "of the same training" in (refusal(account, "POST", bindings, binding | {"subjects": thief}) or "")
+    elsewhere = [binding["subjects"][0] | {"namespace": "kube-system"}]
+    assert "of the same training" in (refusal(account, "POST", bindings, binding | {"subjects": elsewhere}) or "")
+
+    def changed(**pod: object) -> dict[str, Any]:
+        body = copy_of(job, "demo-other")
+        body["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"] |= pod
+        return body
+
+    assert refusal(account, "POST", jobs, changed()) is None
+    for pod in ({"serviceAccountName": "thief"}, {"hostNetwork": True}, {"hostPID": True}):
+        assert "no namespace of the node" in (refusal(account, "POST", jobs, changed(**pod)) or "")
+    submitter = changed()
+    submitter["spec"] |= {"submissionMode": "K8sJobMode", "submitterPodTemplate": {"spec": {"containers": []}}}
+    assert "no namespace of the node" in (refusal(account, "POST", jobs, submitter) or "")
+
+
+def copy_of(body: dict[str, Any] | None, name: str) -> dict[str, Any]:
+    """The object under another name, as a client would create it. The operator does not know it."""
+    assert body is not None
+    kept = {
+        key: body["metadata"][key] for key in ("labels", "ownerReferences", "annotations") if key in body["metadata"]
+    }
+    fields = {key: value for key, value in body.items() if key != "status"}
+    return deepcopy({**fields, "metadata": {"name": name, **kept}})
 
 
 def test_metrics_need_a_token_whose_account_may_read_them(release: Release, operator: OperatorProcess):

@@ -159,6 +159,20 @@ async def test_one_review_takes_place_at_a_time_and_a_flood_is_refused(gate: Gat
     assert await gate.status("prometheus") == 200
 
 
+async def test_invented_tokens_do_not_keep_out_one_that_was_allowed_before(gate: Gate) -> None:
+    assert await gate.status("prometheus") == 200
+    gate.now += ALLOWED_SECONDS
+    gate.reviews.open.clear()
+    flood = [asyncio.create_task(gate.status(f"invented-{number}")) for number in range(MAX_WAITING_REQUESTS)]
+    await asyncio.sleep(0)
+    known = [asyncio.create_task(gate.status("prometheus")) for _ in range(MAX_WAITING_REQUESTS)]
+    await asyncio.sleep(0)
+    assert await gate.status("another") == await gate.status("prometheus") == 503
+    gate.reviews.open.set()
+    assert await asyncio.gather(*known) == [200] * MAX_WAITING_REQUESTS
+    await asyncio.wait(flood)
+
+
 async def test_concurrent_requests_with_one_token_need_one_review(gate: Gate) -> None:
     assert await asyncio.gather(*(gate.status("prometheus") for _ in range(5))) == [200] * 5
     assert len(gate.reviews.posted) == 2

@@ -94,7 +94,7 @@ async def test_a_changed_training_is_reconciled(shop) -> None:
 TROUBLES: dict[str, Callable[[Shop], None]] = {
     "stale": lambda shop: shop.api.refuse("PATCH", "status", *[Conflict(409, "changed")] * 2),
     "refused": lambda shop: shop.api.refuse("POST", "rayjobs", *[Forbidden(403, "no")] * 2),
-    "unavailable": lambda shop: shop.api.refuse("POST", "rayjobs", *[Unavailable(503, "later")] * 2),
+    "unavailable": lambda shop: shop.api.refuse("POST", "rayjobs", *[Unavailable(429, "later")] * 2),
 }
 
 
@@ -160,8 +160,8 @@ async def test_what_a_reconcile_logs_names_its_training(shop) -> None:
 async def test_waits_begin_again_with_every_write_that_was_carried_out(shop, caplog) -> None:
     """What fails after progress has not failed before: only what gets nowhere waits longer and longer."""
     key = shop.training()
-    shop.api.refuse("POST", "configmaps", *[Unavailable(503, "later")] * 2)
-    shop.api.refuse("POST", "rayjobs", Unavailable(503, "later"))
+    shop.api.refuse("POST", "configmaps", *[Unavailable(429, "later")] * 2)
+    shop.api.refuse("POST", "rayjobs", Unavailable(429, "later"))
     async with shop.open():
         shop.work.add(key)
         await until(shop.started, "an attempt")

@@ -163,6 +163,13 @@ class ReleaseStatus(Section):
     )
 
 
+class StopRecord(Section):
+    """The order to stop that an open attempt has got."""
+
+    reason: str = Field(max_length=128, description="Why it was ordered to stop, as one word.")
+    time: Time = Field(description="When it was ordered to stop, in RFC 3339. checkpoint.graceSeconds count from then.")
+
+
 class Attempt(Section):
     """One attempt to run the training: its RayJob, and how it ended."""
 
@@ -192,6 +199,7 @@ class Attempt(Section):
     )
     endTime: Time | None = Field(None, description="When the attempt ended, in RFC 3339.")
     fault: Fault | None = Field(None, description="The latest fault of one of its pods.")
+    stop: StopRecord | None = Field(None, description="The order to stop, until the attempt has ended.")
 
 
 class TrainingStatus(Section):

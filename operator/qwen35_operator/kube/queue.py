@@ -1,8 +1,12 @@
 """The work queue: each key is queued at most once, and processed by at most one worker at a time and not too often.
 
 add(key) ────────► ready ──► take() ──► done(key) ──► MIN_PAUSE_SECONDS ──► ready, if the key was added meanwhile
-add_later(key) ──► later ──┘   ▲
-add_behind(key) ─► behind ─────┘  when nothing is ready, and after every MAX_AHEAD ready keys
+add_later(key) ──► later ──┘  ▲ ▲
+add_behind(key) ─► behind ────┘ │  when nothing is ready, and after every MAX_AHEAD ready keys
+add(slow key) ───► slow ────────┘  at most MAX_SLOW of them at the same time
+
+A key is slow if its last processing took SLOW_SECONDS. The usual reason is an admission webhook that does not answer, and without a
+limit the trainings whose objects it keeps back would hold all workers.
 """
 
 import asyncio
@@ -23,8 +27,11 @@ this limit, one training could take all the time of the operator, and of the API
 """
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
-MAX_AHEAD = 8
-"""Maximum number of ready keys in a row that are taken before a key of those behind them."""
+MAX_AHEAD = 2
+"""Maximum number of ready keys in a row that are taken before a key of those behind them. Those behind rarely need a write."""
+SLOW_SECONDS = 3.0
+MAX_SLOW = 2
+"""Maximum number of slow keys that are processed at the same time."""
 MIN_SUPERSEDED = 64
 """Number of superseded delays that a queue always keeps, so that a short queue is not rebuilt after every delay."""
 
@@ -38,7 +45,9 @@ class WorkQueue:
         self._ready: OrderedDict[TrainingKey, None] = OrderedDict()
         self._behind: OrderedDict[TrainingKey, None] = OrderedDict()
         self._ahead = 0  # how many ready keys were taken since the last one of _behind
-        self._processing: set[TrainingKey] = set()
+        self._waiting: OrderedDict[TrainingKey, None] = OrderedDict()  # the slow keys that are ready
+        self._slow: set[TrainingKey] = set()
+        self._processing: dict[TrainingKey, float] = {}  # when it began
         self._requeue: set[TrainingKey] = set()  # added while being processed
         self._later: list[tuple[float, int, TrainingKey]] = []
         self._due: dict[TrainingKey, float] = {}  # the entry of _later that counts
@@ -48,7 +57,7 @@ class WorkQueue:
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._behind)
+        return len(self._ready) + len(self._behind) + len(self._waiting)
 
     def add(self, key: TrainingKey) -> None:
         """Enqueue the key for the next free worker, or for the end of its pause.
@@ -61,20 +70,23 @@ class WorkQueue:
             self._requeue.add(key)
         elif self._clock() < rested:
             self._add_at(key, rested)
-        elif key not in self._ready:
+        elif not self._is_ready(key):
             self._due.pop(key, None)
             self._behind.pop(key, None)
-            self._ready[key] = None
+            (self._waiting if key in self._slow else self._ready)[key] = None
             self._changed.set()
+
+    def _is_ready(self, key: TrainingKey) -> bool:
+        return key in self._ready or key in self._waiting
 
     def add_behind(self, key: TrainingKey) -> None:
         """Enqueue the key behind those that `add` enqueues, now or later. `add` moves it ahead.
 
         For many keys at a time of which nothing is known to have changed.
         """
-        if key in self._processing or key in self._ended:
+        if key in self._processing or key in self._ended or key in self._slow:
             self.add(key)
-        elif key not in self._ready:
+        elif not self._is_ready(key):
             self._behind[key] = None
             self._changed.set()
 
@@ -83,7 +95,7 @@ class WorkQueue:
         self._add_at(key, self._clock() + seconds)
 
     def _add_at(self, key: TrainingKey, due: float) -> None:
-        if key in self._ready or key in self._requeue or self._due.get(key, due + 1) <= due:
+        if self._is_ready(key) or key in self._requeue or self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
         heapq.heappush(self._later, (due, next(self._number), key))
@@ -107,8 +119,10 @@ class WorkQueue:
 
     def clear(self) -> None:
         """Remove all queued keys, and forget all failures. Keys that are being processed stay until `done` is called."""
-        for keys in (self._ready, self._behind, self._requeue, self._later, self._due, self._ended, self._failures):
+        for keys in (self._ready, self._behind, self._waiting, self._slow, self._requeue):
             keys.clear()
+        for times in (self._later, self._due, self._ended, self._failures):
+            times.clear()
 
     async def take(self) -> TrainingKey:
         """Wait for the next key and return it. No other worker gets this key until `done` is called."""
@@ -116,7 +130,7 @@ class WorkQueue:
             self._changed.clear()
             wait = self._move_due()
             if (key := self._pop()) is not None:
-                self._processing.add(key)
+                self._processing[key] = self._clock()
                 return key
             try:
                 await asyncio.wait_for(self._changed.wait(), wait)
@@ -124,7 +138,9 @@ class WorkQueue:
                 continue  # a delayed key is due
 
     def _pop(self) -> TrainingKey | None:
-        """Remove and return the key whose turn it is; None if no key is enqueued for now."""
+        """Remove and return the key whose turn it is; None if no key may be processed now."""
+        if self._waiting and sum(key in self._slow for key in self._processing) < MAX_SLOW:
+            return self._waiting.popitem(last=False)[0]
         if self._ready and not (self._behind and self._ahead >= MAX_AHEAD):
             self._ahead += 1
             return self._ready.popitem(last=False)[0]
@@ -137,8 +153,14 @@ class WorkQueue:
 
     def done(self, key: TrainingKey) -> None:
         """Mark the key as processed. Another worker may take it after its pause, if it is enqueued again."""
-        self._processing.discard(key)
         now = self._clock()
+        began = self._processing.pop(key, now)
+        if self._waiting:
+            self._changed.set()  # for a worker that was refused another slow key
+        if now - began >= SLOW_SECONDS:
+            self._slow.add(key)
+        else:
+            self._slow.discard(key)
         self._ended.pop(key, None)
         self._ended[key] = now
         while self._ended[oldest := next(iter(self._ended))] + MIN_PAUSE_SECONDS <= now:

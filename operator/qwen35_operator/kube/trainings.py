@@ -90,12 +90,13 @@ class Trainings:
     def __iter__(self) -> Iterator[TrainingKey]:
         return iter(tuple(self._bodies))
 
-    def ended_last(self) -> list[TrainingKey]:
-        """Return all trainings, with those that have ended last.
+    def by_urgency(self) -> list[TrainingKey]:
+        """Return the keys of all trainings: first those that start, stop or wait, then those that run, then those that have ended.
 
-        A new leader reconciles all of them, and most trainings of a cluster have ended. Those whose trainers report come first.
+        For the sweep of a new leader. Most trainings have ended, and those that run are reconciled with their next report too.
         """
-        return sorted(self._bodies, key=lambda key: self._bodies[key].state in ("Succeeded", "Failed"))
+        urgency = {"Running": 1, "Succeeded": 2, "Failed": 2}
+        return sorted(self._bodies, key=lambda key: urgency.get(self._bodies[key].state, 0))
 
     def put(self, raw: KubeObject) -> bool:
         """Store a training's object and return True; return False if the same or a later version is already stored."""

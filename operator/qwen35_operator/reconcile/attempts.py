@@ -211,6 +211,7 @@ def ended(
             "reason": cut(reason, 128),
             "message": message,
             "endTime": rfc3339(now),
+            "stop": None,
         }
     )
     return {

@@ -27,7 +27,7 @@ from qwen35_operator.reconcile.elasticity import target
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.writes import Delete, RefusedWrite, is_repair
 from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
-from qwen35_operator.status.times import at, rfc3339, seconds_since
+from qwen35_operator.status.times import at, parse, rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
 MIN_PROGRESS_SECONDS = 10.0
@@ -75,9 +75,10 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
     if report is None or observed.report is None:
         return status, None
     numbers = _numbers(report, rfc3339(observed.report.written or at(report.time)))
-    wait = _seconds_until_copy(observed, numbers, now)
-    if wait is None or (wait > 0 and status == observed.status):
-        return status, wait
+    if verdict.state == observed.status.state and not _is_of_earlier_attempt(observed.status.progress, attempt):
+        wait = _seconds_until_copy(observed, numbers, now)
+        if wait is None or (wait > 0 and status == observed.status):
+            return status, wait
     return status.model_copy(update={"progress": numbers}), None
 
 
@@ -240,10 +241,17 @@ def _rollout_nodes(observed: Observed, attempt: Attempt | None) -> int:
     return sum(pod.pool == "rollout" and not pod.ended for pod in pods)
 
 
+def _is_of_earlier_attempt(progress: ProgressStatus | None, attempt: Attempt | None) -> bool:
+    """Return whether the numbers in the status were reported before the attempt started. Then even equal ones get a new time."""
+    if progress is None or progress.time is None or attempt is None or attempt.startTime is None:
+        return False
+    return parse(progress.time) < parse(attempt.startTime)
+
+
 def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: datetime) -> float | None:
     """Return the seconds until the status may be written only for these numbers; None if it contains them.
 
-    A write for another reason takes the numbers along, so that the status agrees with itself: no checkpoint is newer than they.
+    A write of the status for another reason takes the numbers along: so no checkpoint is newer than they.
     """
     shown = observed.status.progress
     if shown is None or shown.time is None:

@@ -3,7 +3,7 @@
     key ─► body ─► observe ─► decide ─► write ─┬─► status, if it changed ─► again after …
                                      refused ──┘ (the status then explains the refusal)
 
-A status that changes alone, without another write, may have to wait (status_pace.py).
+A training that was written often may have to wait before the writes (write_pace.py).
 
 Only caches survive between two reconciles. If a reconcile is interrupted, or ends because an object has changed since
 it was observed (409 Conflict), the next one takes the steps that are missing.
@@ -27,7 +27,7 @@ from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.status_pace import StatusPace
+from qwen35_operator.reconcile.write_pace import WritePace
 from qwen35_operator.reconcile.writer import ClusterWriter
 from qwen35_operator.reconcile.writes import Create, is_repair
 
@@ -64,7 +64,7 @@ class Reconciler:
         self._trainings = trainings
         self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed, may_write)
         self._parser = TrainingParser()
-        self._pace = StatusPace()
+        self._pace = WritePace()
         self._leading_since = client.now()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
@@ -88,13 +88,16 @@ class Reconciler:
         )
         now: datetime = self._client.now()
         decision = decide(observed, self._settings, now)
+        if decision.writes or _changes(raw, decision.status):
+            if (wait := self._pace.wait(key, now)) > 0:
+                return min(wait, decision.after or wait)
+            self._pace.wrote(key, now)
         if any(isinstance(write, Create) for write in decision.writes) and not await self._exists(observed):
             return None
         refused = await self._writer.write(observed, decision.writes)
         if not refused:
-            alone = not decision.writes and decision.status.attempts == observed.status.attempts
-            wait = await self._write_status(observed, raw, decision.status, may_wait=alone)
-            return decision.after if wait == 0 else min(wait, decision.after or wait)
+            await self._write_status(observed, raw, decision.status)
+            return decision.after
         await self._write_status(observed, raw, status_after_refusal(observed, decision, refused, now))
         after = decision.after if all(is_repair(refusal.write) for refusal in refused) else None
         raise Refusal("; ".join(refusal.message for refusal in refused), after)
@@ -120,20 +123,14 @@ class Reconciler:
     def _forget(self, observed: Observed) -> None:
         self._trainings.remove((observed.namespace, observed.name), observed.uid)
 
-    async def _write_status(
-        self, observed: Observed, raw: dict[str, Any], status: TrainingStatus, *, may_wait: bool = False
-    ) -> float:
+    async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
         """Write the changed fields of the status. Raises Conflict if the training has changed since it was observed.
 
-        raw: the object of the training, with the old status. may_wait: whether a status that was written too often must wait.
-        Returns the seconds that it must wait; 0 if it was written or has not changed.
+        raw: the object of the training, with the old status.
         """
-        changes = merge_patch(raw.get("status") or {}, status.model_dump(mode="json", exclude_none=True))
+        changes = _changes(raw, status)
         if not changes or (observed.deleting and not observed.saves_before_deletion):
-            return 0.0
-        key, now = (observed.namespace, observed.name), self._client.now()
-        if may_wait and (wait := self._pace.wait(key, now)) > 0:
-            return wait
+            return
         patch = {"metadata": {"resourceVersion": observed.version}, "status": changes}
         path = TRAINING.path(observed.namespace, observed.name, "status")
         self._writer.check_leading()
@@ -141,7 +138,10 @@ class Reconciler:
             body = await self._client.patch(path, patch, MERGE_PATCH)
         except NotFound:
             self._forget(observed)
-            return 0.0
-        self._pace.wrote(key, now)
+            return
         self._trainings.put_own(body)
-        return 0.0
+
+
+def _changes(raw: dict[str, Any], status: TrainingStatus) -> dict[str, Any]:
+    """Return the fields in which the status of a training's object differs from a new one, as a merge patch."""
+    return merge_patch(raw.get("status") or {}, status.model_dump(mode="json", exclude_none=True))

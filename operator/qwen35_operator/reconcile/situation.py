@@ -13,6 +13,7 @@ from qwen35_operator.kube.object_records import Pod, RayCluster, RayJob
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ProgressReport, StopOrder
 from qwen35_trainer.manifest import TrainingSpec
 
@@ -67,7 +68,7 @@ class AttemptSituation(Situation):
     report_written: datetime | None
     """When `-progress` was last written, by the API server's clock; None if the time is unknown."""
     stop: StopOrder | None
-    """The order to stop that the operator has sent to the attempt; None if it has not sent any."""
+    """The order to stop that is in force, in `-control` or in the status; None if there is none."""
 
     @property
     def active_seconds(self) -> int:
@@ -97,13 +98,26 @@ def situation_of(
     )
 
 
-def _order_to(attempt: Attempt, observed: Observed, now: datetime) -> StopOrder | None:
-    """Return the order to stop in `-control`, also that of a person, because the trainer obeys it; None if there is none.
+def order_id(attempt: int, reason: str) -> str:
+    """Return the id of an order of the operator. The trainer repeats it in its answer."""
+    return f"{attempt}-{reason}"[:64]
 
-    An order from the future, whose grace period would never end, counts from now.
+
+def _order_to(attempt: Attempt, observed: Observed, now: datetime) -> StopOrder | None:
+    """Return the order to stop that is in force; None if there is none.
+
+    An order in `-control` is in force, also that of a person, because the trainer obeys it. So is one that the status records,
+    although somebody has removed it from `-control`, or although it could not be written there. An order from the future, whose
+    grace period would never end, counts from now, and one whose time was changed from the recorded time.
     """
-    control = observed.control
-    if control is None or control.attempt != attempt.number or control.stop is None:
-        return None
-    is_ahead = control.stop.time > now.timestamp() + MAX_AHEAD_SECONDS
-    return control.stop.model_copy(update={"time": now.timestamp()}) if is_ahead else control.stop
+    control, recorded = observed.control, attempt.stop
+    written = None if control is None or control.attempt != attempt.number else control.stop
+    began = None if recorded is None else parse_time(recorded.time).timestamp()
+    if written is None:
+        if recorded is None or began is None:
+            return None
+        return StopOrder(id=order_id(attempt.number, recorded.reason), reason=recorded.reason, time=began)
+    latest = now.timestamp() + MAX_AHEAD_SECONDS if began is None else began + 1  # the record has whole seconds
+    if written.time <= latest:
+        return written
+    return written.model_copy(update={"time": now.timestamp() if began is None else began})

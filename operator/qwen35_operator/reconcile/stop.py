@@ -9,7 +9,8 @@ checkpoint. After a change of the spec, the next attempt uses the new spec.
 
 The RayJob is deleted by `cleanup.py`.
 
-The order in `-control` records when and why the attempt was ordered to stop. An order is never withdrawn: the attempt
+The status records when and why the attempt was ordered to stop, so that the grace period ends although somebody removes the order
+from `-control`, or it cannot be written there. An order is never withdrawn: the attempt
 stops even if the reason for the order disappears meanwhile. The next attempt then starts immediately.
 
 An order alone ends the attempt, and not the training: whether the deadline is over is judged by spec and status. The user
@@ -17,15 +18,19 @@ may have extended it since, and everybody with rights on the namespace's ConfigM
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.api.v1alpha1 import StopRecord
 from qwen35_operator.desired.spec_hash import spec_hash
 from qwen35_operator.kube.object_records import Pod, RayJob
 from qwen35_operator.reconcile import attempts, child_writes, leftovers
 from qwen35_operator.reconcile.decision import Verdict
-from qwen35_operator.reconcile.situation import AttemptSituation, Situation
-from qwen35_operator.reconcile.writes import ClusterWrite, PostEvent
+from qwen35_operator.reconcile.situation import AttemptSituation, Situation, order_id
+from qwen35_operator.reconcile.writes import PostEvent
 from qwen35_operator.status.conditions import yes
+from qwen35_operator.status.text_limits import cut
+from qwen35_operator.status.times import at, rfc3339
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import StopOrder
 
@@ -50,12 +55,10 @@ def decide(situation: AttemptSituation) -> Verdict | None:
     remaining = situation.stop.time + grace - situation.now.timestamp()
     if remaining <= 0:
         return stopped(situation, situation.stop, f"spec.checkpoint.graceSeconds {grace} are over")
-    writes: tuple[ClusterWrite, ...] = ()
-    if situation.observed.control is not None and situation.observed.control.stop != situation.stop:
-        # The order was from the future. It is written again, so that its grace period begins once.
-        number, training = situation.attempt.number, situation.training
-        writes = child_writes.order_to_stop(situation.observed, training, number, situation.stop)
-    return Verdict("Suspending", "Stopping", _waiting(situation, situation.stop), writes, after=remaining)
+    number, training = situation.attempt.number, situation.training
+    writes = child_writes.order_to_stop(situation.observed, training, number, situation.stop)
+    message, changes = _waiting(situation, situation.stop), _recorded(situation, situation.stop)
+    return Verdict("Suspending", "Stopping", message, writes, changes, after=remaining)
 
 
 def stay_stopped(situation: Situation) -> Verdict | None:
@@ -144,7 +147,7 @@ def _has_changed(job: RayJob | None, training: TrainingResource) -> bool:
 
 def _order(situation: AttemptSituation, reason: str) -> Verdict:
     number = situation.attempt.number
-    order = StopOrder(id=f"{number}-{reason}", reason=reason, time=situation.now.timestamp())
+    order = StopOrder(id=order_id(number, reason), reason=reason, time=situation.now.timestamp())
     has_problem = attempts.report_problem(situation.observed) is not None
     if situation.report is None and not has_problem and not _is_report_lost(situation):
         # No trainer has reported yet, so there is nothing to save.
@@ -152,7 +155,18 @@ def _order(situation: AttemptSituation, reason: str) -> Verdict:
     writes = child_writes.order_to_stop(situation.observed, situation.training, number, order)
     event = PostEvent("Normal", "Stopping", f"attempt {number} is asked to {_asked(situation)}: {reason}")
     grace = float(situation.spec.checkpoint.graceSeconds)
-    return Verdict("Suspending", "Stopping", _waiting(situation, order), (*writes, event), after=grace)
+    message, changes = _waiting(situation, order), _recorded(situation, order)
+    return Verdict("Suspending", "Stopping", message, (*writes, event), changes, after=grace)
+
+
+def _recorded(situation: AttemptSituation, order: StopOrder) -> dict[str, Any]:
+    """Return the change of the status that records the order; no change if an order is recorded."""
+    attempt = situation.attempt
+    if attempt.stop is not None:
+        return {}
+    time = rfc3339(at(min(order.time, situation.now.timestamp())))
+    record = StopRecord(reason=cut(order.reason, 128), time=time)
+    return {"attempts": attempts.replaced(situation.status.attempts, attempt.model_copy(update={"stop": record}))}
 
 
 def _is_report_lost(situation: AttemptSituation) -> bool:

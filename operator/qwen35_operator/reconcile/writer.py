@@ -47,8 +47,9 @@ MAX_EVENT_BYTES = 1024
 MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
-OVERLOADED = (0, 429, 503, 504)
-"""Status codes of an API server that cannot carry out any request now; 0: it did not answer."""
+TOO_MANY_REQUESTS = 429
+MAX_FAILING_TIME = timedelta(seconds=5)
+"""Time after which a reconcile of which a write has failed begins no further write: the next one may have to wait as long."""
 CREATE_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 APPLY_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
 """Options of a server-side apply. With `force`, a field that another manager has changed gets the operator's value."""
@@ -85,11 +86,15 @@ class ClusterWriter:
         """Carry out the writes in order. Returns those that the API server refused, or failed to carry out.
 
         After a refused write, only deletions and repairs are carried out: other writes depend on those before them. A refused
-        repair stops no other write. Raises Conflict if an object has changed since it was observed, another ApiError if the
+        repair stops no other write. After a write that has failed slowly, no other is begun. Raises Conflict if an object has changed since it was observed, another ApiError if the
         API server is overloaded or does not answer, and NotLeading if this process does not lead any more.
         """
         refused: list[RefusedWrite] = []
+        latest = self._client.now() + MAX_FAILING_TIME
         for write in writes:
+            failed = any(earlier.reason == "WriteFailed" for earlier in refused)
+            if failed and self._client.now() > latest:
+                break
             blocked = not all(is_repair(earlier.write) for earlier in refused)
             if blocked and not isinstance(write, Delete) and not is_repair(write):
                 continue
@@ -107,17 +112,20 @@ class ClusterWriter:
             raise NotLeading
 
     async def _write_or_explain(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
-        """Carry out a write. One that fails because an admission webhook does is refused too, so that the status tells it.
+        """Carry out a write. One that fails counts as refused, so that the status names it. The usual reason is an admission webhook.
 
-        A refused repair is due again after `drift.REPAIR_SECONDS`. Raises Conflict, and the errors of an API server that is
-        overloaded or does not answer: then the status could not be written either.
+        An API server waits for a webhook for up to 30 s, so a request without an answer may have the same reason. If the API server
+        itself does not answer, the write of the status fails next. A refused repair is due again after `drift.REPAIR_SECONDS`.
+        Raises Conflict, and the error of an API server that asks for fewer requests.
         """
         try:
             refused = await self._write(observed, write)
         except ApiError as error:
-            if isinstance(error, Conflict) or error.status in OVERLOADED or error.retry_after:
+            if isinstance(error, Conflict) or error.status == TOO_MANY_REQUESTS or error.retry_after:
                 raise
-            refused = RefusedWrite(write, "WriteFailed", f"{_named(write)}: {error.message}. The operator tries again")
+            refused = RefusedWrite(
+                write, "WriteFailed", f"{_named(write)} failed: {error.message}. The operator tries again"
+            )
         if refused is not None and refused.reason != "Cleaning" and isinstance(write, Apply) and write.is_repair:
             self._note_try(observed, write)
         return refused
@@ -360,21 +368,21 @@ def refusal(
 
 
 def _named(write: ClusterWrite) -> str:
-    """Return what the write was to do, for people."""
+    """Return a name of the write, for people."""
     match write:
         case Create(manifest):
-            return f"{manifest['kind']} {manifest['metadata']['name']} was not created"
+            return f"the creation of {manifest['kind']} {manifest['metadata']['name']}"
         case Apply(manifest):
-            may_have = " may have been changed, and" if write.is_repair else ""
-            return f"{manifest['kind']} {manifest['metadata']['name']}{may_have} was not written"
+            verb = "repair" if write.is_repair else "change"
+            return f"the {verb} of {manifest['kind']} {manifest['metadata']['name']}"
         case Scale():
-            return f"the worker group {write.group} of RayCluster {write.cluster} was not resized to {write.replicas}"
+            return f"the change of RayCluster {write.cluster} to {write.replicas} nodes of {write.group}"
         case Delete():
-            return f"{write.kind} {write.name} was not deleted"
+            return f"the deletion of {write.kind} {write.name}"
         case RemoveFinalizer():
-            return f"the finalizer {write.name} was not removed"
+            return f"the removal of the finalizer {write.name}"
         case PostEvent():
-            return f"the event {write.reason} was not posted"
+            return f"the event {write.reason}"
 
 
 def _other_object(error: ApiError) -> bool:

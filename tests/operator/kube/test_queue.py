@@ -13,14 +13,16 @@ from qwen35_operator.kube.queue import (
     FIRST_BACKOFF_SECONDS,
     MAX_AHEAD,
     MAX_BACKOFF_SECONDS,
+    MAX_SLOW,
     MIN_PAUSE_SECONDS,
     MIN_SUPERSEDED,
+    SLOW_SECONDS,
     WorkQueue,
 )
 from tests.operator.kube import virtual
 from tests.profiles import examples
 
-KEYS = st.sampled_from([("team", name) for name in "abc"])
+KEYS = st.sampled_from([("team", name) for name in "abcd"])
 ROUNDING = 1e-6
 
 
@@ -32,7 +34,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.loop = virtual.Loop()
         self.queue = WorkQueue(self.loop.time)
         self.wanted: dict = {}
-        self.held: set = set()
+        self.held: dict = {}  # when each was taken
+        self.slow: set = set()
         self.ended: dict = {}
         self.failures: dict = {}
         self.taking: list[asyncio.Task] = []
@@ -59,7 +62,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert key not in self.held
             assert self._due(key) <= self.loop.time() + ROUNDING
             del self.wanted[key]
-            self.held.add(key)
+            self.held[key] = self.loop.time()
+            assert sum(other in self.slow for other in self.held) <= MAX_SLOW
 
     @rule(key=KEYS)
     def add(self, key) -> None:
@@ -108,8 +112,9 @@ class QueueMachine(RuleBasedStateMachine):
     def finish(self, data) -> None:
         if self.held:
             key = data.draw(st.sampled_from(sorted(self.held)))
-            self.held.discard(key)
             self.ended[key] = self.loop.time()
+            took = self.ended[key] - self.held.pop(key)
+            (self.slow.add if took >= SLOW_SECONDS else self.slow.discard)(key)
             self.queue.done(key)
             self._settle()
 
@@ -121,6 +126,8 @@ class QueueMachine(RuleBasedStateMachine):
     def no_worker_waits_while_a_key_is_due(self) -> None:
         now = self.loop.time() - ROUNDING
         due = {key for key in self.wanted if self._due(key) <= now and key not in self.held}
+        if sum(key in self.slow for key in self.held) == MAX_SLOW:
+            due -= self.slow
         assert not (due and self.taking)
 
 
@@ -202,6 +209,34 @@ def test_a_delay_ends_when_what_is_behind_was_taken() -> None:
             await asyncio.wait_for(queue.take(), 1000)
 
     virtual.run(scenario())
+
+
+async def test_slow_keys_leave_workers_to_the_others_however_many_they_are() -> None:
+    """Their reconciles wait for an admission webhook that does not answer, and events about them come all the time."""
+    now = [0.0]
+    queue = WorkQueue(lambda: now[0])
+    slow, quick = [("team", f"slow{number}") for number in range(100)], ("other", "quick")
+    for key in slow:
+        queue.add(key)
+    for _ in slow:
+        key = await queue.take()
+        now[0] += SLOW_SECONDS
+        queue.done(key)
+    now[0] += MIN_PAUSE_SECONDS
+    for key in slow:
+        queue.add(key)
+    held = [await queue.take() for _ in range(MAX_SLOW)]
+    worker = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    assert not worker.done()
+    queue.add(quick)
+    assert await worker == quick
+    queue.done(held[0])
+    assert (await queue.take()) in slow
+    queue.done(held[1])
+    now[0] += 1
+    queue.add(held[1])
+    assert held[1] not in queue._slow
 
 
 def test_what_comes_while_in_work_comes_again_when_it_is_done() -> None:

@@ -305,6 +305,22 @@ def test_a_checkpoint_is_shown_immediately_and_with_its_numbers(world):
     assert (world.status.progress.update, world.wanted_after) == (3, pytest.approx(1.0))
 
 
+def test_equal_numbers_of_a_new_attempt_get_a_new_time(world):
+    """`stop` tells by this time whether the trainer of the attempt has reported, in case that somebody deletes `-progress`."""
+    world.settle(4)
+    world.report(update=0)
+    world.reconcile()
+    world.report("Failed", reason="Error")
+    world.settle()
+    world.wait(3600)
+    world.settle()
+    before = world.status.progress.time
+    world.report(update=0)
+    world.reconcile()
+    assert (world.status.state, world.status.attempts[-1].number) == ("Running", 2)
+    assert world.status.progress.time > before
+
+
 @pytest.mark.parametrize(("running", "seconds"), [(0, 10), (100, 10), (101, 10.1), (5000, 500)])
 def test_the_rate_of_copies_is_bounded_from_one_hundred_running_trainings_on(running, seconds):
     assert progress_interval(running) == pytest.approx(seconds)

@@ -238,6 +238,53 @@ def test_an_order_that_the_operator_has_not_written_does_not_fail_the_training(w
     assert world.order is None
 
 
+TAMPERING = {
+    "removed": lambda order: None,
+    "begun again": lambda order: order.model_copy(update={"time": order.time + 200}),
+}
+
+
+@pytest.mark.parametrize("change", TAMPERING.values(), ids=TAMPERING)
+def test_an_order_that_somebody_removes_or_changes_again_and_again_still_ends_the_attempt_after_its_grace(
+    world, change
+):
+    """Everybody who may change the namespace's ConfigMaps can, and a trainer that ignores the order would run forever."""
+    world.edit(suspend=True)
+    world.reconcile()
+    began = world.now
+    while world.status.attempts[0].outcome == "Running":
+        world.order_to_stop(change(world.order or StopOrder(id="1-Suspend", reason="Suspend", time=0.0)))
+        world.wait(20)
+        world.reconcile()
+        assert (world.now - began).total_seconds() <= 320
+    assert "graceSeconds 300 are over" in world.status.attempts[0].message
+    world.settle()
+    assert (world.status.state, sorted(world.jobs)) == ("Suspended", [])
+
+
+def test_an_order_that_is_removed_is_given_again_with_its_time(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    order = world.order
+    world.wait(100)
+    world.order_to_stop(None)
+    world.wait(20)
+    world.reconcile()
+    assert world.order == order
+    world.obey()
+    world.settle()
+    assert "saved and stopped as asked" in world.status.attempts[0].message
+
+
+def test_an_order_is_in_the_status_until_the_attempt_has_ended(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.status.attempts[0].stop.reason == "Suspend"
+    world.obey()
+    world.settle()
+    assert world.status.attempts[0].stop is None
+
+
 @pytest.mark.parametrize("obeys", [True, False])
 def test_an_order_from_the_future_counts_from_now(world, obeys):
     """The trainer obeys it, and without an answer its grace period would never end."""

@@ -14,7 +14,7 @@ from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import OwnWrite
 from qwen35_operator.reconcile.drift import REPAIR_SECONDS, drifted
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter, NotLeading
+from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, MAX_FAILING_TIME, ClusterWriter, NotLeading
 from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RemoveFinalizer, Scale
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import START, MemoryApi
@@ -197,10 +197,40 @@ async def test_in_a_namespace_that_goes_nothing_is_created_and_nobody_blamed(set
     assert setup.stored() == {}
 
 
-async def test_what_may_go_better_another_time_is_raised(setup) -> None:
-    setup.api.refuse("POST", "configmaps", Unavailable(503, "not now"))
+@pytest.mark.parametrize("error", [Unavailable(429, "slow down"), Unavailable(503, "later", retry_after=2.0)])
+async def test_an_api_server_that_asks_for_fewer_requests_gets_no_other(setup, error) -> None:
+    setup.api.refuse("POST", "configmaps", error)
     with pytest.raises(Unavailable):
         await setup.write(Create(config()))
+
+
+FAILURES = {
+    "a webhook that refuses connections": Unavailable(500, 'failed calling webhook "mrayjob.kb.io"'),
+    "a webhook that takes longer than the operator waits": Unavailable(0, "no answer within 15 s"),
+    "a webhook that answers 503": Unavailable(503, "my backend is away"),
+}
+
+
+@pytest.mark.parametrize("error", FAILURES.values(), ids=FAILURES)
+async def test_a_write_that_fails_is_named_with_its_reason(setup, error) -> None:
+    setup.api.refuse("POST", "rayjobs", error)
+    refused = await setup.write(Create(ray_job()), PostEvent("Normal", "AttemptStarted", "never"))
+    assert refused.reason == "WriteFailed"
+    assert refused.message == f"the creation of RayJob demo-1 failed: {error.message}. The operator tries again"
+    assert setup.api.wrote() == [("POST", "rayjobs")]
+
+
+async def test_after_a_write_that_failed_slowly_no_other_is_begun(setup) -> None:
+    """A webhook that does not answer would hold the worker for as long at each of many deletions."""
+
+    async def slow(verb: str, path: str) -> None:
+        setup.api.time += MAX_FAILING_TIME * 0.6
+        raise Unavailable(500, "failed calling webhook")
+
+    setup.api.before = slow
+    refused = await setup.writer.write(SEEN, [Delete("RayJob", f"demo-{number}", "uid") for number in (1, 2, 3)])
+    assert [refusal.reason for refusal in refused] == ["WriteFailed", "WriteFailed"]
+    assert setup.api.wrote() == [("DELETE", "demo-1"), ("DELETE", "demo-2")]
 
 
 async def test_actions_are_done_in_order_up_to_the_first_refused_one(setup) -> None:
@@ -238,12 +268,9 @@ async def test_a_repair_that_fails_is_due_again_after_a_while(setup) -> None:
     assert drifted([child], START) == (frozenset(), REPAIR_SECONDS)
 
 
-@pytest.mark.parametrize(
-    "error", [Unavailable(0, "no answer"), Unavailable(429, "slow down"), Unavailable(503, "later")]
-)
-async def test_an_api_server_without_time_ends_the_reconcile_at_the_first_repair(setup, error) -> None:
+async def test_an_api_server_without_time_ends_the_reconcile_at_the_first_repair(setup) -> None:
     there = setup.api.place(PATH, config("changed by hand"))
-    setup.api.refuse("PATCH", "configmaps", error)
+    setup.api.refuse("PATCH", "configmaps", Unavailable(429, "slow down"))
     with pytest.raises(Unavailable):
         await setup.write(Apply(config("new"), there["metadata"]["uid"], is_repair=True))
 
@@ -261,7 +288,7 @@ async def test_the_start_of_an_attempt_waits_for_an_apply_that_fails(setup) -> N
     refused = await setup.write(Apply(config("new"), there["metadata"]["uid"]), Create(ray_job()))
     assert (refused.reason, refused.message) == (
         "WriteFailed",
-        "ConfigMap demo-config was not written: failed calling webhook. The operator tries again",
+        "the change of ConfigMap demo-config failed: failed calling webhook. The operator tries again",
     )
     assert setup.stored(RAY_JOB) == {}
 

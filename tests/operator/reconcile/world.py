@@ -442,7 +442,7 @@ class World:
         control = self.observe().control
         return None if control is None else control.stop
 
-    def order_to_stop(self, order: StopOrder) -> None:
+    def order_to_stop(self, order: StopOrder | None) -> None:
         """Write an order as somebody does who may write the namespace's ConfigMaps: only the data change."""
         key = "ConfigMap", control_name("demo")
         child, manifest = self.children[key]
@@ -489,6 +489,7 @@ class World:
         for attempt in status.get("attempts", []):
             for name in ("startTime", "endTime", "activeSince", "activeSeconds"):
                 attempt.pop(name, None)
+            attempt.get("stop", {}).pop("time", None)
         status.pop("activeSeconds", None), status.get("progress", {}).pop("time", None)
         return {
             "status": status,
