@@ -42,7 +42,7 @@ def repairs(observed: Observed, training: TrainingResource, settings: OperatorSe
     """Return the writes that repair child objects of the training, the NetworkPolicy first.
 
     Only objects that somebody may have changed are repaired (`observed.drifted`). The ConfigMap `-control` is left out,
-    because its content depends on the attempt. `ensure` repairs this ConfigMap.
+    because its content depends on the attempt. `ensure` and `order_to_stop` repair this ConfigMap.
     """
     if not observed.drifted:
         return ()
