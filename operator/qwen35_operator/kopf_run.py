@@ -23,8 +23,10 @@ from qwen35_operator.api import v1alpha1
 from qwen35_operator.kopf_session import ShallowSession
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import TrainingWatch
-from qwen35_operator.kube.watch import LASTING_SECONDS, PAGE_SIZE
+from qwen35_operator.kube.watch import LASTING_SECONDS
 
+KOPF_PAGE_SIZE = 20
+"""Trainings of a page in kopf's lists, which kopf reads whole: one training has up to 1.5 MB."""
 LOGIN_SECONDS = 5.0
 """Time after which kopf reads credentials again that it could not read."""
 LIST_SECONDS = 60.0
@@ -188,7 +190,7 @@ def settings() -> kopf.OperatorSettings:
     kopf_settings.networking.error_backoffs = (0.1, 0.5, 1, 2, 5)
     kopf_settings.watching.server_timeout = WATCH_SECONDS
     # Parsed objects are large. By default kopf lists all of them in one page; it keeps each for the idle timeout.
-    kopf_settings.watching.chunk_size = PAGE_SIZE
+    kopf_settings.watching.chunk_size = KOPF_PAGE_SIZE
     kopf_settings.queueing.idle_timeout = 0.1
     # kopf would wait a minute when the credentials cannot be read, for example while their file is replaced.
     kopf_settings.execution.default_backoff = LOGIN_SECONDS

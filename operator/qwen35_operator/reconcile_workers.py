@@ -62,6 +62,7 @@ class ReconcileWorkers:
         Trainings that change meanwhile come before them.
         """
         self._working = True
+        self._queue.share(count)
         for key in keys:
             self._queue.add_behind(key)
         try:

@@ -165,11 +165,11 @@ async def test_invented_tokens_do_not_keep_out_one_that_was_allowed_before(gate:
     gate.reviews.open.clear()
     flood = [asyncio.create_task(gate.status(f"invented-{number}")) for number in range(MAX_WAITING_REQUESTS)]
     await asyncio.sleep(0)
-    known = [asyncio.create_task(gate.status("prometheus")) for _ in range(MAX_WAITING_REQUESTS)]
+    scrapes = [asyncio.create_task(gate.status("prometheus")) for _ in range(MAX_WAITING_REQUESTS)]
     await asyncio.sleep(0)
     assert await gate.status("another") == await gate.status("prometheus") == 503
     gate.reviews.open.set()
-    assert await asyncio.gather(*known) == [200] * MAX_WAITING_REQUESTS
+    assert await asyncio.gather(*scrapes) == [200] * MAX_WAITING_REQUESTS
     await asyncio.wait(flood)
 
 

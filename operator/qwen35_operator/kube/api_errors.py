@@ -46,6 +46,10 @@ class Unexpected(ApiError):
     """The status is 200, but the answer is not what the Kubernetes API defines."""
 
 
+class TooLarge(ApiError):
+    """The answer has more bytes than the operator reads."""
+
+
 class Unavailable(ApiError):
     """The API server gave no answer in time, or answered 429 or 5xx.
 

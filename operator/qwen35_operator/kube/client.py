@@ -23,7 +23,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from qwen35_operator.kube import shallow_json
-from qwen35_operator.kube.api_errors import ApiError, Unavailable, api_error
+from qwen35_operator.kube.api_errors import ApiError, TooLarge, Unavailable, api_error
 from qwen35_operator.kube.kubeconfig import problem, uses_pod
 from qwen35_operator.kube.text_lines import lines
 from qwen35_operator.operator_settings import SettingsRefused
@@ -34,6 +34,8 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 """Maximum time of a request, including waits and retries."""
 READ_IDLE_SECONDS = 75.0
 """Time without a byte after which a watch ends, because its connection may be dead. The caller opens another one."""
+MAX_ANSWER_BYTES = 16 * 2**20
+"""Maximum size of an answer. One object has at most 10 MB: a ConfigMap of 1 MiB whose characters all have to be escaped."""
 GET_RETRY_WAITS_SECONDS = (0.1, 0.5, 2.0)
 MAX_RETRY_AFTER_SECONDS = 60.0
 """Maximum time for which the operator waits when the API server requests it. API priority and fairness requests seconds."""
@@ -179,7 +181,7 @@ class RestClient:
     async def _once(self, request: _Request, limit: aiohttp.ClientTimeout) -> JsonObject:
         try:
             response = await self._send(request, limit)
-            raw = await response.read()
+            raw = await _bounded(response, request.path)
         except (aiohttp.ClientError, TimeoutError) as problem:
             raise Unavailable(0, f"{request.verb} {request.path}: {_text(problem)}") from problem
         if response.status >= 300:
@@ -213,6 +215,18 @@ class RestClient:
             raise Unavailable(0, f"no credentials: {_text(problem)}") from problem
         # The library declares a mapping of objects.
         return {auth["key"]: auth["value"] for auth in headers.values()}  # type: ignore[index]
+
+
+async def _bounded(response: aiohttp.ClientResponse, path: str) -> bytes:
+    """Return the body of an answer. Raises TooLarge if it has more than MAX_ANSWER_BYTES."""
+    chunks, size = [], 0
+    async for chunk in response.content.iter_any():
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            response.close()
+            raise TooLarge(response.status, f"{path}: the answer has more than {MAX_ANSWER_BYTES} bytes")
+    return b"".join(chunks)
 
 
 async def connect(kubeconfig: str | None, observer: RequestObserver, context: str | None = None) -> RestClient:

@@ -1,6 +1,6 @@
 """Parses raw Kubernetes objects into records. Only the records are kept, because a cluster can have many objects."""
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -31,8 +31,11 @@ MAX_JOB_MESSAGE_CHARACTERS: Final = 4096
 """The same for a RayJob, whose message can contain the end of the trainer's log."""
 MAX_IMAGE_CHARACTERS, MAX_VERSION_CHARACTERS, MAX_REQUEST_CHARACTERS = 1024, 64, 253
 """Maximum lengths in a status (ReleaseStatus). A RayJob may have longer texts if somebody has edited it; they are cut."""
-MAX_STATE_CHARACTERS, MAX_GROUP_CHARACTERS = 64, 253
-"""Maximum lengths of a state that KubeRay reports, and of the name of a worker group. Those of KubeRay and the operator are shorter."""
+MAX_STATE_CHARACTERS, MAX_NAME_CHARACTERS, MAX_IMAGE_ID_CHARACTERS = 64, 253, 1024
+"""Maximum lengths of a state that KubeRay reports, of a name in a field that the API server does not check, and of an image's id."""
+MAX_GROUPS, MAX_LEAVING = 16, 4096
+"""Maximum numbers that are read of the worker groups of a RayCluster, and of the pods that a group is to lose. The operator's clusters
+have at most three groups."""
 MAX_HASH_CHARACTERS: Final = 64
 """Maximum length of a hash; those of the operator have 16 characters. An annotation may have 256 KiB, and each object with the
 operator's label has a record."""
@@ -143,7 +146,7 @@ def _job(raw: KubeObject) -> RayJob:
         status=shared(status.get("jobStatus", "")[:MAX_STATE_CHARACTERS]),
         reason=status.get("reason", "")[:MAX_MESSAGE_CHARACTERS],
         message=status.get("message", "")[:MAX_JOB_MESSAGE_CHARACTERS],
-        cluster=status.get("rayClusterName", ""),
+        cluster=status.get("rayClusterName", "")[:MAX_NAME_CHARACTERS],
         queued=QUEUE_LABEL in metadata.get("labels", {}),
         rollout_nodes=_rollout_nodes(raw),
         image=_image(raw),
@@ -186,18 +189,19 @@ def _cluster(raw: KubeObject) -> RayCluster:
         created=parse_time(raw["metadata"]["creationTimestamp"]),
         state=shared(status.get("state", "")[:MAX_STATE_CHARACTERS]),
         failure="; ".join(failures)[:MAX_MESSAGE_CHARACTERS],
-        groups=tuple(_group(group) for group in spec.get("workerGroupSpecs", ())),
+        groups=tuple(_group(group) for group in spec.get("workerGroupSpecs", ())[:MAX_GROUPS]),
         autoscaled=bool(spec.get("enableInTreeAutoscaling")),
     )
 
 
 def _group(raw: Mapping[str, Any]) -> WorkerGroup:
+    leaving: Sequence[str] = (raw.get("scaleStrategy") or {}).get("workersToDelete", ())
     return WorkerGroup(
-        name=shared(raw["groupName"][:MAX_GROUP_CHARACTERS]),
+        name=shared(raw["groupName"][:MAX_NAME_CHARACTERS]),
         replicas=raw.get("replicas", 0),
         min_replicas=raw.get("minReplicas", 0),
         max_replicas=raw.get("maxReplicas", 0),
-        leaving=tuple((raw.get("scaleStrategy") or {}).get("workersToDelete", ())),
+        leaving=tuple(name[:MAX_NAME_CHARACTERS] for name in leaving[:MAX_LEAVING]),
     )
 
 
@@ -221,11 +225,11 @@ def _pod(raw: KubeObject) -> Pod:
         ready=conditions.get("Ready", {}).get("status") == "True",
         created=parse_time(metadata["creationTimestamp"]),
         deleting=deleting,
-        reason=shared(reason),
+        reason=shared(reason[:MAX_STATE_CHARACTERS]),
         exit_code=code,
         message=message[:MAX_MESSAGE_CHARACTERS],
         image_id=_image_id(status),
-        node=shared(raw.get("spec", {}).get("nodeName") or ""),
+        node=shared((raw.get("spec", {}).get("nodeName") or "")[:MAX_NAME_CHARACTERS]),
         ended=_ended(status),
         cluster=shared(_cluster_of_pod(metadata)),
     )
@@ -234,7 +238,7 @@ def _pod(raw: KubeObject) -> Pod:
 def _image_id(status: Mapping[str, Any]) -> str:
     containers = status.get("containerStatuses", ())
     ids = (str(each.get("imageID") or "") for each in containers if each.get("name") == RAY_CONTAINER)
-    return shared(next(ids, ""))
+    return shared(next(ids, "")[:MAX_IMAGE_ID_CHARACTERS])
 
 
 def _ended(status: Mapping[str, Any]) -> bool:

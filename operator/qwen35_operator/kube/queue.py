@@ -3,19 +3,22 @@
 add(key) ────────► ready ──► take() ──► done(key) ──► MIN_PAUSE_SECONDS ──► ready, if the key was added meanwhile
 add_later(key) ──► later ──┘  ▲ ▲
 add_behind(key) ─► behind ────┘ │  when nothing is ready, and after every MAX_AHEAD ready keys
-add(slow key) ───► slow ────────┘  at most MAX_SLOW of them at the same time
+add(slow key) ───► slow ────────┘  by at most a quarter of the workers
 
-A key is slow if its last processing took SLOW_SECONDS. The usual reason is an admission webhook that does not answer, and without a
-limit the trainings whose objects it keeps back would hold all workers.
+A key is slow for SLOW_MEMORY_SECONDS after its processing has taken SLOW_SECONDS. The usual reason is an admission webhook that does
+not answer. Without a limit, the trainings whose objects it keeps back would hold all workers. For the same reason one namespace gets at
+most three quarters of the workers: nobody knows before the first try that a key is slow.
 """
 
 import asyncio
 import heapq
 import itertools
 import math
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
+from qwen35_operator.kube.line import Line
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_trainer.contract.retry import backoff_seconds
 
@@ -29,25 +32,30 @@ FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 60.0
 MAX_AHEAD = 2
 """Maximum number of ready keys in a row that are taken before a key of those behind them. Those behind rarely need a write."""
-SLOW_SECONDS = 3.0
-MAX_SLOW = 2
-"""Maximum number of slow keys that are processed at the same time."""
+SLOW_SECONDS, SLOW_MEMORY_SECONDS = 3.0, 60.0
+DEFAULT_WORKERS = 8
 MIN_SUPERSEDED = 64
 """Number of superseded delays that a queue always keeps, so that a short queue is not rebuilt after every delay."""
+
+
+class _Taken(NamedTuple):
+    """A key that is being processed."""
+
+    since: float
+    is_slow: bool
 
 
 class WorkQueue:
     """The queue of the trainings to reconcile, for one event loop. The key of a training is its namespace and name."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Create an empty queue. clock: returns monotonic seconds."""
+    def __init__(self, clock: Callable[[], float], workers: int = DEFAULT_WORKERS) -> None:
+        """Create an empty queue. clock: returns monotonic seconds. workers: number of workers that take keys."""
         self._clock = clock
-        self._ready: OrderedDict[TrainingKey, None] = OrderedDict()
-        self._behind: OrderedDict[TrainingKey, None] = OrderedDict()
+        self.share(workers)
+        self._ready, self._behind, self._waiting = Line(), Line(), Line()  # _waiting: the slow keys that are ready
         self._ahead = 0  # how many ready keys were taken since the last one of _behind
-        self._waiting: OrderedDict[TrainingKey, None] = OrderedDict()  # the slow keys that are ready
-        self._slow: set[TrainingKey] = set()
-        self._processing: dict[TrainingKey, float] = {}  # when it began
+        self._slow: dict[TrainingKey, float] = {}  # when each was slow last, the oldest first
+        self._processing: dict[TrainingKey, _Taken] = {}
         self._requeue: set[TrainingKey] = set()  # added while being processed
         self._later: list[tuple[float, int, TrainingKey]] = []
         self._due: dict[TrainingKey, float] = {}  # the entry of _later that counts
@@ -58,6 +66,11 @@ class WorkQueue:
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._behind) + len(self._waiting)
+
+    def share(self, workers: int) -> None:
+        """Set how many of this number of workers may process slow keys, and keys of one namespace, at the same time."""
+        self.max_slow = max(1, workers // 4)
+        self.max_of_namespace = max(min(2, workers), workers - self.max_slow)
 
     def add(self, key: TrainingKey) -> None:
         """Enqueue the key for the next free worker, or for the end of its pause.
@@ -72,22 +85,25 @@ class WorkQueue:
             self._add_at(key, rested)
         elif not self._is_ready(key):
             self._due.pop(key, None)
-            self._behind.pop(key, None)
-            (self._waiting if key in self._slow else self._ready)[key] = None
+            self._behind.discard(key)
+            (self._waiting if self._is_slow(key) else self._ready).add(key)
             self._changed.set()
 
     def _is_ready(self, key: TrainingKey) -> bool:
         return key in self._ready or key in self._waiting
+
+    def _is_slow(self, key: TrainingKey) -> bool:
+        return self._clock() - self._slow.get(key, -math.inf) < SLOW_MEMORY_SECONDS
 
     def add_behind(self, key: TrainingKey) -> None:
         """Enqueue the key behind those that `add` enqueues, now or later. `add` moves it ahead.
 
         For many keys at a time of which nothing is known to have changed.
         """
-        if key in self._processing or key in self._ended or key in self._slow:
+        if key in self._processing or key in self._ended or self._is_slow(key):
             self.add(key)
         elif not self._is_ready(key):
-            self._behind[key] = None
+            self._behind.add(key)
             self._changed.set()
 
     def add_later(self, key: TrainingKey, seconds: float) -> None:
@@ -119,10 +135,10 @@ class WorkQueue:
 
     def clear(self) -> None:
         """Remove all queued keys, and forget all failures. Keys that are being processed stay until `done` is called."""
-        for keys in (self._ready, self._behind, self._waiting, self._slow, self._requeue):
+        for line in (self._ready, self._behind, self._waiting):
+            line.clear()
+        for keys in (self._slow, self._requeue, self._later, self._due, self._ended, self._failures):
             keys.clear()
-        for times in (self._later, self._due, self._ended, self._failures):
-            times.clear()
 
     async def take(self) -> TrainingKey:
         """Wait for the next key and return it. No other worker gets this key until `done` is called."""
@@ -130,7 +146,7 @@ class WorkQueue:
             self._changed.clear()
             wait = self._move_due()
             if (key := self._pop()) is not None:
-                self._processing[key] = self._clock()
+                self._processing[key] = _Taken(self._clock(), self._is_slow(key))
                 return key
             try:
                 await asyncio.wait_for(self._changed.wait(), wait)
@@ -139,28 +155,30 @@ class WorkQueue:
 
     def _pop(self) -> TrainingKey | None:
         """Remove and return the key whose turn it is; None if no key may be processed now."""
-        if self._waiting and sum(key in self._slow for key in self._processing) < MAX_SLOW:
-            return self._waiting.popitem(last=False)[0]
-        if self._ready and not (self._behind and self._ahead >= MAX_AHEAD):
+        held = Counter(namespace for namespace, _ in self._processing)
+        blocked = {namespace for namespace, count in held.items() if count >= self.max_of_namespace}
+        may_be_slow = sum(taken.is_slow for taken in self._processing.values()) < self.max_slow
+        if may_be_slow and (key := self._waiting.pop(blocked)) is not None:
+            return key
+        if (self._ahead < MAX_AHEAD or not self._behind) and (key := self._ready.pop(blocked)) is not None:
             self._ahead += 1
-            return self._ready.popitem(last=False)[0]
+            return key
         self._ahead = 0
-        if not self._behind:
-            return None
-        key = self._behind.popitem(last=False)[0]
-        self._due.pop(key, None)
-        return key
+        if (key := self._behind.pop(blocked)) is not None:
+            self._due.pop(key, None)
+            return key
+        return self._ready.pop(blocked)
 
     def done(self, key: TrainingKey) -> None:
         """Mark the key as processed. Another worker may take it after its pause, if it is enqueued again."""
         now = self._clock()
-        began = self._processing.pop(key, now)
-        if self._waiting:
-            self._changed.set()  # for a worker that was refused another slow key
-        if now - began >= SLOW_SECONDS:
-            self._slow.add(key)
-        else:
-            self._slow.discard(key)
+        taken = self._processing.pop(key, None)
+        if taken is not None and now - taken.since >= SLOW_SECONDS:
+            self._slow.pop(key, None)
+            self._slow[key] = now
+        while self._slow and self._slow[oldest := next(iter(self._slow))] + SLOW_MEMORY_SECONDS <= now:
+            del self._slow[oldest]
+        self._changed.set()  # another key of the namespace, or another slow one, may be taken now
         self._ended.pop(key, None)
         self._ended[key] = now
         while self._ended[oldest := next(iter(self._ended))] + MIN_PAUSE_SECONDS <= now:

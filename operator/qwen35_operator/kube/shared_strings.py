@@ -3,8 +3,8 @@
 from functools import lru_cache
 from typing import Final
 
-MAX_STRINGS: Final = 16384
-MAX_CHARACTERS: Final = 1024
+MAX_STRINGS: Final = 8192
+MAX_CHARACTERS: Final = 256
 """Maximum length of a string that is kept to be shared."""
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube.answers import list_page
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, Unexpected
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, TooLarge, Unexpected
 from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, Query, RestClient
 from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
@@ -34,6 +34,7 @@ from qwen35_trainer.manifest import Problem
 logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 200
+"""Objects of a page, unless they are so large that the page is more than the client reads (`client.MAX_ANSWER_BYTES`)."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
 MAX_SILENT_SECONDS = 600.0
 """Time without an answer after which a watch counts as blind. Watches are opened again every few minutes, also without events."""
@@ -130,16 +131,21 @@ class Watch:
         Returns the resourceVersion to watch from.
         """
         records: list[tuple[str, ObjectRecord]] = []
-        token = ""
-        accept = METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
+        token, size = "", PAGE_SIZE
+        path, accept = self.kind.path(self.namespace), METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
         while True:
             query: Query = {
                 "labelSelector": self.kind.selector,
-                "limit": PAGE_SIZE,
+                "limit": size,
                 **({"continue": token} if token else {}),
             }
-            path = self.kind.path(self.namespace)
-            page = list_page(path, await client.get(path, query, accept=accept))
+            try:
+                page = list_page(path, await client.get(path, query, accept=accept))
+            except TooLarge:
+                if size == 1:
+                    raise
+                size = max(1, size // 4)
+                continue
             self.seen_at = time.monotonic()
             listed = ((training_of(raw), self._record(raw)) for raw in page.items)
             records += [(training, parsed) for training, parsed in listed if parsed is not None]

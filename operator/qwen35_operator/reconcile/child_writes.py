@@ -10,12 +10,16 @@ from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import all_objects, config, message_config_maps, object_names
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.operator_settings import OperatorSettings
-from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.observed import ChildKey, Observed
 from qwen35_operator.reconcile.writes import Apply, ClusterWrite, Create
 from qwen35_trainer.contract import Control, LiveSettings, StopOrder
+from qwen35_trainer.contract.shared_names import control_name, history_name, progress_name
 
 _config_maps: WeakKeyDictionary[TrainingResource, KubeObject] = WeakKeyDictionary()
 """Cache of the ConfigMap `-config`, by training: building its YAML takes longer than the rest of a decision."""
+
+_keys: WeakKeyDictionary[TrainingResource, frozenset[ChildKey]] = WeakKeyDictionary()
+"""Cache of the kinds and names of the children that `repairs` restores, by training."""
 
 
 def config_map(training: TrainingResource) -> KubeObject:
@@ -38,21 +42,34 @@ def ensure(
     return tuple(write for write in writes if write is not None)
 
 
-def repairs(observed: Observed, training: TrainingResource, settings: OperatorSettings) -> tuple[Apply, ...]:
-    """Return the writes that repair child objects of the training, the NetworkPolicy first.
+def repairs(observed: Observed, training: TrainingResource, settings: OperatorSettings) -> tuple[Create | Apply, ...]:
+    """Return the writes that restore child objects of the training, the NetworkPolicy first.
 
-    Only objects that somebody may have changed are repaired (`observed.drifted`). The ConfigMap `-control` is left out,
-    because its content depends on the attempt. `ensure` and `order_to_stop` repair this ConfigMap.
+    Objects that were deleted are created again. Of the others, only those that somebody may have changed are applied
+    (`observed.drifted`). The ConfigMaps of messages are left out: `-control` depends on the attempt, and `ensure` and `order_to_stop`
+    write it. While one of them is missing, nothing is created: the Role must not grant rights on an object of another owner that has
+    taken its name (`all_objects.in_order_of_creation`).
     """
-    if not observed.drifted:
+    if (keys := _keys.get(training)) is None:
+        keys = _keys[training] = frozenset(_manifests(training, settings))
+    messages = {("ConfigMap", name(training.name)) for name in (control_name, progress_name, history_name)}
+    missing = keys - observed.children.keys() if messages <= observed.children.keys() else frozenset()
+    if not missing and not observed.drifted:
         return ()
-    drifted = [
-        manifest
-        for manifest in all_objects.always(training, settings, config_map(training))
-        if (manifest["kind"], manifest["metadata"]["name"]) in observed.drifted
+    wanted = _manifests(training, settings)
+    writes = [
+        Create(manifest) if key in missing else _apply(observed, manifest)
+        for key, manifest in wanted.items()
+        if key in missing or key in observed.drifted
     ]
-    drifted.sort(key=lambda manifest: manifest["kind"] != "NetworkPolicy")
-    return tuple(_apply(observed, manifest) for manifest in drifted)
+    writes.sort(key=lambda write: write.manifest["kind"] != "NetworkPolicy")
+    return tuple(writes)
+
+
+def _manifests(training: TrainingResource, settings: OperatorSettings) -> dict[ChildKey, KubeObject]:
+    """Return every child except RayJobs and the ConfigMaps of messages, by kind and name."""
+    manifests = all_objects.always(training, settings, config_map(training))
+    return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in manifests}
 
 
 def order_to_stop(

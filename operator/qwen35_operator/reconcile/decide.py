@@ -41,7 +41,7 @@ from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.new_status import new_status
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.situation import AttemptSituation, Situation, situation_of
-from qwen35_operator.reconcile.writes import Create, RemoveFinalizer
+from qwen35_operator.reconcile.writes import Apply, ClusterWrite, Create, RemoveFinalizer
 
 
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
@@ -84,13 +84,22 @@ def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> V
 
 
 def _with_repairs(verdict: Verdict, situation: Situation) -> Verdict:
-    """Return the verdict with the repairs of changed children.
+    """Return the verdict with the repairs of changed and deleted children.
 
     Repairs come first because children such as the NetworkPolicy protect pods that exist, except that an order to stop does not
-    wait for them. A new attempt starts only if its children are as desired; no other write depends on repairs.
+    wait for them. A new attempt starts only if its children are as desired, and creates those that are missing; no other write
+    depends on repairs.
     """
-    applies = child_writes.repairs(situation.observed, situation.training, situation.settings)
-    others = tuple(write for write in verdict.writes if write not in applies)
     starts = any(isinstance(write, Create) and write.manifest["kind"] == RAY_JOB.name for write in verdict.writes)
-    repairs = tuple(replace(write, is_repair=not starts) for write in applies)
+    needed = child_writes.repairs(situation.observed, situation.training, situation.settings)
+    repairs = tuple(replace(write, is_repair=not starts) for write in needed if isinstance(write, Apply) or not starts)
+    repaired = {_child_of(write) for write in repairs}
+    others = tuple(write for write in verdict.writes if _child_of(write) not in repaired)
     return replace(verdict, writes=(*others, *repairs) if verdict.state == "Suspending" else (*repairs, *others))
+
+
+def _child_of(write: ClusterWrite) -> tuple[str, str] | None:
+    """Return kind and name of the child that a write creates or changes; None if it does neither."""
+    if not isinstance(write, Create | Apply):
+        return None
+    return write.manifest["kind"], write.manifest["metadata"]["name"]

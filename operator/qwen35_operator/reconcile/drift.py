@@ -6,11 +6,13 @@
 Every change of an object changes its resourceVersion. The operator therefore detects a change by the version, and
 watches only the metadata of most kinds. A changed child is read, and repaired if it differs from the desired object.
 After a start, the operator knows none of its own writes. It then reads the children of every running training once, and
-so also finds changes from the time when no operator ran.
+so also finds changes from the time when no operator ran. These reads are spread over FIRST_READS_SECONDS, because a new leader of 500
+running trainings would otherwise send 3,500 requests before it serves their reports.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from qwen35_operator.desired.objects import KubeObject
@@ -22,15 +24,26 @@ REPAIR_SECONDS = 10.0
 
 Without this limit, a controller that undoes every repair would keep the operator and the API server busy.
 """
+FIRST_READS_SECONDS = 45
+"""Time after the start within which the children of running trainings are read for the first time."""
 SHARED_FIELDS = ("labels", "annotations")
 """Metadata in which other managers may have entries of their own."""
 
 
-def drifted(children: Iterable[Child], now: datetime) -> tuple[frozenset[ChildKey], float | None]:
+def first_read(uid: str, started: datetime) -> datetime:
+    """Return when the children of a running training are read for the first time. uid: of the training. started: since when
+    this process leads.
+    """
+    return started + timedelta(seconds=zlib.crc32(uid.encode()) % FIRST_READS_SECONDS)
+
+
+def drifted(
+    children: Iterable[Child], now: datetime, first: datetime | None = None
+) -> tuple[frozenset[ChildKey], float | None]:
     """Return the child objects to check now, and the seconds until further ones have to be checked.
 
     The seconds are None if no further object has changed. children: those that only the operator writes, so without the
-    ConfigMaps that the trainer writes.
+    ConfigMaps that the trainer writes. first: when to check those that this process has not written or checked yet; None for now.
     """
     due: set[ChildKey] = set()
     waits: list[float] = []
@@ -38,7 +51,8 @@ def drifted(children: Iterable[Child], now: datetime) -> tuple[frozenset[ChildKe
         last = child.own_write
         if child.deleting is not None or (last is not None and last.version == child.version):
             continue
-        wait = 0.0 if last is None else REPAIR_SECONDS - (now - last.time).total_seconds()
+        due_at = last.time + timedelta(seconds=REPAIR_SECONDS) if last is not None else first or now
+        wait = (due_at - now).total_seconds()
         if wait <= 0:
             due.add((child.kind, child.name))
         else:

@@ -4,10 +4,11 @@ The input is the training's object and the cached records of its child objects. 
 API server: for a report by which an attempt may end, and for nodes with pods that hold up the next attempt.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
@@ -24,7 +25,7 @@ from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, Ra
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
 from qwen35_operator.reconcile import leftovers, stall
-from qwen35_operator.reconcile.drift import drifted
+from qwen35_operator.reconcile.drift import drifted, first_read
 from qwen35_operator.reconcile.observed import ChildKey, NodeState, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
@@ -35,9 +36,20 @@ FINAL_RAY_STATUSES = ("SUCCEEDED", "FAILED", "STOPPED")
 """Values of status.jobStatus that a Ray job never leaves."""
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 """Taint by which an administrator confirms that a node does not run: Kubernetes then gives up its pods and volumes."""
-CACHED_TRAININGS = 2048
+MAX_CACHED_BYTES = 4 * 2**20
+"""Maximum size of the specs, as JSON, whose parsed trainings are kept: 2,000 of usual specs. A parsed spec takes up to 25 times as
+much memory."""
 MAX_REQUEST_CHARACTERS = 253
 """Maximum length of the values of RETRY and UPDATE that is read: what the status may contain."""
+
+
+class _Parsed(NamedTuple):
+    """The result of parsing one version of a training. size: bytes of its spec as JSON."""
+
+    version: list[object]
+    training: TrainingResource | None
+    problems: tuple[Problem, ...]
+    size: int
 
 
 class TrainingParser:
@@ -46,9 +58,10 @@ class TrainingParser:
     Most reconciles follow a change of a child object and not of the training, so its spec need not be parsed again.
     """
 
-    def __init__(self, size: int = CACHED_TRAININGS) -> None:
-        self._size = size
-        self._parsed: dict[str, tuple[list[object], TrainingResource | None, tuple[Problem, ...]]] = {}
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._parsed: dict[str, _Parsed] = {}
 
     def parse(self, raw: KubeObject) -> tuple[TrainingResource | None, tuple[Problem, ...]]:
         """Return the training, or None and the problems of its spec.
@@ -60,7 +73,8 @@ class TrainingParser:
         labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))
         version = [metadata["generation"], labels, annotations]
         parsed = self._parsed.pop(metadata["uid"], None)
-        if parsed is None or parsed[0] != version:
+        self._bytes -= 0 if parsed is None else parsed.size
+        if parsed is None or parsed.version != version:
             unknown: tuple[str, ...] = ()
             if OVERSIZED in raw or TOO_DEEP in raw:
                 spec, problems = None, [_left_out(raw)]
@@ -78,11 +92,12 @@ class TrainingParser:
                     annotations=annotations,
                     unknown=unknown,
                 )
-            parsed = version, training, tuple(problems)
+            parsed = _Parsed(version, training, tuple(problems), len(json.dumps(raw.get("spec", {}))))
         self._parsed[metadata["uid"]] = parsed  # inserted again, as the most recently used
-        while len(self._parsed) > self._size:
-            del self._parsed[next(iter(self._parsed))]
-        return parsed[1:]
+        self._bytes += parsed.size
+        while self._bytes > self._max_bytes and len(self._parsed) > 1:
+            self._bytes -= self._parsed.pop(next(iter(self._parsed))).size
+        return parsed.training, parsed.problems
 
 
 def _left_out(raw: KubeObject) -> Problem:
@@ -111,7 +126,7 @@ async def observe(
     """Collect everything that a decision about this training depends on.
 
     reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
-    reports of trainers can be seen; None if that is unknown. running: number of all trainings that are Running. Raises
+    this process leads, and reports of trainers can be seen; None if that is unknown. running: number of all trainings that are Running. Raises
     ApiError if a request to the API server fails.
     """
     metadata = raw["metadata"]
@@ -122,7 +137,9 @@ async def observe(
     children = _children(cache, key, uid)
     of_trainer = progress_name(name), history_name(name)
     own_children = (child for child in children.values() if child.name not in of_trainer)
-    changed, repair_after = drifted(own_children, client.now())
+    runs = (raw.get("status") or {}).get("state") == "Running"
+    first = first_read(uid, reports_since) if runs and reports_since is not None else None
+    changed, repair_after = drifted(own_children, client.now(), first)
     spec = None if training is None else training.spec
     progress = await _newest_report(children.get(("ConfigMap", progress_name(name))), jobs, spec, client, reports_since)
     report = read_report(progress) if isinstance(progress, MessageConfigMap) else None

@@ -8,6 +8,7 @@ The answers of the API server are stored in the cache immediately.
 """
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -48,6 +49,8 @@ MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 TOO_MANY_REQUESTS = 429
+DENIED: Final = re.compile("admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied request")
+"""Matches the message of a 403 that comes from an admission policy, and not from a missing permission."""
 MAX_FAILING_TIME = timedelta(seconds=5)
 """Time after which a reconcile of which a write has failed begins no further write: the next one may have to wait as long."""
 CREATE_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
@@ -116,7 +119,7 @@ class ClusterWriter:
 
         An API server waits for a webhook for up to 30 s, so a request without an answer may have the same reason. If the API server
         itself does not answer, the write of the status fails next. A refused repair is due again after `drift.REPAIR_SECONDS`.
-        Raises Conflict, and the error of an API server that asks for fewer requests.
+        Raises Conflict, and the error of an API server that requests a pause.
         """
         try:
             refused = await self._write(observed, write)
@@ -142,7 +145,7 @@ class ClusterWriter:
 
     async def _write(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
         match write:
-            case Create(manifest):
+            case Create(manifest=manifest):
                 return await self._create(observed, write, manifest)
             case Apply():
                 return await self._apply(observed, write)
@@ -348,6 +351,9 @@ def refusal(
         if "exceeded quota" in error.message:
             message = f"{kind.name} {name}: {error.message}. Raise the quota, or free some of it"
             return RefusedWrite(write, "QuotaExceeded", message)
+        if DENIED.search(error.message):
+            message = f"{kind.name} {name}: {error.message}. Change spec accordingly, or the policy"
+            return RefusedWrite(write, "Rejected", message)
         message = f"the operator may not {verb} {kind.resource} in namespace {namespace}: {error.message}. Grant it"
         return RefusedWrite(write, "Forbidden", message)
     if kind.group == "ray.io" and "unknown field" in error.message:
@@ -370,9 +376,9 @@ def refusal(
 def _named(write: ClusterWrite) -> str:
     """Return a name of the write, for people."""
     match write:
-        case Create(manifest):
+        case Create(manifest=manifest):
             return f"the creation of {manifest['kind']} {manifest['metadata']['name']}"
-        case Apply(manifest):
+        case Apply(manifest=manifest):
             verb = "repair" if write.is_repair else "change"
             return f"the {verb} of {manifest['kind']} {manifest['metadata']['name']}"
         case Scale():

@@ -19,6 +19,8 @@ class Create:
     """
 
     manifest: KubeObject
+    is_repair: bool = False
+    """Whether it only restores a child of pods that exist already. No other write depends on a repair."""
 
 
 @dataclass(frozen=True)
@@ -101,4 +103,4 @@ class RefusedWrite:
 
 def is_repair(write: ClusterWrite) -> bool:
     """Return whether no other write depends on this one."""
-    return isinstance(write, Apply) and write.is_repair
+    return isinstance(write, Create | Apply) and write.is_repair

@@ -358,6 +358,18 @@ def test_of_long_texts_only_the_beginning_is_kept() -> None:
     assert len(object_parsing.record(ROLE, account).hash or "") == 64
 
 
+def test_of_a_cluster_only_bounded_parts_are_kept() -> None:
+    """Anybody who may create RayClusters can give them the operator's label, and each has a record."""
+    long = "x" * 100_000
+    group = {"groupName": long, "scaleStrategy": {"workersToDelete": [long] * 5000}}
+    cluster = record(RAY_CLUSTER, raw_objects.ray_cluster(groups=[group] * 17, status={"state": long}))
+    assert len(cluster.groups) == 16
+    assert len(cluster.groups[0].leaving) == 4096
+    assert {len(name) for name in cluster.groups[0].leaving} == {len(cluster.groups[0].name)} == {253}
+    assert len(cluster.state) == 64
+    assert len(record(RAY_JOB, raw_objects.ray_job(status={"rayClusterName": long})).cluster) == 253
+
+
 @pytest.mark.parametrize("data", [None, {}, {"other": "x"}, {"progress.json": ""}])
 def test_an_empty_report_is_none(data) -> None:
     message = object_parsing.record(CONFIG_MAP, raw_objects.config_map(data=data))

@@ -13,16 +13,17 @@ from qwen35_operator.kube.queue import (
     FIRST_BACKOFF_SECONDS,
     MAX_AHEAD,
     MAX_BACKOFF_SECONDS,
-    MAX_SLOW,
     MIN_PAUSE_SECONDS,
     MIN_SUPERSEDED,
+    SLOW_MEMORY_SECONDS,
     SLOW_SECONDS,
     WorkQueue,
 )
 from tests.operator.kube import virtual
 from tests.profiles import examples
 
-KEYS = st.sampled_from([("team", name) for name in "abcd"])
+WORKERS = 4
+KEYS = st.sampled_from([("team", name) for name in "abcd"] + [("other", name) for name in "xy"])
 ROUNDING = 1e-6
 
 
@@ -32,10 +33,10 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = virtual.Loop()
-        self.queue = WorkQueue(self.loop.time)
+        self.queue = WorkQueue(self.loop.time, WORKERS)
         self.wanted: dict = {}
         self.held: dict = {}  # when each was taken
-        self.slow: set = set()
+        self.slow: dict = {}  # when each was slow last
         self.ended: dict = {}
         self.failures: dict = {}
         self.taking: list[asyncio.Task] = []
@@ -52,6 +53,13 @@ class QueueMachine(RuleBasedStateMachine):
     def _due(self, key) -> float:
         return max(self.wanted[key], self.ended.get(key, -math.inf) + MIN_PAUSE_SECONDS)
 
+    def _is_slow(self, key) -> bool:
+        return self.loop.time() - self.slow.get(key, -math.inf) < SLOW_MEMORY_SECONDS
+
+    def _blocked(self, more_than: int) -> set:
+        held = [namespace for namespace, _ in self.held]
+        return {namespace for namespace in held if held.count(namespace) > more_than}
+
     def _settle(self, seconds: float = 0.0) -> None:
         self.loop.run_until_complete(asyncio.sleep(seconds))
         for _ in range(10):
@@ -62,8 +70,9 @@ class QueueMachine(RuleBasedStateMachine):
             assert key not in self.held
             assert self._due(key) <= self.loop.time() + ROUNDING
             del self.wanted[key]
-            self.held[key] = self.loop.time()
-            assert sum(other in self.slow for other in self.held) <= MAX_SLOW
+            self.held[key] = self.loop.time(), self._is_slow(key)
+            assert sum(is_slow for _, is_slow in self.held.values()) <= self.queue.max_slow == 1
+            assert not self._blocked(more_than=self.queue.max_of_namespace)
 
     @rule(key=KEYS)
     def add(self, key) -> None:
@@ -113,8 +122,9 @@ class QueueMachine(RuleBasedStateMachine):
         if self.held:
             key = data.draw(st.sampled_from(sorted(self.held)))
             self.ended[key] = self.loop.time()
-            took = self.ended[key] - self.held.pop(key)
-            (self.slow.add if took >= SLOW_SECONDS else self.slow.discard)(key)
+            since, _ = self.held.pop(key)
+            if self.ended[key] - since >= SLOW_SECONDS:
+                self.slow[key] = self.ended[key]
             self.queue.done(key)
             self._settle()
 
@@ -126,8 +136,10 @@ class QueueMachine(RuleBasedStateMachine):
     def no_worker_waits_while_a_key_is_due(self) -> None:
         now = self.loop.time() - ROUNDING
         due = {key for key in self.wanted if self._due(key) <= now and key not in self.held}
-        if sum(key in self.slow for key in self.held) == MAX_SLOW:
-            due -= self.slow
+        blocked = self._blocked(more_than=self.queue.max_of_namespace - 1)
+        due = {key for key in due if key[0] not in blocked}
+        if any(is_slow for _, is_slow in self.held.values()):
+            due = {key for key in due if key not in self.slow}
         assert not (due and self.taking)
 
 
@@ -179,7 +191,7 @@ def test_what_is_added_behind_is_taken_last_in_its_order_and_what_changes_meanwh
 
 
 def test_what_is_behind_is_taken_although_there_is_always_something_ahead() -> None:
-    queue = WorkQueue(lambda: 0.0)
+    queue = WorkQueue(lambda: 0.0, workers=1000)
     queue.add_behind(("team", "behind"))
     for number in range(100):
         queue.add(("team", str(number)))
@@ -215,28 +227,66 @@ async def test_slow_keys_leave_workers_to_the_others_however_many_they_are() -> 
     """Their reconciles wait for an admission webhook that does not answer, and events about them come all the time."""
     now = [0.0]
     queue = WorkQueue(lambda: now[0])
-    slow, quick = [("team", f"slow{number}") for number in range(100)], ("other", "quick")
+    slow = [("team", f"slow{number}") for number in range(100)]
     for key in slow:
         queue.add(key)
-    for _ in slow:
-        key = await queue.take()
+        await queue.take()
         now[0] += SLOW_SECONDS
         queue.done(key)
     now[0] += MIN_PAUSE_SECONDS
-    for key in slow:
+    recent = [key for key in slow if key in queue._slow]
+    assert len(recent) == SLOW_MEMORY_SECONDS / SLOW_SECONDS
+    for key in recent:
         queue.add(key)
-    held = [await queue.take() for _ in range(MAX_SLOW)]
+    held = [await queue.take() for _ in range(queue.max_slow)]
     worker = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     assert not worker.done()
-    queue.add(quick)
-    assert await worker == quick
+    queue.add(("team", "quick"))
+    assert await worker == ("team", "quick")
     queue.done(held[0])
-    assert (await queue.take()) in slow
-    queue.done(held[1])
-    now[0] += 1
-    queue.add(held[1])
-    assert held[1] not in queue._slow
+    assert (await queue.take()) in recent
+
+
+async def test_one_quick_reconcile_does_not_end_a_training_s_slowness() -> None:
+    """A repair that failed is due again after a while, and the reconciles until then have nothing to wait for."""
+    now = [0.0]
+    queue, key = WorkQueue(lambda: now[0]), ("team", "a")
+    for seconds in (SLOW_SECONDS, 0.1):
+        queue.add(key)
+        await queue.take()
+        now[0] += seconds
+        queue.done(key)
+        now[0] += MIN_PAUSE_SECONDS
+    queue.add(key)
+    assert key in queue._waiting
+
+
+async def test_a_namespace_never_holds_all_workers() -> None:
+    queue = WorkQueue(lambda: 0.0)
+    for number in range(300):
+        queue.add(("team", str(number)))
+    for _ in range(queue.max_of_namespace):
+        await queue.take()
+    worker = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    assert not worker.done()
+    queue.add(("other", "training"))
+    assert await worker == ("other", "training")
+
+
+async def test_namespaces_take_turns() -> None:
+    queue = WorkQueue(lambda: 0.0, workers=100)
+    for key in [("team", "a"), ("team", "b"), ("team", "c"), ("other", "x"), ("third", "y")]:
+        queue.add(key)
+    assert [(await queue.take())[1] for _ in range(5)] == ["a", "x", "y", "b", "c"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8, 100])
+def test_with_any_number_of_workers_slow_keys_and_those_of_one_namespace_are_processed(workers) -> None:
+    queue = WorkQueue(lambda: 0.0, workers)
+    assert 1 <= queue.max_slow <= max(1, workers // 2)
+    assert 1 <= queue.max_of_namespace <= workers
 
 
 def test_what_comes_while_in_work_comes_again_when_it_is_done() -> None:

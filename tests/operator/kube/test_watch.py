@@ -96,6 +96,23 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
     assert following["allowWatchBookmarks"] == "true"
 
 
+async def test_a_page_that_is_too_large_is_requested_in_smaller_pages(server, monkeypatch) -> None:
+    """A few ConfigMaps of 1 MiB each, whose characters have to be escaped, would exhaust the memory at every start."""
+    monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 1000)
+    large = one("large", 1, annotations={"text": "x" * 1000})
+    server.script = [
+        page(large, token="x"),
+        page(large, token="x"),
+        page(one("a", 1), token="x"),
+        page(one("b", 2), version=7),
+    ]
+    async with watching(server) as watch:
+        await until(idle(server, 5), "two pages that are too large, two others, and a watch")
+        assert watch.names == {"a": "1", "b": "2"}
+    limits = [dict(request.query).get("limit") for request in server.requests]
+    assert limits == [str(PAGE_SIZE), str(PAGE_SIZE // 4), str(PAGE_SIZE // 16), str(PAGE_SIZE // 16), None]
+
+
 async def test_a_page_whose_token_has_expired_begins_the_list_again(server) -> None:
     server.script = [page(one("a", 1), token="more"), refuses(410), page(one("b", 9), version=9)]
     async with watching(server) as watch:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from qwen35_operator.kube.object_records import Child, OwnWrite
-from qwen35_operator.reconcile.drift import REPAIR_SECONDS, drifted, is_as_desired
+from qwen35_operator.reconcile.drift import FIRST_READS_SECONDS, REPAIR_SECONDS, drifted, first_read, is_as_desired
 from qwen35_operator.reconcile.writes import Apply, RefusedWrite
 from tests.operator.reconcile.world import START, World
 
@@ -92,6 +92,43 @@ def test_they_are_repaired_while_the_trainer_saves():
     repaired = applied(world)
     assert repaired[:2] == [("ConfigMap", "demo-control"), KEY]  # first the order to stop
     assert set(repaired) == ALL
+
+
+@pytest.mark.parametrize("key", sorted(ALL - {("ConfigMap", "demo-control")}))
+def test_a_child_that_is_deleted_while_the_trainer_saves_is_created_again(key):
+    """Without its RoleBinding the trainer could not report that it has saved, and without the NetworkPolicy others could reach it."""
+    world = World()
+    world.until_running()
+    world.edit(suspend=True)
+    world.reconcile()
+    del world.children[key]
+    world.reconcile()
+    assert key in world.children
+    assert world.status.state == "Suspending"
+
+
+def test_pods_that_remain_after_a_failure_have_a_network_policy():
+    world = World()
+    world.until_running()
+    world.report("Failed", reason="Error")
+    world.reconcile()
+    del world.children[KEY]
+    world.reconcile()
+    assert world.pods
+    assert KEY in world.children
+
+
+def test_running_trainings_are_read_for_the_first_time_within_a_while_after_the_start():
+    """A new leader with 500 of them would otherwise send thousands of requests before it serves their reports."""
+    unknown = replace(CHILD, own_write=None)
+    first = {number: first_read(f"uid-{number}", START) for number in range(500)}
+    seconds = [(time - START).total_seconds() for time in first.values()]
+    assert min(seconds) == 0
+    assert max(seconds) < FIRST_READS_SECONDS <= 60 - REPAIR_SECONDS
+    assert max(seconds.count(value) for value in set(seconds)) < 30
+    later = START + timedelta(seconds=20)
+    assert drifted([unknown], START, later) == (frozenset(), 20.0)
+    assert drifted([unknown], later, later) == ({KEY}, None)
 
 
 def test_an_order_to_stop_is_sent_first_and_although_repairs_are_refused():

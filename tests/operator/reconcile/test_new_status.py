@@ -306,7 +306,7 @@ def test_a_checkpoint_is_shown_immediately_and_with_its_numbers(world):
 
 
 def test_equal_numbers_of_a_new_attempt_get_a_new_time(world):
-    """`stop` tells by this time whether the trainer of the attempt has reported, in case that somebody deletes `-progress`."""
+    """By this time `stop` knows that the trainer of the attempt has reported, if somebody deletes `-progress`."""
     world.settle(4)
     world.report(update=0)
     world.reconcile()

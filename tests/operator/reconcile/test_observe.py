@@ -9,8 +9,10 @@ from qwen35_operator.kube.api_errors import Forbidden, Unavailable
 from qwen35_operator.kube.kinds import CONFIG_MAP, NODE, POD, RAY_CLUSTER, RAY_JOB, ROLE, ObjectKind
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record, training_of
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile import acceptance
 from qwen35_operator.reconcile.child_writes import config_map
-from qwen35_operator.reconcile.observe import TrainingParser, observe
+from qwen35_operator.reconcile.observe import MAX_CACHED_BYTES, TrainingParser, observe
 from qwen35_trainer.manifest import Problem
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import START, MemoryApi
@@ -351,13 +353,32 @@ def test_problems_are_kept_as_well() -> None:
 
 
 def test_of_too_many_trainings_the_one_unused_longest_goes() -> None:
-    parser = TrainingParser(size=2)
+    parser = TrainingParser(max_bytes=2 * len(json.dumps(SPEC)))
     a, _ = parser.parse(body("a"))
     b, _ = parser.parse(body("b"))
     parser.parse(body("a"))
     parser.parse(body("c"))
     assert parser.parse(body("a"))[0] is a
     assert parser.parse(body("b"))[0] is not b
+
+
+def test_large_specs_do_not_fill_the_memory_with_parsed_trainings() -> None:
+    """80,000 empty objects, where the definition keeps unknown fields, take 240 KB as JSON and 6 MB when they are parsed."""
+    parser = TrainingParser()
+    affinity = {"any": [{}] * 80_000}
+    large = {**SPEC, "pods": {"train": {"spec": {"affinity": affinity}}}}
+    for number in range(3 * MAX_CACHED_BYTES // 240_000):
+        parser.parse(body(str(number), spec=large))
+    assert sum(parsed.size for parsed in parser._parsed.values()) == parser._bytes <= MAX_CACHED_BYTES
+
+
+def test_a_spec_is_checked_once_and_again_for_other_settings(monkeypatch) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr(acceptance, "cannot_run", lambda spec: checked.append(spec) or [])
+    training, _ = TrainingParser().parse(body())
+    for settings in (OperatorSettings(), OperatorSettings(), OperatorSettings(workers=3)):
+        assert acceptance.refusals(training, settings) == ()
+    assert len(checked) == 2
 
 
 async def test_what_is_costly_to_make_of_a_training_is_made_once(setup) -> None:

@@ -282,7 +282,7 @@ async def test_a_child_that_cannot_be_created_again_is_named_while_the_attempt_r
 
 
 async def test_reports_in_a_loop_cause_a_burst_of_writes_and_then_few(setup) -> None:
-    """A new checkpoint is shown immediately, and whoever has the rights of the trainer can report new ones all the time."""
+    """A new checkpoint is shown immediately, and a process with the rights of the trainer can report new ones all the time."""
     await setup.reconcile()
     await setup.reconcile()
     before, seconds = setup.writes_of_status(), 600

@@ -163,6 +163,19 @@ REFUSALS = {
         "Forbidden",
         "the operator may not create rayjobs.ray.io in namespace team",
     ),
+    "a webhook": (
+        Forbidden(403, 'admission webhook "validation.gatekeeper.sh" denied the request: no cost-center label'),
+        "Rejected",
+        "denied the request: no cost-center label. Change spec accordingly, or the policy",
+    ),
+    "a policy": (
+        Forbidden(
+            403,
+            "rayjobs is forbidden: ValidatingAdmissionPolicy 'images' with binding 'b' denied request: use our registry",
+        ),
+        "Rejected",
+        "denied request: use our registry. Change spec accordingly, or the policy",
+    ),
     "quota": (
         Forbidden(403, "exceeded quota: gpus"),
         "QuotaExceeded",
@@ -198,7 +211,7 @@ async def test_in_a_namespace_that_goes_nothing_is_created_and_nobody_blamed(set
 
 
 @pytest.mark.parametrize("error", [Unavailable(429, "slow down"), Unavailable(503, "later", retry_after=2.0)])
-async def test_an_api_server_that_asks_for_fewer_requests_gets_no_other(setup, error) -> None:
+async def test_an_api_server_that_requests_a_pause_gets_no_other_request(setup, error) -> None:
     setup.api.refuse("POST", "configmaps", error)
     with pytest.raises(Unavailable):
         await setup.write(Create(config()))
