@@ -21,6 +21,8 @@ class OwnWrite:
     time: datetime
     hash: str | None = None
     """Hash of the object that the operator wrote, or tried to write."""
+    refusal: tuple[str, str] | None = None
+    """Reason and message of a try that has failed; None otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,9 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
         return Decision((RemoveFinalizer(LAST_CHECKPOINT),), observed.status)
     status, copy_after = new_status(observed, verdict, now)
     if observed.unavailable:
-        return Decision((), status, verdict.after)
+        return Decision(
+            (), status, min((each for each in (verdict.after, copy_after) if each is not None), default=None)
+        )
     deletions, delete_after = cleanup.ended_jobs(observed, now)
     times = verdict.after, copy_after, delete_after, observed.repair_after
     waits = [seconds for seconds in times if seconds is not None]

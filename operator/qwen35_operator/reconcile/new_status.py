@@ -98,9 +98,23 @@ def status_after_refusal(
     planned = attempts.last_attempt(decision.status.attempts)
     starts = planned is not None and all(attempt.number != planned.number for attempt in observed.status.attempts)
     if not starts or all(isinstance(refusal.write, Delete) or is_repair(refusal.write) for refusal in refused):
-        return _with_condition(decision.status, "Degraded", yes(reason, message), observed, now)
+        return _without_early_numbers(
+            _with_condition(decision.status, "Degraded", yes(reason, message), observed, now), observed, now
+        )
     accepted = no(reason, message) if reason in PERMANENT_REFUSALS else None
     return new_status(observed, Verdict("Pending", reason, message, accepted=accepted), now)[0]
+
+
+def _without_early_numbers(status: TrainingStatus, observed: Observed, now: datetime) -> TrainingStatus:
+    """Return the status without new numbers of the trainer, if nothing else is new and the interval between copies is not over.
+
+    The decision knew nothing of the refusal, which the old status may contain, and took the numbers along as with any change.
+    """
+    shown = observed.status.progress
+    if shown is None or shown.time is None or seconds_since(shown.time, now) >= progress_interval(observed.running):
+        return status
+    unchanged = status.model_copy(update={"progress": shown})
+    return unchanged if unchanged == observed.status else status
 
 
 def _with_condition(
@@ -126,7 +140,7 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
     findings |= _pool_findings(observed, pools, ended=ended)
     findings["Ready"] = (yes if ready else no)(reason, message)
     findings["Suspended"] = yes(reason, message) if state == "Suspended" else no("AsExpected")
-    findings["Degraded"] = verdict.degraded or no("AsExpected")
+    findings["Degraded"] = verdict.degraded or _unrepaired(observed) or no("AsExpected")
     if (release := observed.status.release) is not None:
         findings["UpdateAvailable"] = _update(release, final=state in ("Succeeded", "Failed"))
     findings["Succeeded"] = yes(reason, message) if state == "Succeeded" else no("Waiting")
@@ -134,6 +148,16 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
     findings["Reconciling"] = no("AsExpected") if ready or stalled or ended else yes(reason, message)
     findings["Stalled"] = yes(reason, message) if stalled else no("AsExpected")
     return findings
+
+
+def _unrepaired(observed: Observed) -> Finding | None:
+    """Return the problem that children are not as desired because their repairs fail; None without one.
+
+    Children are repaired only while there are pods.
+    """
+    if not observed.unrepaired or (attempts.open_attempt(observed) is None and not observed.pods):
+        return None
+    return yes(observed.unrepaired[0][0], "; ".join(message for _, message in observed.unrepaired))
 
 
 def _update(release: ReleaseStatus, *, final: bool) -> Finding:

@@ -136,7 +136,7 @@ async def observe(
     jobs = _jobs(cache, key, uid)
     children = _children(cache, key, uid)
     of_trainer = progress_name(name), history_name(name)
-    own_children = (child for child in children.values() if child.name not in of_trainer)
+    own_children = [child for child in children.values() if child.name not in of_trainer]
     runs = (raw.get("status") or {}).get("state") == "Running"
     first = first_read(uid, reports_since) if runs and reports_since is not None else None
     changed, repair_after = drifted(own_children, client.now(), first)
@@ -170,6 +170,9 @@ async def observe(
         children=children,
         drifted=changed,
         repair_after=repair_after,
+        unrepaired=tuple(
+            child.own_write.refusal for child in own_children if child.own_write and child.own_write.refusal
+        ),
         jobs=tuple(jobs),
         clusters=_clusters(cache, key, {job.uid for job in jobs}),
         pods=pods,

@@ -69,6 +69,8 @@ class Observed:
     """Children that somebody may have changed since the operator last wrote them."""
     repair_after: float | None = None
     """Seconds until further children have to be checked for drift; None if no further child has changed."""
+    unrepaired: tuple[tuple[str, str], ...] = ()
+    """Reason and message of the latest repair of each child whose repair has failed."""
     jobs: tuple[RayJob, ...] = ()
     clusters: tuple[RayCluster, ...] = ()
     pods: tuple[Pod, ...] = ()

@@ -51,8 +51,6 @@ NAMESPACE_TERMINATING = "NamespaceTerminating"
 TOO_MANY_REQUESTS = 429
 DENIED: Final = re.compile("admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied request")
 """Matches the message of a 403 that comes from an admission policy, and not from a missing permission."""
-MAX_FAILING_TIME = timedelta(seconds=5)
-"""Time after which a reconcile of which a write has failed begins no further write: the next one may have to wait as long."""
 CREATE_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 APPLY_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
 """Options of a server-side apply. With `force`, a field that another manager has changed gets the operator's value."""
@@ -89,15 +87,11 @@ class ClusterWriter:
         """Carry out the writes in order. Returns those that the API server refused, or failed to carry out.
 
         After a refused write, only deletions and repairs are carried out: other writes depend on those before them. A refused
-        repair stops no other write. After a write that has failed slowly, no other is begun. Raises Conflict if an object has changed since it was observed, another ApiError if the
+        repair stops no other write. Raises Conflict if an object has changed since it was observed, another ApiError if the
         API server is overloaded or does not answer, and NotLeading if this process does not lead any more.
         """
         refused: list[RefusedWrite] = []
-        latest = self._client.now() + MAX_FAILING_TIME
         for write in writes:
-            failed = any(earlier.reason == "WriteFailed" for earlier in refused)
-            if failed and self._client.now() > latest:
-                break
             blocked = not all(is_repair(earlier.write) for earlier in refused)
             if blocked and not isinstance(write, Delete) and not is_repair(write):
                 continue
@@ -130,14 +124,13 @@ class ClusterWriter:
                 write, "WriteFailed", f"{_named(write)} failed: {error.message}. The operator tries again"
             )
         if refused is not None and refused.reason != "Cleaning" and isinstance(write, Apply) and write.is_repair:
-            self._note_try(observed, write)
+            self._note_try(observed, write, refused)
         return refused
 
-    def _note_try(self, observed: Observed, write: Apply) -> None:
-        """Record in the stored child when the operator tried to write it."""
-        tried = OwnWrite(
-            "", self._client.now(), write.manifest["metadata"].get("annotations", {}).get(object_names.HASH)
-        )
+    def _note_try(self, observed: Observed, write: Apply, refused: RefusedWrite) -> None:
+        """Record in the stored child when the operator tried to write it, and why that failed."""
+        written = write.manifest["metadata"].get("annotations", {}).get(object_names.HASH)
+        tried = OwnWrite("", self._client.now(), written, (refused.reason, refused.message))
         store = self._cache.stores[watched_as(WRITTEN[write.manifest["kind"]], write.manifest)]
         for stored in list(store.of((observed.namespace, observed.name))):
             if isinstance(stored, Child) and stored.uid == write.uid:

@@ -1,5 +1,6 @@
 """One reconcile against an API server in memory: what is written, how often, and what happens to refused writes."""
 
+from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.drift import REPAIR_SECONDS
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
 from qwen35_operator.reconcile.write_pace import BURST, PERIOD_SECONDS
 from qwen35_operator.reconcile.writer import NotLeading
@@ -279,6 +281,46 @@ async def test_a_child_that_cannot_be_created_again_is_named_while_the_attempt_r
     await setup.reconcile()
     assert path in setup.api.objects
     assert setup.condition("Degraded")["status"] == "False"
+
+
+async def test_a_repair_that_fails_is_named_until_it_succeeds(setup) -> None:
+    """Also between two tries, which are 10 s apart. An alert needs a condition that lasts."""
+    await setup.reconcile()
+    await setup.reconcile()
+    path = WRITTEN["NetworkPolicy"].path("team", "demo")
+    edited = setup.api.place(path, {**setup.api.objects[path], "spec": {}})
+    setup.cluster.stores[WRITTEN["NetworkPolicy"]].put("demo", record(WRITTEN["NetworkPolicy"], edited))
+    setup.api.time += timedelta(seconds=REPAIR_SECONDS)
+    setup.api.refuse("PATCH", "networkpolicies", *[WEBHOOK] * 3)
+    before, seen = setup.writes_of_status(), []
+    for second in range(3 * int(REPAIR_SECONDS)):
+        setup.report(state="Running", update=1)
+        try:
+            await setup.reconcile()
+        except Refusal:
+            seen.append(second)
+        degraded = setup.condition("Degraded")
+        assert (degraded["status"], degraded["reason"]) == ("True", "WriteFailed")
+        setup.api.time += timedelta(seconds=1)
+    assert seen == [0, 10, 20]
+    assert setup.writes_of_status() - before <= 4
+    await setup.reconcile()
+    await setup.reconcile()
+    assert setup.condition("Degraded")["status"] == "False"
+
+
+async def test_numbers_are_not_copied_more_often_while_a_write_is_refused(setup) -> None:
+    await setup.reconcile()
+    await setup.reconcile()
+    setup.delete("NetworkPolicy", "demo")
+    setup.api.refuse("POST", "networkpolicies", *[WEBHOOK] * 100)
+    before = setup.writes_of_status()
+    for update in range(100):
+        setup.report(state="Running", update=update)
+        with suppress(Refusal):
+            await setup.reconcile()
+        setup.api.time += timedelta(seconds=1)
+    assert setup.writes_of_status() - before <= 12
 
 
 async def test_reports_in_a_loop_cause_a_burst_of_writes_and_then_few(setup) -> None:

@@ -14,7 +14,7 @@ from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import OwnWrite
 from qwen35_operator.reconcile.drift import REPAIR_SECONDS, drifted
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, MAX_FAILING_TIME, ClusterWriter, NotLeading
+from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter, NotLeading
 from qwen35_operator.reconcile.writes import Apply, Create, Delete, PostEvent, RemoveFinalizer, Scale
 from tests.operator.kube import raw_objects
 from tests.operator.kube.memory_api import START, MemoryApi
@@ -233,19 +233,6 @@ async def test_a_write_that_fails_is_named_with_its_reason(setup, error) -> None
     assert setup.api.wrote() == [("POST", "rayjobs")]
 
 
-async def test_after_a_write_that_failed_slowly_no_other_is_begun(setup) -> None:
-    """A webhook that does not answer would hold the worker for as long at each of many deletions."""
-
-    async def slow(verb: str, path: str) -> None:
-        setup.api.time += MAX_FAILING_TIME * 0.6
-        raise Unavailable(500, "failed calling webhook")
-
-    setup.api.before = slow
-    refused = await setup.writer.write(SEEN, [Delete("RayJob", f"demo-{number}", "uid") for number in (1, 2, 3)])
-    assert [refusal.reason for refusal in refused] == ["WriteFailed", "WriteFailed"]
-    assert setup.api.wrote() == [("DELETE", "demo-1"), ("DELETE", "demo-2")]
-
-
 async def test_actions_are_done_in_order_up_to_the_first_refused_one(setup) -> None:
     setup.api.refuse("POST", "rayjobs", Forbidden(403, "no"))
     account = {**config(), "kind": "ServiceAccount"}
@@ -275,9 +262,10 @@ async def test_a_repair_that_fails_is_due_again_after_a_while(setup) -> None:
     setup.cluster.stores[CONFIG_MAP].put("demo", record(CONFIG_MAP, there))
     setup.api.refuse("PATCH", "configmaps", Forbidden(403, "no"))
     repair = Apply(sealed(config("new")), there["metadata"]["uid"], is_repair=True)
-    await setup.write(repair)
+    refused = await setup.write(repair)
     (child,) = setup.stored().values()
-    assert child.own_write == OwnWrite("", START, repair.manifest["metadata"]["annotations"][object_names.HASH])
+    written = repair.manifest["metadata"]["annotations"][object_names.HASH]
+    assert child.own_write == OwnWrite("", START, written, (refused.reason, refused.message))
     assert drifted([child], START) == (frozenset(), REPAIR_SECONDS)
 
 
