@@ -91,11 +91,11 @@ class Trainings:
         return iter(tuple(self._bodies))
 
     def by_urgency(self) -> list[TrainingKey]:
-        """Return the keys of all trainings: first those that start, stop or wait, then those that run, then those that have ended.
+        """Return the keys of all trainings: first those that start, stop or wait, then those that run, then those at rest.
 
-        For the sweep of a new leader. Most trainings have ended, and those that run are reconciled with their next report too.
+        For the sweep of a new leader. Most trainings are at rest, and those that run are reconciled with their next report too.
         """
-        urgency = {"Running": 1, "Succeeded": 2, "Failed": 2}
+        urgency = {"Running": 1, "Suspended": 2, "Succeeded": 2, "Failed": 2}
         return sorted(self._bodies, key=lambda key: urgency.get(self._bodies[key].state, 0))
 
     def put(self, raw: KubeObject) -> bool:
