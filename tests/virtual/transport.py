@@ -52,12 +52,15 @@ class Response:
     def __init__(self, status: int, body: bytes, date: float, lines: AsyncIterator[bytes] | None = None) -> None:
         self.status = status
         self.headers = {"Date": formatdate(date, usegmt=True)}
-        self.content = SimpleNamespace(iter_any=lambda: lines)
+        self.content = SimpleNamespace(iter_any=lambda: self._whole() if lines is None else lines)
         self._body = body
 
-    async def read(self) -> bytes:
+    async def _whole(self) -> AsyncIterator[bytes]:
         await asyncio.sleep(TRAVEL_SECONDS)
-        return self._body
+        yield self._body
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self._whole()])
 
     def close(self) -> None:
         pass
