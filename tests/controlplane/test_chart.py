@@ -174,7 +174,8 @@ def test_the_account_of_the_chart_gives_its_rights_to_no_other_account(
 ):
     """Roles, RoleBindings and pods of RayJobs would be a way around the policy, which is about one account only."""
     live_training = LiveTraining(release.plane, namespace).apply()
-    job = live_training.until_job(1)
+    live_training.until_job(1)
+    job = live_training.find("rayjobs", "demo-1")
     role, binding = (
         copy_of(live_training.find(plural, "demo-trainer"), "demo-other") for plural in ("roles", "rolebindings")
     )
