@@ -81,8 +81,8 @@ class TrainingWithoutKubeRay(LiveTraining):
 
 
 def attacks() -> list[Attack]:
-    """All attacks but those that need the chart's policy, which is not installed here."""
-    return [attack for attack in ATTACKS if not attack.policy]
+    """All attacks but those that need the chart's policy or KubeRay, neither of which is here."""
+    return [attack for attack in ATTACKS if not attack.policy and not attack.pods]
 
 
 @dataclass

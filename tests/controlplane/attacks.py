@@ -73,6 +73,8 @@ class Attack:
     """Whether only the real API server can judge it: by its schemas, its policies, or limits of its parser."""
     policy: bool = False
     """Whether the chart's policy for spec.pods judges it."""
+    pods: bool = False
+    """Whether it waits for a train pod, so that KubeRay must run."""
     named: str = ""
     """Name of its training, if that is the attack."""
 
@@ -481,6 +483,7 @@ SPECS = (
         "grace period of billions of years",
         after_another(pods({"spec": {"terminationGracePeriodSeconds": 10**18}}), started, LiveTraining.delete),
         Harmless(lambda own: is_gone(own) and not own.mine("pods"), "it is deleted with its pods"),
+        pods=True,
     ),
     Attack("directive of a patch", pods({"spec": {"$patch": "replace"}}), invalid("directives")),
     Attack(
@@ -654,11 +657,13 @@ FOREIGN = (
         Harmless(
             is_stopping_from_now_on, "the attempt is stopping, and its grace period began when the order was seen"
         ),
+        pods=True,
     ),
     Attack(
         "order that its deadline is over",
         after_another(create(), started, stopped_by("DeadlineExceeded", 0.0)),
         Harmless(is_starting_again, "the attempt is stopped, and the next one starts"),
+        pods=True,
     ),
     foreign(
         "report for a neighbour",
