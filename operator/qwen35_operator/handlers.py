@@ -22,6 +22,7 @@ from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.kubeconfig import uses_pod
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
 from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed, where
@@ -40,16 +41,20 @@ FORGET_SECONDS = 600.0
 
 
 async def follow(
-    kubeconfig: str | None, client: RestClient, trainings: Trainings, changed: Callable[[TrainingKey], None]
+    kubeconfig: str | None,
+    client: RestClient,
+    trainings: Trainings,
+    changed: Callable[[TrainingKey], None],
+    pace: ListPace,
 ) -> None:
     """Keep `trainings` equal to the trainings in the watched namespaces, until cancelled.
 
-    changed: called with each training that was created or changed.
+    changed: called with each training that was created or changed. pace: the pace of kopf's lists.
     """
     starting = asyncio.Semaphore(MAX_STARTING)
     async with asyncio.TaskGroup() as tasks:
         for watch in trainings.watches:
-            tasks.create_task(_follow_in(watch, starting, kubeconfig, client, trainings, changed))
+            tasks.create_task(_follow_in(watch, starting, kubeconfig, client, trainings, changed, pace))
 
 
 async def _follow_in(
@@ -59,12 +64,15 @@ async def _follow_in(
     client: RestClient,
     trainings: Trainings,
     changed: Callable[[TrainingKey], None],
+    pace: ListPace,
 ) -> None:
     """Do so for the namespace of `watch`. starting: limits how many kopfs start and list at the same time."""
     while True:
         try:
             await wait_until_watchable(client, watch)
-            run = KopfRun(watch, lambda event: apply_event(event, trainings, changed), pod_first=uses_pod(kubeconfig))
+            run = KopfRun(
+                watch, lambda event: apply_event(event, trainings, changed), pace, pod_first=uses_pod(kubeconfig)
+            )
             outcome = await _outcome(run, starting)
         except Exception as error:  # noqa: BLE001  # logged; one namespace must not end the others
             watch.errors.failed(f"watching {watch.errors.watched}: {error!r}; starting again", traceback=True)

@@ -22,6 +22,7 @@ from yarl import URL
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.kopf_session import ShallowSession
 from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.trainings import TrainingWatch
 from qwen35_operator.kube.watch import LASTING_SECONDS
 
@@ -47,16 +48,21 @@ class KopfRun:
     Its methods must be called in one event loop, in which `apply` is called too.
     """
 
-    def __init__(self, watch: TrainingWatch, apply: Callable[[Any], object], *, pod_first: bool) -> None:
+    def __init__(
+        self, watch: TrainingWatch, apply: Callable[[Any], object], pace: ListPace, *, pod_first: bool
+    ) -> None:
         """Prepare a run.
 
         watch: has the namespace, and records each answer to a list or a watch of trainings. apply: called with each
-        event of a training. pod_first: whether the pod's credentials are tried before those of a kubeconfig.
+        event of a training. pace: the pace of its lists. pod_first: whether the pod's credentials are tried before those of a
+        kubeconfig.
         """
         self._loop = asyncio.get_running_loop()
         self._watch = watch
         self._apply = apply
-        self._handlers = registry(lambda event: self._call(self._pass_on, event), self._answered, pod_first=pod_first)
+        self._handlers = registry(
+            lambda event: self._call(self._pass_on, event), self._answered, pace, pod_first=pod_first
+        )
         self._stop = threading.Event()
         self._started_at = 0.0
         self._answered_at: float | None = None
@@ -150,18 +156,18 @@ def seconds_until_hung(started_at: float, answered_at: float | None, now: float)
 
 
 def registry(
-    apply: Callable[[Any], object], answered: Callable[[URL], object], *, pod_first: bool
+    apply: Callable[[Any], object], answered: Callable[[URL], object], pace: ListPace, *, pod_first: bool
 ) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
     apply: called with each event of a training. answered: called with the URL of each request of kopf that the API
-    server has answered without an error. pod_first: whether the pod's credentials are tried before those of a
-    kubeconfig.
+    server has answered without an error. pace: the pace of its lists. pod_first: whether the pod's credentials
+    are tried before those of a kubeconfig.
     """
     handlers = kopf.OperatorRegistry()
     # Neither way needs the synchronous client library.
     ways = (kopf.login_with_kubeconfig, kopf.login_with_service_account)
-    kopf.on.login(registry=handlers)(_login(answered, *(reversed(ways) if pod_first else ways)))
+    kopf.on.login(registry=handlers)(_login(answered, pace, *(reversed(ways) if pod_first else ways)))
 
     @kopf.on.event(v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL, registry=handlers)
     async def _event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401  # kopf's calling convention
@@ -213,6 +219,7 @@ async def _operate(handlers: kopf.OperatorRegistry, namespace: str | None, stop:
 
 def _login(
     answered: Callable[[URL], object],
+    pace: ListPace,
     *ways: Callable[..., kopf.ConnectionInfo | None],
 ) -> Callable[..., Coroutine[Any, Any, ShallowSession | None]]:
     """Return a login handler for kopf, which tries `ways` in order and opens a session with the first credentials.
@@ -223,7 +230,7 @@ def _login(
     async def login(**arguments: Any) -> ShallowSession | None:  # noqa: ANN401  # kopf's calling convention
         for way in ways:
             if (credentials := await asyncio.to_thread(way, **arguments)) is not None:
-                return ShallowSession.open(credentials, answered)
+                return ShallowSession.open(credentials, answered, pace)
         return None
 
     return login

@@ -7,6 +7,7 @@ A single such object would end kopf's list or watch (`shallow_json`). kopf lets 
 of credentials. kopf reads answers only by `json` and `iter_chunked`.
 """
 
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from aiohttp.connector import Connection
 from yarl import URL
 
 from qwen35_operator.kube import shallow_json
+from qwen35_operator.kube.list_pace import ListPace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +32,27 @@ class ShallowSession(kopf.AiohttpSession):
     credentials: kopf.ConnectionInfo
 
     @classmethod
-    def open(cls, credentials: kopf.ConnectionInfo, answered: Callable[[URL], object]) -> "ShallowSession":
+    def open(
+        cls, credentials: kopf.ConnectionInfo, answered: Callable[[URL], object], pace: ListPace
+    ) -> "ShallowSession":
         """Open a session on the running event loop, with the options that kopf uses for these credentials.
 
-        answered: called with the URL of each request whose answer is not an error.
+        answered: called with the URL of each request whose answer is not an error. pace: the pace of kopf's lists, which it
+        reads as a whole.
         """
 
         class Response(ShallowResponse):
             async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+                self._began = time.monotonic()
                 response = await super().start(connection)
                 if self.ok:
                     answered(self.url)
                 return response
+
+            async def json(self, **options: Any) -> Any:  # noqa: ANN401  # JSON
+                body = await super().json(**options)
+                await pace.pause(time.monotonic() - self._began)
+                return body
 
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),

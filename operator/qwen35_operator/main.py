@@ -20,6 +20,7 @@ from contextlib import suppress
 from qwen35_operator import handlers, logs
 from qwen35_operator.kube.client import connect
 from qwen35_operator.kube.lease import Election
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.logs import LogFormat
@@ -78,7 +79,8 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
             if namespace in (None, key[0]):
                 workers.add_behind(key)
 
-    cache = ObjectCache(settings.namespaces, workers.add, metrics.restarted, enqueue_all)
+    pace = ListPace(lambda: election.is_standby())  # noqa: PLW0108  # the election is created below
+    cache = ObjectCache(settings.namespaces, workers.add, metrics.restarted, enqueue_all, pace)
     metrics.queued.set_function(lambda: len(workers))
     metrics.count(trainings.states)
 
@@ -108,7 +110,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
             await _run_together(
                 election.run(),
                 cache.run(client),
-                handlers.follow(kubeconfig, client, trainings, workers.add),
+                handlers.follow(kubeconfig, client, trainings, workers.add, pace),
                 handlers.forget_deleted(client, settings.namespaces, trainings),
             )
     finally:

@@ -18,6 +18,7 @@ from qwen35_operator import kopf_run
 from qwen35_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
 from qwen35_operator.kube import client as client_module
 from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
 from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.reconcile.observe import TrainingParser
@@ -184,7 +185,9 @@ class Seen:
 
 
 @asynccontextmanager
-async def following(server: Trained, monkeypatch, tmp_path: Path, *namespaces: str) -> AsyncIterator[Seen]:
+async def following(
+    server: Trained, monkeypatch, tmp_path: Path, *namespaces: str, pace: ListPace | None = None
+) -> AsyncIterator[Seen]:
     config = {
         "current-context": "here",
         "contexts": [{"name": "here", "context": {"cluster": "this", "user": "me"}}],
@@ -195,7 +198,9 @@ async def following(server: Trained, monkeypatch, tmp_path: Path, *namespaces: s
     path.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(path))
     seen, client = Seen(*namespaces), server.client()
-    task = asyncio.create_task(module.follow(str(path), client, seen.trainings, seen.notified.append))
+    task = asyncio.create_task(
+        module.follow(str(path), client, seen.trainings, seen.notified.append, pace or ListPace())
+    )
     try:
         yield seen
         assert not task.done(), task.exception()
@@ -219,6 +224,24 @@ async def test_what_is_listed_and_what_happens_becomes_bodies_and_work(server, m
         assert seen.notified == [KEY, KEY]  # its children go with it: there is nothing to do
         server.events.put_nowait({"type": "ADDED", "object": body(13, uid="u2")})
         await until(lambda: seen.version == "13", "another of its name")
+
+
+async def test_kopf_pauses_after_each_page_of_a_list_while_another_process_leads(server, monkeypatch, tmp_path) -> None:
+    pauses: list[float] = []
+
+    class NotedPace(ListPace):
+        async def pause(self, seconds: float) -> None:
+            pauses.append(seconds)
+
+    server.listed = [body(5)]
+    async with following(server, monkeypatch, tmp_path, pace=NotedPace()) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+        assert pauses
+        assert 0 < min(pauses) <= max(pauses) < PATIENCE
+        listed = len(pauses)
+        server.events.put_nowait({"type": "MODIFIED", "object": body(11)})
+        await until(lambda: seen.version == "11", "the changed one")
+        assert len(pauses) == listed, "events come without a pause"
 
 
 async def test_an_object_that_is_nested_too_deeply_hides_no_other(server, monkeypatch, tmp_path, caplog) -> None:

@@ -8,6 +8,7 @@ from kopf._core.reactor import running
 
 from qwen35_operator import kopf_run
 from qwen35_operator.kopf_run import KopfRun
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.trainings import TrainingWatch
 
 
@@ -18,7 +19,7 @@ async def test_an_event_that_arrives_when_its_run_has_been_stopped_is_not_applie
 
     monkeypatch.setattr(kopf_run, "_operate", operate)
     applied: list[dict] = []
-    run = KopfRun(TrainingWatch(None), applied.append, pod_first=False)
+    run = KopfRun(TrainingWatch(None), applied.append, ListPace(), pod_first=False)
     [handler] = run._handlers._watching.get_all_handlers()
     run.start()
     await handler.fn(event={"type": "ADDED"})

@@ -12,6 +12,7 @@ from qwen35_operator import handlers
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound
 from qwen35_operator.kube.client import PLAIN, RestClient
 from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
 from qwen35_operator.kube.watch_stream import watch_events
@@ -25,6 +26,7 @@ async def follow(
     client: RestClient,
     trainings: Trainings,
     changed: Callable[[TrainingKey], None],
+    pace: ListPace,  # it lists everything in one page
 ) -> None:
     """Keep `trainings` equal to the trainings in the cluster, until cancelled."""
     async with asyncio.TaskGroup() as tasks:

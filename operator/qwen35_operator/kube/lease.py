@@ -93,6 +93,11 @@ class Election:
     _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
 
+    def is_standby(self) -> bool:
+        """Return whether another process leads, or has led less than LEASE_SECONDS ago, as this process last read the Lease."""
+        read = self._observed.version != ""
+        return read and not self._holds and self.clock() - self._observed.since < LEASE_SECONDS
+
     def may_write(self) -> bool:
         """Return whether this process leads, and has renewed the Lease recently. Call this right before every write.
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from qwen35_operator.kube.client import RestClient
 from qwen35_operator.kube.kinds import WATCHED, ObjectKind
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.store import Store, TrainingKey
 from qwen35_operator.kube.watch import Watch, WatchName, blind, not_listed
 from qwen35_trainer.manifest import Problem
@@ -21,20 +22,23 @@ class ObjectCache:
         changed: Callable[[TrainingKey], None],
         restarted: Callable[[str], None],
         availability_changed: Callable[[str | None], None] = lambda namespace: None,
+        pace: ListPace | None = None,
     ) -> None:
         """Create an empty cache.
 
         namespaces: the namespaces to watch; empty for all. changed: called with each training whose objects have
         changed. restarted: called with the name of a kind when its watch starts again after an error.
         availability_changed: called when a kind cannot be watched any more in a namespace, and when it can be watched again;
-        with the namespace, or None for all.
+        with the namespace, or None for all. pace: the pace of the lists; None for no pauses.
         """
+        pace = pace or ListPace()
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
 
         def watches_of(namespace: str | None) -> list[Watch]:
             available = partial(availability_changed, namespace)
             return [
-                Watch(kind, namespace, self.stores[kind], changed, restarted, available, available) for kind in WATCHED
+                Watch(kind, namespace, self.stores[kind], changed, restarted, available, available, pace)
+                for kind in WATCHED
             ]
 
         self._watches = {namespace: watches_of(namespace) for namespace in (namespaces or (None,))}

@@ -24,6 +24,7 @@ from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound,
 from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, Query, RestClient
 from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.object_parsing import record, training_of
 from qwen35_operator.kube.object_records import ObjectRecord
 from qwen35_operator.kube.store import Store, TrainingKey
@@ -74,6 +75,8 @@ class Watch:
     lost: Callable[[], None] = lambda: None
     """Called when a watch that worked gets a `problem`. The function must enqueue all trainings of the namespace,
     whose status reports it."""
+    pace: ListPace = field(default_factory=ListPace)
+    """The pace of its lists, which all watches of the process share."""
     problem: Problem | None = None
     """Why the kind cannot be watched; None while it can."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -140,15 +143,16 @@ class Watch:
                 **({"continue": token} if token else {}),
             }
             try:
-                page = list_page(path, await client.get(path, query, accept=accept))
+                async with self.pace.page():
+                    page = list_page(path, await client.get(path, query, accept=accept))
+                    listed = ((training_of(raw), self._record(raw)) for raw in page.items)
+                    records += [(training, parsed) for training, parsed in listed if parsed is not None]
             except TooLarge:
                 if size == 1:
                     raise
                 size = max(1, size // 4)
                 continue
             self.seen_at = time.monotonic()
-            listed = ((training_of(raw), self._record(raw)) for raw in page.items)
-            records += [(training, parsed) for training, parsed in listed if parsed is not None]
             if not (token := page.token):
                 break
         for key in self.store.replace(self.namespace, records, page.version):

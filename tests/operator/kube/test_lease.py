@@ -191,6 +191,25 @@ def test_after_a_silent_death_another_leads_within_duration_and_renew() -> None:
     virtual.run(scenario())
 
 
+def test_a_candidate_is_a_standby_while_another_holds_the_lease() -> None:
+    async def scenario() -> None:
+        candidates = Candidates()
+        first, second = (
+            candidates.candidate("a", Disturbance("refused", 20.5, 1000)),
+            candidates.candidate("b", Disturbance("hangs", 0, 1)),
+        )
+        tasks = candidates.start(first, second)
+        assert not second.is_standby(), "it has not read the Lease"
+        await asyncio.sleep(20)
+        assert (first.is_standby(), second.is_standby()) == (False, True)
+        await asyncio.sleep(20)
+        assert candidates.working == ["b"]
+        assert not second.is_standby()
+        await stop(*tasks)
+
+    virtual.run(scenario())
+
+
 def test_a_stopped_leader_releases_the_lease_immediately() -> None:
     async def scenario() -> None:
         candidates = Candidates()
