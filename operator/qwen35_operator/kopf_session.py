@@ -37,8 +37,8 @@ class ShallowSession(kopf.AiohttpSession):
     ) -> "ShallowSession":
         """Open a session on the running event loop, with the options that kopf uses for these credentials.
 
-        answered: called with the URL of each request whose answer is not an error. pace: the pace of kopf's lists, which it
-        reads as a whole.
+        answered: called with the URL of each request whose answer is not an error. pace: the pace of kopf's lists: the
+        requests with a limit. Their answers are parsed after the pause, because parsed objects take much memory.
         """
 
         class Response(ShallowResponse):
@@ -50,9 +50,10 @@ class ShallowSession(kopf.AiohttpSession):
                 return response
 
             async def json(self, **options: Any) -> Any:  # noqa: ANN401  # JSON
-                body = await super().json(**options)
-                await pace.pause(time.monotonic() - self._began)
-                return body
+                if self.ok and "limit" in self.url.query:
+                    await self.read()
+                    await pace.pause(time.monotonic() - self._began)
+                return await super().json(**options)
 
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=credentials.as_ssl_context()),

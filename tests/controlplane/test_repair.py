@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from qwen35_operator.reconcile.drift import REPAIR_SECONDS
+from qwen35_operator.reconcile.drift import FIRST_READS_SECONDS, REPAIR_SECONDS
 from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
 from tests.virtual.operators import VirtualOperator
@@ -87,7 +87,7 @@ def test_an_operator_that_starts_changes_nothing_that_is_as_it_was(
     operator.stop()
     operator.start()
     live_training.report(update=8)
-    live_training.plane.wait(12)
+    live_training.plane.wait(FIRST_READS_SECONDS + 2)
     live_training.until(lambda: live_training.status["progress"]["update"] == 8, "the operator works")
     assert {c: live_training.get(*c.split("/"))["metadata"]["resourceVersion"] for c in EDITS} == versions
 

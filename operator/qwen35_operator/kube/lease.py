@@ -92,11 +92,14 @@ class Election:
     _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
     _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
+    _saw_renewal: bool = False  # by another process, since this one last held the Lease
 
     def is_standby(self) -> bool:
-        """Return whether another process leads, or has led less than LEASE_SECONDS ago, as this process last read the Lease."""
-        read = self._observed.version != ""
-        return read and not self._holds and self.clock() - self._observed.since < LEASE_SECONDS
+        """Return whether this process has seen another one renew the Lease, and has not held it since.
+
+        A Lease that nobody renews shows nothing: it may be that of a process that has ended.
+        """
+        return self._saw_renewal and not self._holds
 
     def may_write(self) -> bool:
         """Return whether this process leads, and has renewed the Lease recently. Call this right before every write.
@@ -123,7 +126,7 @@ class Election:
         If `lead` takes too long to end, the Lease is not released. renewed: time of the request that acquired the
         Lease. Raises the exception with which `lead` ends, if any.
         """
-        self._holds, self._renewed = True, renewed
+        self._holds, self._renewed, self._saw_renewal = True, renewed, False
         work = asyncio.ensure_future(self._work())
         try:
             await self._renew(work, renewed)
@@ -193,6 +196,7 @@ class Election:
         if holder == self.identity:
             return await self._write(lease)
         if version != self._observed.version:
+            self._saw_renewal = bool(holder and self._observed.version)
             self._observed = _ObservedLease(version, self.clock())
         if holder and self.clock() - self._observed.since < LEASE_SECONDS:
             return None

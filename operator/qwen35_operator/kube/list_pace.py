@@ -8,6 +8,7 @@ has its lists and the new leader's requests to serve at the same time. The leade
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,37 +16,53 @@ PAUSES = 2.0
 """Time of a pause over the time of the page before it."""
 MAX_PAUSE_SECONDS = 5.0
 """Maximum time of a pause. A standby may become the leader at any time, and then has no reason to wait."""
-MAX_PAUSES_SECONDS = 180.0
-"""Maximum time of all pauses of a process together. The API server refuses to continue a list after 5 minutes."""
+MAX_PACED_SECONDS = 120.0
+"""Time after the first paced page after which no page is paced. The API server refuses to continue a list after 5 minutes."""
 
 
 class ListPace:
     """The pace of all lists of one process."""
 
-    def __init__(self, is_standby: Callable[[], bool] = lambda: False) -> None:
-        """Create a pace. is_standby: returns whether another process leads; may be called by any thread."""
+    def __init__(
+        self, is_standby: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Create a pace. is_standby: returns whether another process leads. clock: returns monotonic seconds. Any thread may call both."""
         self._is_standby = is_standby
-        self._left = MAX_PAUSES_SECONDS
+        self._clock = clock
+        self._began: float | None = None  # when the first page was paced
         self._one = asyncio.Lock()
 
     @asynccontextmanager
     async def page(self) -> AsyncIterator[None]:
         """Context manager: request and parse one page. Use it in one event loop only."""
-        if not self._pauses():
+        if not await self._takes_turns():
             yield
             return
-        async with self._one:
-            time = asyncio.get_running_loop().time
-            began = time()
+        try:
+            began = self._clock()
             yield
-            await self.pause(time() - began)
+            await self.pause(self._clock() - began)
+        finally:
+            self._one.release()
 
     async def pause(self, seconds: float) -> None:
         """Pause after a page if another process leads. seconds: the time that the page took. May be called in any event loop."""
-        if self._pauses():
-            pause = min(PAUSES * seconds, MAX_PAUSE_SECONDS)
-            self._left -= pause
-            await asyncio.sleep(pause)
+        if self._is_paced():
+            await asyncio.sleep(min(PAUSES * seconds, MAX_PAUSE_SECONDS))
 
-    def _pauses(self) -> bool:
-        return self._left > 0 and self._is_standby()
+    async def _takes_turns(self) -> bool:
+        """If pages are paced, wait until no other page is requested, acquire the lock and return True. Otherwise return False."""
+        if not self._is_paced():
+            return False
+        await self._one.acquire()
+        if self._is_paced():
+            return True
+        self._one.release()  # those who wait have no reason to wait any more
+        return False
+
+    def _is_paced(self) -> bool:
+        if not self._is_standby():
+            return False
+        if self._began is None:
+            self._began = self._clock()
+        return self._clock() - self._began < MAX_PACED_SECONDS

@@ -144,22 +144,31 @@ class Watch:
             }
             try:
                 async with self.pace.page():
-                    page = list_page(path, await client.get(path, query, accept=accept))
-                    listed = ((training_of(raw), self._record(raw)) for raw in page.items)
-                    records += [(training, parsed) for training, parsed in listed if parsed is not None]
+                    parsed, token, version = await self._list_page(client, path, query, accept)
             except TooLarge:
                 if size == 1:
                     raise
                 size = max(1, size // 4)
                 continue
             self.seen_at = time.monotonic()
-            if not (token := page.token):
+            records += parsed
+            if not token:
                 break
-        for key in self.store.replace(self.namespace, records, page.version):
+        for key in self.store.replace(self.namespace, records, version):
             self.changed(key)
         if self.problem in (None, self._late):  # otherwise only the watch shows whether the problem is solved
             self._mark_synced()
-        return page.version
+        return version
+
+    async def _list_page(
+        self, client: RestClient, path: str, query: Query, accept: str
+    ) -> tuple[list[tuple[str, ObjectRecord]], str, str]:
+        """Request one page. Returns the records with the names of their trainings, the token of the next page, and the list's
+        resourceVersion.
+        """
+        page = list_page(path, await client.get(path, query, accept=accept))
+        listed = ((training_of(raw), self._record(raw)) for raw in page.items)
+        return [(training, parsed) for training, parsed in listed if parsed is not None], page.token, page.version
 
     async def _follow(self, client: RestClient) -> None:
         """Watch from the last known resourceVersion on, and apply the events to the store until the stream ends.

@@ -6,8 +6,9 @@
 Every change of an object changes its resourceVersion. The operator therefore detects a change by the version, and
 watches only the metadata of most kinds. A changed child is read, and repaired if it differs from the desired object.
 After a start, the operator knows none of its own writes. It then reads the children of every running training once, and
-so also finds changes from the time when no operator ran. These reads are spread over FIRST_READS_SECONDS, because a new leader of 500
-running trainings would otherwise send 3,500 requests before it serves their reports.
+so also finds changes from the time when no operator ran. These reads are spread over the time from REPORTS_FIRST_SECONDS to
+FIRST_READS_SECONDS after the start, because a new leader of 500 running trainings would otherwise send 3,500 requests before
+it serves the reports that nobody has served since the last leader.
 """
 
 import zlib
@@ -24,8 +25,8 @@ REPAIR_SECONDS = 10.0
 
 Without this limit, a controller that undoes every repair would keep the operator and the API server busy.
 """
-FIRST_READS_SECONDS = 45
-"""Time after the start within which the children of running trainings are read for the first time."""
+REPORTS_FIRST_SECONDS, FIRST_READS_SECONDS = 10, 50
+"""Time after the start from which, and within which, the children of running trainings are read for the first time."""
 SHARED_FIELDS = ("labels", "annotations")
 """Metadata in which other managers may have entries of their own."""
 
@@ -34,7 +35,8 @@ def first_read(uid: str, started: datetime) -> datetime:
     """Return when the children of a running training are read for the first time. uid: of the training. started: since when
     this process leads.
     """
-    return started + timedelta(seconds=zlib.crc32(uid.encode()) % FIRST_READS_SECONDS)
+    spread = FIRST_READS_SECONDS - REPORTS_FIRST_SECONDS
+    return started + timedelta(seconds=REPORTS_FIRST_SECONDS + zlib.crc32(uid.encode()) % spread)
 
 
 def drifted(

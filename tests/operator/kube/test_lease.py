@@ -194,18 +194,37 @@ def test_after_a_silent_death_another_leads_within_duration_and_renew() -> None:
 def test_a_candidate_is_a_standby_while_another_holds_the_lease() -> None:
     async def scenario() -> None:
         candidates = Candidates()
-        first, second = (
-            candidates.candidate("a", Disturbance("refused", 20.5, 1000)),
-            candidates.candidate("b", Disturbance("hangs", 0, 1)),
-        )
+        first, second = candidates.candidate("a", Disturbance("refused", 20.5, 1000)), candidates.candidate("b")
         tasks = candidates.start(first, second)
-        assert not second.is_standby(), "it has not read the Lease"
-        await asyncio.sleep(20)
+        await asyncio.sleep(SLACK)
+        assert candidates.lease["holderIdentity"] == "a"
+        assert not second.is_standby(), "it has not seen that anybody renews the Lease"
+        await asyncio.sleep(2 * RENEW_SECONDS)
         assert (first.is_standby(), second.is_standby()) == (False, True)
-        await asyncio.sleep(20)
+        await asyncio.sleep(40)
         assert candidates.working == ["b"]
-        assert not second.is_standby()
+        assert (first.is_standby(), second.is_standby()) == (False, False)
+        third = candidates.candidate("c")
+        tasks += candidates.start(third)
+        await asyncio.sleep(2 * RENEW_SECONDS + SLACK)
+        assert third.is_standby()
         await stop(*tasks)
+
+
+def test_the_lease_of_a_process_that_has_ended_makes_no_standby() -> None:
+    """With one replica, the process that starts again reads the Lease of the one before it."""
+
+    async def scenario() -> None:
+        candidates = Candidates()
+        (dead,) = candidates.start(candidates.candidate("a", Disturbance("refused", 20.5, 1000)))
+        await asyncio.sleep(21)
+        next_one = candidates.candidate("b")
+        tasks = candidates.start(next_one)
+        for _ in range(30):
+            await asyncio.sleep(0.5)
+            assert not next_one.is_standby()
+        assert candidates.working == ["b"]
+        await stop(dead, *tasks)
 
     virtual.run(scenario())
 

@@ -2,23 +2,33 @@
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from contextlib import suppress
 
-from qwen35_operator.kube.list_pace import MAX_PAUSE_SECONDS, MAX_PAUSES_SECONDS, PAUSES, ListPace
+import pytest
+
+from qwen35_operator.kube.list_pace import MAX_PACED_SECONDS, MAX_PAUSE_SECONDS, PAUSES, ListPace
 from tests.operator.kube import virtual
 
 PAGE_SECONDS = 0.1
 PAGES, LISTS = 5, 8
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def pace(is_standby: Callable[[], bool]) -> ListPace:
+    return ListPace(is_standby, now)
+
+
 async def _list(pace: ListPace, pages: list[tuple[float, float]]) -> None:
     """List in pages, and note when each page began and ended."""
-    time = asyncio.get_running_loop().time
     for _ in range(PAGES):
         async with pace.page():
-            began = time()
+            began = now()
             await asyncio.sleep(PAGE_SECONDS)
-            pages.append((began, time()))
+            pages.append((began, now()))
 
 
 async def _all_lists(pace: ListPace) -> list[tuple[float, float]]:
@@ -28,54 +38,84 @@ async def _all_lists(pace: ListPace) -> list[tuple[float, float]]:
 
 
 def test_a_standby_lists_one_page_at_a_time_and_pauses_after_each() -> None:
-    pages = virtual.run(_all_lists(ListPace(lambda: True)))
-    assert len(pages) == PAGES * LISTS
-    pauses = [began - ended for (_, ended), (began, _) in itertools.pairwise(pages)]
-    assert min(pauses) > 0.99 * PAUSES * PAGE_SECONDS
+    async def scenario() -> None:
+        pages = await _all_lists(pace(lambda: True))
+        assert len(pages) == PAGES * LISTS
+        pauses = [began - ended for (_, ended), (began, _) in itertools.pairwise(pages)]
+        assert min(pauses) > 0.99 * PAUSES * PAGE_SECONDS
+
+    virtual.run(scenario())
 
 
-def test_other_processes_list_everything_at_the_same_time() -> None:
-    for pace in (ListPace(), ListPace(lambda: False)):
-        assert virtual.run(_all_lists(pace))[-1][1] < 1.01 * PAGES * PAGE_SECONDS
+@pytest.mark.parametrize("make", [ListPace, lambda: pace(lambda: False)], ids=["default", "leader"])
+def test_other_processes_list_everything_at_the_same_time(make) -> None:
+    async def scenario() -> None:
+        pages = await _all_lists(make())
+        assert pages[-1][1] < 1.01 * PAGES * PAGE_SECONDS
+
+    virtual.run(scenario())
 
 
-def test_a_standby_that_becomes_the_leader_pauses_no_more() -> None:
-    async def scenario() -> float:
-        time, leads_at = asyncio.get_running_loop().time, 1.0
-        pages = await _all_lists(ListPace(lambda: time() < leads_at))
-        return pages[-1][1] - leads_at
+def test_when_a_standby_becomes_the_leader_its_lists_do_not_wait_for_each_other_any_more() -> None:
+    async def scenario() -> None:
+        leads_at = 1.0
+        pages = await _all_lists(pace(lambda: now() < leads_at))
+        after = pages[-1][1] - leads_at
+        assert after < 1.01 * (PAGE_SECONDS + PAUSES * PAGE_SECONDS + PAGES * PAGE_SECONDS)
 
-    assert virtual.run(scenario()) < PAUSES * PAGE_SECONDS + (PAGES + LISTS) * PAGE_SECONDS
+    virtual.run(scenario())
+
+
+def test_a_page_without_an_answer_holds_up_the_others_only_while_another_process_leads() -> None:
+    async def scenario() -> None:
+        leads_at, paces, pages = 1.0, pace(lambda: now() < 1.0), []
+
+        async def hang() -> None:
+            async with paces.page():
+                await asyncio.sleep(15.0)
+                raise TimeoutError
+
+        hanging = asyncio.ensure_future(hang())
+        await asyncio.sleep(0.01)
+        lists = [asyncio.ensure_future(_list(paces, pages)) for _ in range(LISTS)]
+        await asyncio.wait({hanging})
+        assert pages == []
+        assert now() > leads_at
+        await asyncio.gather(*lists)
+        assert now() < 15.0 + 1.1 * PAGES * PAGE_SECONDS
+
+    virtual.run(scenario())
 
 
 def test_a_slow_page_delays_the_next_one_for_a_limited_time() -> None:
-    async def scenario() -> float:
-        time = asyncio.get_running_loop().time
-        await ListPace(lambda: True).pause(1000.0)
-        return time()
+    async def scenario() -> None:
+        await pace(lambda: True).pause(1000.0)
+        assert now() < 1.01 * MAX_PAUSE_SECONDS
 
-    assert virtual.run(scenario()) < 1.01 * MAX_PAUSE_SECONDS
+    virtual.run(scenario())
 
 
-def test_a_page_that_fails_does_not_hold_up_the_others() -> None:
-    async def scenario() -> float:
-        time, pace = asyncio.get_running_loop().time, ListPace(lambda: True)
+def test_pages_that_fail_are_not_followed_by_a_pause() -> None:
+    async def scenario() -> None:
+        failing = pace(lambda: True)
         for _ in range(3):
             with suppress(ConnectionError):
-                async with pace.page():
+                async with failing.page():
+                    await asyncio.sleep(PAGE_SECONDS)
                     raise ConnectionError
-        return time()
+        assert now() < 3.01 * PAGE_SECONDS
 
-    assert virtual.run(scenario()) < 0.01
+    virtual.run(scenario())
 
 
-def test_all_pauses_together_have_an_end() -> None:
-    """Otherwise the API server would no longer continue a list, which would begin again and again."""
+def test_pages_are_paced_for_a_limited_time() -> None:
+    """The API server would no longer continue a list that takes longer, and the list would begin again and again."""
 
-    async def scenario() -> float:
-        time, pace = asyncio.get_running_loop().time, ListPace(lambda: True)
+    async def scenario() -> None:
+        slow = pace(lambda: True)
         for _ in range(1000):
-            await pace.pause(1.0)
-        return time()
+            await slow.pause(1.0)
+        assert now() < 1.01 * (MAX_PACED_SECONDS + MAX_PAUSE_SECONDS)
+        assert (await _all_lists(slow))[-1][1] < now() + 1.01 * PAGES * PAGE_SECONDS
 
-    assert virtual.run(scenario()) < 1.01 * (MAX_PAUSES_SECONDS + MAX_PAUSE_SECONDS)
+    virtual.run(scenario())

@@ -11,6 +11,7 @@ from qwen35_operator.kube import watch as module
 from qwen35_operator.kube.api_errors import ApiError, Unavailable, Unexpected
 from qwen35_operator.kube.client import JsonObject, Query
 from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, ObjectKind
+from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.store import Store, TrainingKey
 from qwen35_operator.kube.trainings import Trainings
@@ -94,6 +95,28 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
     assert following["watch"] == "true"
     assert following["labelSelector"] == CONFIG_MAP.selector
     assert following["allowWatchBookmarks"] == "true"
+
+
+async def test_each_page_of_a_list_is_requested_at_the_pace_of_the_process(server) -> None:
+    requested: list[tuple[int, int]] = []
+
+    class NotedPace(ListPace):
+        @asynccontextmanager
+        async def page(self) -> AsyncIterator[None]:
+            before = len(server.requests)
+            yield
+            requested.append((before, len(server.requests)))
+
+    server.script = [page(one("a", 1), token="more"), page(one("b", 2), version=7)]
+    cache = ObjectCache((), lambda key: None, lambda kind: None, pace=NotedPace())
+    watch = next(watch for watch in cache.watches if watch.kind == CONFIG_MAP)
+    client = server.client()
+    task = asyncio.create_task(watch.run(client))
+    await until(idle(server, 3), "two pages and a watch")
+    task.cancel()
+    await asyncio.wait({task})
+    await client.close()
+    assert requested == [(0, 1), (1, 2)]
 
 
 async def test_a_page_that_is_too_large_is_requested_in_smaller_pages(server, monkeypatch) -> None:
