@@ -79,7 +79,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
             if namespace in (None, key[0]):
                 workers.add_behind(key)
 
-    pace = ListPace(lambda: election.is_standby())  # noqa: PLW0108  # the election is created below
+    pace = ListPace(lambda: election.holds, lambda: election.is_standby)
     cache = ObjectCache(settings.namespaces, workers.add, metrics.restarted, enqueue_all, pace)
     metrics.queued.set_function(lambda: len(workers))
     metrics.count(trainings.states)
@@ -92,8 +92,8 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     metrics.watch_namespaces(lambda: {namespace: not problems for namespace, problems in obstacles().items()})
 
     async def lead() -> None:
-        reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
         await cache.settled()
+        reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
         await workers.run(reconciler, settings.workers, trainings.by_urgency())
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)

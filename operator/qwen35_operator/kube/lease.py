@@ -94,8 +94,14 @@ class Election:
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
     _saw_renewal: bool = False  # by another process, since this one last held the Lease
 
+    @property
+    def holds(self) -> bool:
+        """Whether this process holds the Lease. It may have to wait before it leads."""
+        return self._holds
+
+    @property
     def is_standby(self) -> bool:
-        """Return whether this process has seen another one renew the Lease, and has not held it since.
+        """Whether this process has seen another one renew the Lease, and has not held it since.
 
         A Lease that nobody renews shows nothing: it may be that of a process that has ended.
         """

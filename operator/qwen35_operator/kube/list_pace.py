@@ -1,7 +1,8 @@
 """The pace at which a process lists objects: with pauses while another process leads.
 
-    another process leads:  one page of one list ─► pause of PAUSES × its time ─► the next page, of any list
-    otherwise:              page ─► page ─► …, of all lists at the same time
+    holds the Lease:                 page ─► page ─► …, of all lists at the same time
+    does not hold it:                one page of one list ─► the next page, of any list ─► …
+    sees that another one renews it: one page of one list ─► pause of PAUSES × its time ─► the next page, of any list ─► …
 
 A process that starts lists everything: 40,000 objects with 5,000 trainings. If it starts after a fail-over, the API server
 has its lists and the new leader's requests to serve at the same time. The leader is in a hurry then, and the other process is not.
@@ -16,20 +17,26 @@ PAUSES = 2.0
 """Time of a pause over the time of the page before it."""
 MAX_PAUSE_SECONDS = 5.0
 """Maximum time of a pause. A standby may become the leader at any time, and then has no reason to wait."""
-MAX_PACED_SECONDS = 120.0
-"""Time after the first paced page after which no page is paced. The API server refuses to continue a list after 5 minutes."""
+MAX_PACED_SECONDS = 180.0
+"""Time after the start of the process after which all lists are requested at the same time. The API server refuses to continue a list after 5
+minutes."""
 
 
 class ListPace:
     """The pace of all lists of one process."""
 
     def __init__(
-        self, is_standby: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
+        self,
+        holds: Callable[[], bool] = lambda: True,
+        is_standby: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a pace. is_standby: returns whether another process leads. clock: returns monotonic seconds. Any thread may call both."""
-        self._is_standby = is_standby
-        self._clock = clock
-        self._began: float | None = None  # when the first page was paced
+        """Create a pace, by default that of a leader.
+
+        holds, is_standby: see `Election`. clock: returns monotonic seconds. Any thread may call all of them.
+        """
+        self._holds, self._is_standby, self._clock = holds, is_standby, clock
+        self._began = clock()
         self._one = asyncio.Lock()
 
     @asynccontextmanager
@@ -47,11 +54,11 @@ class ListPace:
 
     async def pause(self, seconds: float) -> None:
         """Pause after a page if another process leads. seconds: the time that the page took. May be called in any event loop."""
-        if self._is_paced():
+        if self._is_standby() and self._is_paced():
             await asyncio.sleep(min(PAUSES * seconds, MAX_PAUSE_SECONDS))
 
     async def _takes_turns(self) -> bool:
-        """If pages are paced, wait until no other page is requested, acquire the lock and return True. Otherwise return False."""
+        """If pages are paced, wait for the turn, acquire the lock and return True. Otherwise return False."""
         if not self._is_paced():
             return False
         await self._one.acquire()
@@ -61,8 +68,4 @@ class ListPace:
         return False
 
     def _is_paced(self) -> bool:
-        if not self._is_standby():
-            return False
-        if self._began is None:
-            self._began = self._clock()
-        return self._clock() - self._began < MAX_PACED_SECONDS
+        return not self._holds() and self._clock() - self._began < MAX_PACED_SECONDS

@@ -97,6 +97,11 @@ class Watch:
         self._errors = ErrorLog(f"{self.kind.resource} in {where(self.namespace)}")
         self._late = not_listed((self.kind,), self.namespace)
 
+    @property
+    def version(self) -> int:
+        """The newest resourceVersion that this watch knows; 0 if it has not listed."""
+        return int(self._version or 0)
+
     async def run(self, client: RestClient) -> None:
         """Keep the store up to date, until cancelled."""
         while True:

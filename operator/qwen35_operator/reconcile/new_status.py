@@ -4,7 +4,7 @@ A value is copied from the old status only if it cannot be observed any more, fo
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from qwen35_operator.api.training_resource import TrainingResource
@@ -25,6 +25,7 @@ from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.elasticity import target
 from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.shares import share
 from qwen35_operator.reconcile.writes import Delete, RefusedWrite, is_repair
 from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
 from qwen35_operator.status.times import at, parse, rfc3339, seconds_since
@@ -34,6 +35,8 @@ MIN_PROGRESS_SECONDS = 10.0
 """Minimum time between two writes of the status that only copy a trainer's numbers: each is a write to etcd."""
 MAX_COPIES_PER_SECOND = 10.0
 """Maximum rate of these writes for all trainings together, which takes an API server about a quarter of a core (docs/benchmarks.md)."""
+MAX_OVERDUE_COPIES_PER_SECOND = 50.0
+"""Maximum rate of these writes in a process that has just begun to lead, if all were overdue. Checkpoints are not held up by them."""
 
 NO_STORAGE: Final = (
     "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
@@ -283,7 +286,11 @@ def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: dateti
     if numbers.model_copy(update={"time": shown.time}) == shown:
         return None  # only the time differs
     age = seconds_since(shown.time, now)
-    return 0.0 if age < 0 else max(0.0, progress_interval(observed.running) - age)
+    if age < 0:
+        return 0.0
+    overdue = timedelta(seconds=share(observed.uid) * observed.running / MAX_OVERDUE_COPIES_PER_SECOND)
+    start = 0.0 if observed.reports_since is None else (observed.reports_since + overdue - now).total_seconds()
+    return max(0.0, progress_interval(observed.running) - age, start)
 
 
 def progress_interval(running: int) -> float:

@@ -121,12 +121,13 @@ async def observe(
     *,
     reads_nodes: bool = True,
     reports_since: datetime | None = None,
+    known_version: int = 0,
     running: int = 0,
 ) -> Observed:
     """Collect everything that a decision about this training depends on.
 
     reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
-    this process leads, and reports of trainers can be seen; None if that is unknown. running: number of all trainings that are Running. Raises
+    this process leads, and reports of trainers can be seen; None if that is unknown. known_version: the newest resourceVersion that it knew then. running: number of all trainings that are Running. Raises
     ApiError if a request to the API server fails.
     """
     metadata = raw["metadata"]
@@ -138,8 +139,8 @@ async def observe(
     of_trainer = progress_name(name), history_name(name)
     own_children = [child for child in children.values() if child.name not in of_trainer]
     runs = (raw.get("status") or {}).get("state") == "Running"
-    first = first_read(uid, reports_since) if runs and reports_since is not None else None
-    changed, repair_after = drifted(own_children, client.now(), first)
+    first = first_read(uid, reports_since, running) if runs and reports_since is not None else None
+    changed, repair_after = drifted(own_children, client.now(), first, known_version)
     spec = None if training is None else training.spec
     progress = await _newest_report(children.get(("ConfigMap", progress_name(name))), jobs, spec, client, reports_since)
     report = read_report(progress) if isinstance(progress, MessageConfigMap) else None

@@ -46,7 +46,7 @@ class Refusal(Exception):
 class Reconciler:
     """Reconciles trainings: observes one, decides, writes, and records the result in its status.
 
-    Each leadership has a reconciler of its own, which is created when the leadership begins.
+    Each leadership has a reconciler of its own, which is created when the leadership begins and the cache is complete.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Reconciler:
         self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed, may_write)
         self._parser = TrainingParser()
         self._pace = WritePace()
-        self._leading_since = client.now()
+        self._leading_since, self._known_version = client.now(), cache.newest_version()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
@@ -84,6 +84,7 @@ class Reconciler:
             self._client,
             reads_nodes=everywhere,
             reports_since=self._leading_since,
+            known_version=self._known_version,
             running=self._trainings.states()["Running"],
         )
         now: datetime = self._client.now()

@@ -198,16 +198,16 @@ def test_a_candidate_is_a_standby_while_another_holds_the_lease() -> None:
         tasks = candidates.start(first, second)
         await asyncio.sleep(SLACK)
         assert candidates.lease["holderIdentity"] == "a"
-        assert not second.is_standby(), "it has not seen that anybody renews the Lease"
+        assert not second.is_standby, "it has not seen that anybody renews the Lease"
         await asyncio.sleep(2 * RENEW_SECONDS)
-        assert (first.is_standby(), second.is_standby()) == (False, True)
+        assert (first.is_standby, second.is_standby) == (False, True)
         await asyncio.sleep(40)
         assert candidates.working == ["b"]
-        assert (first.is_standby(), second.is_standby()) == (False, False)
+        assert (first.is_standby, second.is_standby) == (False, False)
         third = candidates.candidate("c")
         tasks += candidates.start(third)
         await asyncio.sleep(2 * RENEW_SECONDS + SLACK)
-        assert third.is_standby()
+        assert third.is_standby
         await stop(*tasks)
 
 
@@ -222,7 +222,7 @@ def test_the_lease_of_a_process_that_has_ended_makes_no_standby() -> None:
         tasks = candidates.start(next_one)
         for _ in range(30):
             await asyncio.sleep(0.5)
-            assert not next_one.is_standby()
+            assert not next_one.is_standby
         assert candidates.working == ["b"]
         await stop(dead, *tasks)
 

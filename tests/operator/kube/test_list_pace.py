@@ -19,7 +19,8 @@ def now() -> float:
 
 
 def pace(is_standby: Callable[[], bool]) -> ListPace:
-    return ListPace(is_standby, now)
+    """That of a process which holds the Lease when no other one does."""
+    return ListPace(lambda: not is_standby(), is_standby, now)
 
 
 async def _list(pace: ListPace, pages: list[tuple[float, float]]) -> None:
@@ -43,6 +44,16 @@ def test_a_standby_lists_one_page_at_a_time_and_pauses_after_each() -> None:
         assert len(pages) == PAGES * LISTS
         pauses = [began - ended for (_, ended), (began, _) in itertools.pairwise(pages)]
         assert min(pauses) > 0.99 * PAUSES * PAGE_SECONDS
+
+    virtual.run(scenario())
+
+
+def test_before_it_has_seen_a_leader_a_process_lists_one_page_at_a_time_without_pauses() -> None:
+    async def scenario() -> None:
+        pages = await _all_lists(ListPace(lambda: False, lambda: False, now))
+        pauses = [began - ended for (_, ended), (began, _) in itertools.pairwise(pages)]
+        assert min(pauses) >= 0
+        assert max(pauses) < 0.01 * PAGE_SECONDS
 
     virtual.run(scenario())
 

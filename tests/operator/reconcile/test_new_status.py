@@ -305,6 +305,29 @@ def test_a_checkpoint_is_shown_immediately_and_with_its_numbers(world):
     assert (world.status.progress.update, world.wanted_after) == (3, pytest.approx(1.0))
 
 
+def test_a_new_leader_copies_overdue_numbers_one_after_the_other_and_checkpoints_immediately(world):
+    world.running = 500
+    world.until_running()
+    world.wait(50)
+    world.report(update=2)
+    world.reconcile()
+    world.wait(60)
+    world.reports_since = world.now
+    world.report(update=3)
+    world.reconcile()
+    wait = world.wanted_after
+    assert world.status.progress.update == 2
+    assert 0 < wait < 10
+    saved = CheckpointReport(uri="/checkpoints/update-000004", update=4, time=world.now.timestamp())
+    world.report(update=4, checkpoint=saved)
+    world.reconcile()
+    assert (world.status.progress.update, world.status.lastCheckpoint.update) == (4, 4)
+    world.wait(60)
+    world.report(update=5, checkpoint=saved)
+    world.reconcile()
+    assert world.status.progress.update == 5
+
+
 def test_equal_numbers_of_a_new_attempt_get_a_new_time(world):
     """By this time `stop` knows that the trainer of the attempt has reported, if somebody deletes `-progress`."""
     world.settle(4)
