@@ -93,7 +93,9 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
 
     async def lead() -> None:
         await cache.settled()
-        reconciler = Reconciler(settings, client, cache, trainings, workers.progressed, election.may_write)
+        reconciler = Reconciler(
+            settings, client, cache, trainings, workers.progressed, election.may_write, election.known_version
+        )
         await workers.run(reconciler, settings.workers, trainings.by_urgency())
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)

@@ -28,6 +28,7 @@ kubernetes.aio also has an election, but it reads wall clocks, does not wait for
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -47,6 +48,8 @@ RETRY_SECONDS: Final = 0.25
 GIVE_UP_SECONDS: Final = 7.0
 """Time without a renewal after which a leader stops. LEASE_SECONDS - GIVE_UP_SECONDS remain for its work to end."""
 REQUEST_SECONDS: Final = 3.0
+REMEMBERED_VERSIONS: Final = 8
+"""Number of versions of the Lease that a standby remembers: those of about 16 s."""
 
 
 class LeaseLost(Exception):
@@ -92,7 +95,13 @@ class Election:
     _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
     _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
+    known_version: int = 0
+    """The resourceVersion up to which an earlier leader has acted on changes: one of the Lease, from some seconds before its last
+    renewal; of a standby that has just started, from its start. Set when this process acquires the Lease."""
     _saw_renewal: bool = False  # by another process, since this one last held the Lease
+    _versions: deque[int] = field(
+        default_factory=lambda: deque(maxlen=REMEMBERED_VERSIONS)
+    )  # read while not the holder
 
     @property
     def holds(self) -> bool:
@@ -204,6 +213,7 @@ class Election:
         if version != self._observed.version:
             self._saw_renewal = bool(holder and self._observed.version)
             self._observed = _ObservedLease(version, self.clock())
+            self._versions.append(int(version))
         if holder and self.clock() - self._observed.since < LEASE_SECONDS:
             return None
         return await self._write(lease)
@@ -235,6 +245,9 @@ class Election:
             return None
         uid = written["metadata"]["uid"]
         if not is_holder or uid != self._own.uid:
+            self._versions.append(int(written["metadata"]["resourceVersion"]))
+            self.known_version = self._versions[0]
+            self._versions.clear()
             self._own = _OwnLease(uid, self.clock() + (0.0 if transitions else LEASE_SECONDS))
         return requested
 

@@ -1,8 +1,8 @@
 """The pace at which a process lists objects: with pauses while another process leads.
 
-    holds the Lease:                 page ─► page ─► …, of all lists at the same time
-    does not hold it:                one page of one list ─► the next page, of any list ─► …
-    sees that another one renews it: one page of one list ─► pause of PAUSES × its time ─► the next page, of any list ─► …
+    holds the Lease:                 all lists at the same time
+    does not hold it:                one list ─► the next list ─► …
+    sees that another one renews it: one list, with a pause of PAUSES × its time after each page ─► the next list ─► …
 
 A process that starts lists everything: 40,000 objects with 5,000 trainings. If it starts after a fail-over, the API server
 has its lists and the new leader's requests to serve at the same time. The leader is in a hurry then, and the other process is not.
@@ -11,15 +11,17 @@ has its lists and the new leader's requests to serve at the same time. The leade
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 PAUSES = 2.0
 """Time of a pause over the time of the page before it."""
 MAX_PAUSE_SECONDS = 5.0
 """Maximum time of a pause. A standby may become the leader at any time, and then has no reason to wait."""
-MAX_PACED_SECONDS = 180.0
-"""Time after the start of the process after which all lists are requested at the same time. The API server refuses to continue a list after 5
-minutes."""
+TURN_SECONDS = 0.5
+"""Time between two checks of a list that waits for its turn, whether there are still turns."""
+MAX_PACED_SECONDS = 60.0
+"""Time after the start of the process after which all lists are requested at the same time, without pauses. The API server keeps the events
+of 75 s, and a watch continues from the start of its list."""
 
 
 class ListPace:
@@ -40,15 +42,13 @@ class ListPace:
         self._one = asyncio.Lock()
 
     @asynccontextmanager
-    async def page(self) -> AsyncIterator[None]:
-        """Context manager: request and parse one page. Use it in one event loop only."""
+    async def turn(self) -> AsyncIterator[None]:
+        """Context manager: request one list. Use it in one event loop only."""
         if not await self._takes_turns():
             yield
             return
         try:
-            began = self._clock()
             yield
-            await self.pause(self._clock() - began)
         finally:
             self._one.release()
 
@@ -58,13 +58,14 @@ class ListPace:
             await asyncio.sleep(min(PAUSES * seconds, MAX_PAUSE_SECONDS))
 
     async def _takes_turns(self) -> bool:
-        """If pages are paced, wait for the turn, acquire the lock and return True. Otherwise return False."""
-        if not self._is_paced():
-            return False
-        await self._one.acquire()
-        if self._is_paced():
-            return True
-        self._one.release()  # those who wait have no reason to wait any more
+        """If lists are paced, wait for the turn, acquire the lock and return True. Otherwise return False.
+
+        A page without an answer may keep the turn for long, so this method checks regularly whether this process still has to wait.
+        """
+        while self._is_paced():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._one.acquire(), TURN_SECONDS)
+                return True
         return False
 
     def _is_paced(self) -> bool:

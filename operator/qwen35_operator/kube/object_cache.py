@@ -61,10 +61,6 @@ class ObjectCache:
         """
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
-    def newest_version(self) -> int:
-        """Return the newest resourceVersion that any watch knows; 0 if none does. Those of all kinds are numbers of one sequence."""
-        return max((watch.version for watch in self.watches), default=0)
-
     def incomplete(self, namespace: str | None) -> list[Problem]:
         """Return what keeps the objects of a watched namespace from being up to date. namespace: None for all.
 

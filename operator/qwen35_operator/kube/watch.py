@@ -97,11 +97,6 @@ class Watch:
         self._errors = ErrorLog(f"{self.kind.resource} in {where(self.namespace)}")
         self._late = not_listed((self.kind,), self.namespace)
 
-    @property
-    def version(self) -> int:
-        """The newest resourceVersion that this watch knows; 0 if it has not listed."""
-        return int(self._version or 0)
-
     async def run(self, client: RestClient) -> None:
         """Keep the store up to date, until cancelled."""
         while True:
@@ -134,22 +129,23 @@ class Watch:
             await asyncio.sleep(max(wait * spread, wanted))
 
     async def _list(self, client: RestClient) -> str:
-        """List all objects, in pages, and replace the store's records by them.
+        """List all objects, and replace the store's records by them. Returns the resourceVersion to watch from."""
+        async with self.pace.turn():
+            records, version = await self._list_pages(client)
+        for key in self.store.replace(self.namespace, records, version):
+            self.changed(key)
+        if self.problem in (None, self._late):  # otherwise only the watch shows whether the problem is solved
+            self._mark_synced()
+        return version
 
-        Returns the resourceVersion to watch from.
-        """
+    async def _list_pages(self, client: RestClient) -> tuple[list[tuple[str, ObjectRecord]], str]:
+        """Return all objects as records, with the names of their trainings, and the resourceVersion of the list."""
         records: list[tuple[str, ObjectRecord]] = []
         token, size = "", PAGE_SIZE
-        path, accept = self.kind.path(self.namespace), METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
         while True:
-            query: Query = {
-                "labelSelector": self.kind.selector,
-                "limit": size,
-                **({"continue": token} if token else {}),
-            }
+            began = time.monotonic()
             try:
-                async with self.pace.page():
-                    parsed, token, version = await self._list_page(client, path, query, accept)
+                parsed, token, version = await self._list_page(client, size, token)
             except TooLarge:
                 if size == 1:
                     raise
@@ -158,19 +154,22 @@ class Watch:
             self.seen_at = time.monotonic()
             records += parsed
             if not token:
-                break
-        for key in self.store.replace(self.namespace, records, version):
-            self.changed(key)
-        if self.problem in (None, self._late):  # otherwise only the watch shows whether the problem is solved
-            self._mark_synced()
-        return version
+                return records, version
+            await self.pace.pause(self.seen_at - began)
 
     async def _list_page(
-        self, client: RestClient, path: str, query: Query, accept: str
+        self, client: RestClient, size: int, token: str
     ) -> tuple[list[tuple[str, ObjectRecord]], str, str]:
-        """Request one page. Returns the records with the names of their trainings, the token of the next page, and the list's
-        resourceVersion.
+        """Request one page. Returns the records, the token of the next page, and the resourceVersion of the list.
+
+        size: maximum number of objects. token: that of this page; empty for the first.
         """
+        path, accept = self.kind.path(self.namespace), METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
+        query: Query = {
+            "labelSelector": self.kind.selector,
+            "limit": size,
+            **({"continue": token} if token else {}),
+        }
         page = list_page(path, await client.get(path, query, accept=accept))
         listed = ((training_of(raw), self._record(raw)) for raw in page.items)
         return [(training, parsed) for training, parsed in listed if parsed is not None], page.token, page.version

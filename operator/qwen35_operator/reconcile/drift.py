@@ -8,10 +8,12 @@ watches only the metadata of most kinds. A changed child is read, and repaired i
 After a start, the operator knows none of its own writes. It then reads the children of every running training once, and
 so also finds changes from the time when no operator ran. These reads begin REPORTS_FIRST_SECONDS after the start and are spread,
 because a new leader of 500 running trainings would otherwise send 3,000 requests before it serves the reports that nobody has
-served since the last leader. A child that changes after the start is read immediately.
+served since the last leader. A child that has changed since some seconds before the last leader's end is read immediately
+(`Election.known_version`).
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,31 +29,45 @@ Without this limit, a controller that undoes every repair would keep the operato
 """
 REPORTS_FIRST_SECONDS, FIRST_READS_SECONDS = 10.0, 50.0
 """Time after the start from which, and within which, the children of running trainings are read for the first time."""
-FIRST_READS_PER_SECOND = 3.0
-"""Maximum number of trainings per second whose children are read for the first time, each with six requests. More than 120 running
-trainings take longer than FIRST_READS_SECONDS."""
+MAX_FIRST_READS_PER_SECOND, MAX_FIRST_NETWORK_POLICIES_PER_SECOND = 15.0, 15.0
+"""Maximum rates of these reads: of NetworkPolicies, and of all other children, five per training. With more than 600 running trainings
+the NetworkPolicies take longer than until FIRST_READS_SECONDS, and with more than 120 the others."""
 SHARED_FIELDS = ("labels", "annotations")
 """Metadata in which other managers may have entries of their own."""
 
 
-def first_read(uid: str, started: datetime, running: int) -> datetime:
-    """Return when the children of a running training are read for the first time.
+@dataclass(frozen=True)
+class Start:
+    """The start of a process that leads.
 
-    uid: of the training. started: since when this process leads. running: number of all running trainings.
+    known_version: the resourceVersion up to which an earlier leader has acted on changes. Those of all kinds are numbers of
+    one sequence. running: number of all running trainings.
     """
-    seconds = max(FIRST_READS_SECONDS - REPORTS_FIRST_SECONDS, running / FIRST_READS_PER_SECOND)
-    return started + timedelta(seconds=REPORTS_FIRST_SECONDS + share(uid) * seconds)
+
+    time: datetime
+    known_version: int
+    running: int
+
+    def first_read(self, child: Child) -> datetime:
+        """Return when a child of a running training is read for the first time, if it has not changed since `known_version`.
+
+        The order of the trainings differs from start to start, so that none is always the last.
+        """
+        is_policy = child.kind == "NetworkPolicy"
+        rate = MAX_FIRST_NETWORK_POLICIES_PER_SECOND if is_policy else MAX_FIRST_READS_PER_SECOND / 5
+        seconds = max(FIRST_READS_SECONDS - REPORTS_FIRST_SECONDS, self.running / rate)
+        place = share(f"{child.owner} {self.time.timestamp()}")
+        return self.time + timedelta(seconds=REPORTS_FIRST_SECONDS + place * seconds)
 
 
 def drifted(
-    children: Iterable[Child], now: datetime, first: datetime | None = None, known_version: int = 0
+    children: Iterable[Child], now: datetime, start: Start | None = None
 ) -> tuple[frozenset[ChildKey], float | None]:
     """Return the child objects to check now, and the seconds until further ones have to be checked.
 
     The seconds are None if no further object has changed. children: those that only the operator writes, so without the
-    ConfigMaps that the trainer writes. first: when to check those that this process has not written or checked yet; None for now.
-    known_version: the newest resourceVersion when this process began to lead. Those with a newer one have changed since, and
-    are checked now.
+    ConfigMaps that the trainer writes. start: the start of this process, if children that it has not written or checked yet may
+    wait (`Start.first_read`); None if they are checked now.
     """
     due: set[ChildKey] = set()
     waits: list[float] = []
@@ -61,8 +77,10 @@ def drifted(
             continue
         if last is not None:
             due_at = last.time + timedelta(seconds=REPAIR_SECONDS)
+        elif start is not None and int(child.version) <= start.known_version:
+            due_at = start.first_read(child)
         else:
-            due_at = now if first is None or int(child.version) > known_version else first
+            due_at = now
         wait = (due_at - now).total_seconds()
         if wait <= 0:
             due.add((child.kind, child.name))

@@ -290,7 +290,7 @@ def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: dateti
         return 0.0
     overdue = timedelta(seconds=share(observed.uid) * observed.running / MAX_OVERDUE_COPIES_PER_SECOND)
     start = 0.0 if observed.reports_since is None else (observed.reports_since + overdue - now).total_seconds()
-    return max(0.0, progress_interval(observed.running) - age, start)
+    return max(0.0, progress_interval(observed.running) - age, min(start, overdue.total_seconds()))
 
 
 def progress_interval(running: int) -> float:

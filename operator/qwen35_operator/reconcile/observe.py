@@ -25,7 +25,7 @@ from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, Ra
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
 from qwen35_operator.reconcile import leftovers, stall
-from qwen35_operator.reconcile.drift import drifted, first_read
+from qwen35_operator.reconcile.drift import Start, drifted
 from qwen35_operator.reconcile.observed import ChildKey, NodeState, Observed, ReadReport
 from qwen35_operator.status.times import parse as parse_time
 from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
@@ -127,7 +127,7 @@ async def observe(
     """Collect everything that a decision about this training depends on.
 
     reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
-    this process leads, and reports of trainers can be seen; None if that is unknown. known_version: the newest resourceVersion that it knew then. running: number of all trainings that are Running. Raises
+    this process leads, and reports of trainers can be seen; None if that is unknown. known_version: the resourceVersion up to which an earlier leader has acted on changes. running: number of all trainings that are Running. Raises
     ApiError if a request to the API server fails.
     """
     metadata = raw["metadata"]
@@ -139,8 +139,8 @@ async def observe(
     of_trainer = progress_name(name), history_name(name)
     own_children = [child for child in children.values() if child.name not in of_trainer]
     runs = (raw.get("status") or {}).get("state") == "Running"
-    first = first_read(uid, reports_since, running) if runs and reports_since is not None else None
-    changed, repair_after = drifted(own_children, client.now(), first, known_version)
+    start = Start(reports_since, known_version, running) if runs and reports_since is not None else None
+    changed, repair_after = drifted(own_children, client.now(), start)
     spec = None if training is None else training.spec
     progress = await _newest_report(children.get(("ConfigMap", progress_name(name))), jobs, spec, client, reports_since)
     report = read_report(progress) if isinstance(progress, MessageConfigMap) else None

@@ -81,7 +81,7 @@ class Observed:
     report: ReadReport | None = None
     """The parsed ConfigMap `-progress`; None while it is absent or empty."""
     reports_since: datetime | None = None
-    """Since when the trainer's reports can be seen: the start of this process's leadership, by the API server's clock.
+    """Since when the trainer's reports can be seen: since this process leads and its cache is complete, by the API server's clock.
 
     While the API server is away, no report arrives, and no process leads. None if the time is unknown.
     """

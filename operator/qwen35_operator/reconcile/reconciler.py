@@ -57,7 +57,9 @@ class Reconciler:
         trainings: Trainings,
         progressed: Callable[[TrainingKey], None] = lambda key: None,
         may_write: Callable[[], bool] = lambda: True,
+        known_version: int = 0,
     ) -> None:
+        """Create a reconciler. known_version: see `Election`."""
         self._settings = settings
         self._client = client
         self._cache = cache
@@ -65,7 +67,7 @@ class Reconciler:
         self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed, may_write)
         self._parser = TrainingParser()
         self._pace = WritePace()
-        self._leading_since, self._known_version = client.now(), cache.newest_version()
+        self._leading_since, self._known_version = client.now(), known_version
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.

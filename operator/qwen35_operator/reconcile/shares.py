@@ -3,6 +3,6 @@
 import zlib
 
 
-def share(uid: str) -> float:
-    """Return a number from 0 to less than 1 that depends only on a training's uid. Those of many trainings are evenly spread."""
-    return zlib.crc32(uid.encode()) / 2**32
+def share(key: str) -> float:
+    """Return a number from 0 to less than 1 that depends only on a key with a training's uid. Those of many are evenly spread."""
+    return zlib.crc32(key.encode()) / 2**32

@@ -5,8 +5,8 @@ has appeared for longer than failurePolicy.stallFactor × the median time betwee
 MIN_STALL_SECONDS. The trainer reports the time of the latest version, and the median. The difference between the clocks
 of the trainer and the API server is measured (`skew`) and corrected.
 
-Time in which no report could arrive does not count: the age begins at the start of the operator's leadership at the
-earliest, because a leader that cannot reach the API server stops leading. Before an attempt is ended, its report is read
+Time in which no report could arrive does not count: the age begins at the earliest when this process leads and its cache is
+complete, because a leader that cannot reach the API server stops leading. Before an attempt is ended, its report is read
 from the API server (`observe`), in case that the watch is late.
 """
 

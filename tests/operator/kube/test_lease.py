@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from qwen35_operator.kube.api_errors import Unavailable
 from qwen35_operator.kube.client import JsonObject
 from qwen35_operator.kube.kinds import LEASE
-from qwen35_operator.kube.lease import GIVE_UP_SECONDS, LEASE_SECONDS, RENEW_SECONDS, REQUEST_SECONDS, Election
+from qwen35_operator.kube.lease import (
+    GIVE_UP_SECONDS,
+    LEASE_SECONDS,
+    REMEMBERED_VERSIONS,
+    RENEW_SECONDS,
+    REQUEST_SECONDS,
+    Election,
+)
 from tests.operator.kube import virtual
 from tests.operator.kube.memory_api import MemoryApi
 from tests.profiles import examples
@@ -209,6 +216,38 @@ def test_a_candidate_is_a_standby_while_another_holds_the_lease() -> None:
         await asyncio.sleep(2 * RENEW_SECONDS + SLACK)
         assert third.is_standby
         await stop(*tasks)
+
+
+def test_a_new_leader_knows_a_version_from_before_the_last_renewals_of_the_dead_one() -> None:
+    """Changes since then are those on which the dead leader may not have acted."""
+
+    async def scenario() -> None:
+        candidates = Candidates()
+        first, second = candidates.candidate("a", Disturbance("refused", 60.5, 1000)), candidates.candidate("b")
+        tasks = candidates.start(first, second)
+        versions: dict[float, int] = {}
+        while second.known_version == 0:
+            versions[now()] = int(candidates.memory.objects[PATH]["metadata"]["resourceVersion"])
+            await asyncio.sleep(0.25)
+        last_renewal = max(versions.values())
+        seen_at = min(time for time, version in versions.items() if version >= second.known_version)
+        assert second.known_version < last_renewal
+        assert 10 <= 60 - seen_at <= REMEMBERED_VERSIONS * RENEW_SECONDS + RENEW_SECONDS
+        await stop(*tasks)
+
+    virtual.run(scenario())
+
+
+def test_who_creates_the_lease_knows_everything_up_to_then() -> None:
+    async def scenario() -> None:
+        candidates = Candidates(MemoryApi())
+        first = candidates.candidate("a")
+        tasks = candidates.start(first)
+        await asyncio.sleep(SLACK)
+        assert first.known_version == int(candidates.memory.objects[PATH]["metadata"]["resourceVersion"]) > 0
+        await stop(*tasks)
+
+    virtual.run(scenario())
 
 
 def test_the_lease_of_a_process_that_has_ended_makes_no_standby() -> None:

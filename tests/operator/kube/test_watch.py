@@ -97,15 +97,19 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
     assert following["allowWatchBookmarks"] == "true"
 
 
-async def test_each_page_of_a_list_is_requested_at_the_pace_of_the_process(server) -> None:
-    requested: list[tuple[int, int]] = []
+async def test_lists_are_requested_at_the_pace_of_the_process(server) -> None:
+    turns: list[tuple[int, int]] = []
+    pauses: list[float] = []
 
     class NotedPace(ListPace):
         @asynccontextmanager
-        async def page(self) -> AsyncIterator[None]:
+        async def turn(self) -> AsyncIterator[None]:
             before = len(server.requests)
             yield
-            requested.append((before, len(server.requests)))
+            turns.append((before, len(server.requests)))
+
+        async def pause(self, seconds: float) -> None:
+            pauses.append(seconds)
 
     server.script = [page(one("a", 1), token="more"), page(one("b", 2), version=7)]
     cache = ObjectCache((), lambda key: None, lambda kind: None, pace=NotedPace())
@@ -116,7 +120,9 @@ async def test_each_page_of_a_list_is_requested_at_the_pace_of_the_process(serve
     task.cancel()
     await asyncio.wait({task})
     await client.close()
-    assert requested == [(0, 1), (1, 2)]
+    assert turns == [(0, 2)]
+    assert len(pauses) == 1
+    assert 0 < pauses[0] < PATIENCE
 
 
 async def test_a_page_that_is_too_large_is_requested_in_smaller_pages(server, monkeypatch) -> None:
