@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from qwen35_operator.reconcile.drift import FIRST_READS_SECONDS, REPAIR_SECONDS
+from qwen35_operator.reconcile.drift import FIRST_READS_SECONDS, REPAIR_SECONDS, REPORTS_FIRST_SECONDS
 from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
 from tests.virtual.operators import VirtualOperator
@@ -70,7 +70,9 @@ def test_what_was_changed_while_no_operator_ran_is_repaired(live_training: LiveT
     for child, edit in EDITS.items():
         live_training.patch(live_training.path(*child.split("/")), edit)
     operator.start()
+    began = live_training.plane.monotonic()
     live_training.until(lambda: is_repaired(live_training, before), "all children are as they were")
+    assert live_training.plane.monotonic() - began < REPORTS_FIRST_SECONDS, "they are read before those without a change"
 
 
 def test_an_operator_that_starts_changes_nothing_that_is_as_it_was(
