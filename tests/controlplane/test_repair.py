@@ -72,7 +72,9 @@ def test_what_was_changed_while_no_operator_ran_is_repaired(live_training: LiveT
     operator.start()
     began = live_training.plane.monotonic()
     live_training.until(lambda: is_repaired(live_training, before), "all children are as they were")
-    assert live_training.plane.monotonic() - began < REPORTS_FIRST_SECONDS, "they are read before those without a change"
+    assert live_training.plane.monotonic() - began < REPORTS_FIRST_SECONDS, (
+        "they are read before those without a change"
+    )
 
 
 def test_an_operator_that_starts_changes_nothing_that_is_as_it_was(
