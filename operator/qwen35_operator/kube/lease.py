@@ -91,17 +91,16 @@ class Election:
     clock: Callable[[], float]
     leading: bool = False
     """Whether `lead` runs."""
+    known_version: int = 0
+    """The resourceVersion up to which an earlier leader has acted on changes: one of the Lease, from some seconds before its last
+    renewal; of a standby that has just started, from its start. Set when this process acquires the Lease."""
     _renewed: float = 0.0  # time of `clock` of the last successful renewal
     _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
     _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
-    known_version: int = 0
-    """The resourceVersion up to which an earlier leader has acted on changes: one of the Lease, from some seconds before its last
-    renewal; of a standby that has just started, from its start. Set when this process acquires the Lease."""
     _saw_renewal: bool = False  # by another process, since this one last held the Lease
-    _versions: deque[int] = field(
-        default_factory=lambda: deque(maxlen=REMEMBERED_VERSIONS)
-    )  # read while not the holder
+    # Those of the Lease that this process read while it was not the holder, the oldest first.
+    _versions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_VERSIONS))
 
     @property
     def holds(self) -> bool:

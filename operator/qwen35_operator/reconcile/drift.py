@@ -19,8 +19,8 @@ from typing import Any
 
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube.object_records import Child
+from qwen35_operator.reconcile.even_spread import fraction
 from qwen35_operator.reconcile.observed import ChildKey
-from qwen35_operator.reconcile.shares import share
 
 REPAIR_SECONDS = 10.0
 """Minimum time between two reads or repairs of an object.
@@ -29,9 +29,11 @@ Without this limit, a controller that undoes every repair would keep the operato
 """
 REPORTS_FIRST_SECONDS, FIRST_READS_SECONDS = 10.0, 50.0
 """Time after the start from which, and within which, the children of running trainings are read for the first time."""
-MAX_FIRST_READS_PER_SECOND, MAX_FIRST_NETWORK_POLICIES_PER_SECOND = 15.0, 15.0
-"""Maximum rates of these reads: of NetworkPolicies, and of all other children, five per training. With more than 600 running trainings
+MAX_FIRST_READS_PER_SECOND = 15.0
+"""Maximum rate of these reads of NetworkPolicies, and of all other children together. With more than 600 running trainings
 the NetworkPolicies take longer than until FIRST_READS_SECONDS, and with more than 120 the others."""
+OTHER_CHILDREN = 5
+"""Number of children of a training that are read, besides its NetworkPolicy."""
 SHARED_FIELDS = ("labels", "annotations")
 """Metadata in which other managers may have entries of their own."""
 
@@ -53,10 +55,9 @@ class Start:
 
         The order of the trainings differs from start to start, so that none is always the last.
         """
-        is_policy = child.kind == "NetworkPolicy"
-        rate = MAX_FIRST_NETWORK_POLICIES_PER_SECOND if is_policy else MAX_FIRST_READS_PER_SECOND / 5
-        seconds = max(FIRST_READS_SECONDS - REPORTS_FIRST_SECONDS, self.running / rate)
-        place = share(f"{child.owner} {self.time.timestamp()}")
+        reads = self.running * (1 if child.kind == "NetworkPolicy" else OTHER_CHILDREN)
+        seconds = max(FIRST_READS_SECONDS - REPORTS_FIRST_SECONDS, reads / MAX_FIRST_READS_PER_SECOND)
+        place = fraction(f"{child.owner} {self.time.timestamp()}")
         return self.time + timedelta(seconds=REPORTS_FIRST_SECONDS + place * seconds)
 
 

@@ -3,8 +3,9 @@
 A value is copied from the old status only if it cannot be observed any more, for example after a child was deleted.
 """
 
+import math
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from qwen35_operator.api.training_resource import TrainingResource
@@ -24,8 +25,8 @@ from qwen35_operator.desired.queueing import QUEUE_LABEL
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.elasticity import target
+from qwen35_operator.reconcile.even_spread import fraction
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.shares import share
 from qwen35_operator.reconcile.writes import Delete, RefusedWrite, is_repair
 from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
 from qwen35_operator.status.times import at, parse, rfc3339, seconds_since
@@ -278,7 +279,8 @@ def _is_of_earlier_attempt(progress: ProgressStatus | None, attempt: Attempt | N
 def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: datetime) -> float | None:
     """Return the seconds until the status may be written only for these numbers; None if it contains them.
 
-    A write of the status for another reason takes the numbers along: so no checkpoint is newer than they.
+    A write of the status for another reason takes the numbers along: so no checkpoint is newer than they. A process that has just
+    begun to lead finds many numbers overdue, and gives each training a turn.
     """
     shown = observed.status.progress
     if shown is None or shown.time is None:
@@ -288,9 +290,9 @@ def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: dateti
     age = seconds_since(shown.time, now)
     if age < 0:
         return 0.0
-    overdue = timedelta(seconds=share(observed.uid) * observed.running / MAX_OVERDUE_COPIES_PER_SECOND)
-    start = 0.0 if observed.reports_since is None else (observed.reports_since + overdue - now).total_seconds()
-    return max(0.0, progress_interval(observed.running) - age, min(start, overdue.total_seconds()))
+    leading = math.inf if observed.reports_since is None else (now - observed.reports_since).total_seconds()
+    turn = fraction(observed.uid) * observed.running / MAX_OVERDUE_COPIES_PER_SECOND  # seconds after the start
+    return max(0.0, progress_interval(observed.running) - age, min(turn, turn - leading))
 
 
 def progress_interval(running: int) -> float:

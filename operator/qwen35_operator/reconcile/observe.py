@@ -127,8 +127,9 @@ async def observe(
     """Collect everything that a decision about this training depends on.
 
     reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
-    this process leads, and reports of trainers can be seen; None if that is unknown. known_version: the resourceVersion up to which an earlier leader has acted on changes. running: number of all trainings that are Running. Raises
-    ApiError if a request to the API server fails.
+    this process leads, and reports of trainers can be seen; None if that is unknown. known_version: the resourceVersion up to
+    which an earlier leader has acted on changes. running: number of all trainings that are Running. Raises ApiError if a
+    request to the API server fails.
     """
     metadata = raw["metadata"]
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]

@@ -217,6 +217,8 @@ def test_a_candidate_is_a_standby_while_another_holds_the_lease() -> None:
         assert third.is_standby
         await stop(*tasks)
 
+    virtual.run(scenario())
+
 
 def test_a_new_leader_knows_a_version_from_before_the_last_renewals_of_the_dead_one() -> None:
     """Changes since then are those on which the dead leader may not have acted."""

@@ -3,6 +3,6 @@
 import zlib
 
 
-def share(key: str) -> float:
-    """Return a number from 0 to less than 1 that depends only on a key with a training's uid. Those of many are evenly spread."""
+def fraction(key: str) -> float:
+    """Return a number from 0 to less than 1 that depends only on the key. Those of keys with different uids are evenly spread."""
     return zlib.crc32(key.encode()) / 2**32
