@@ -1,8 +1,10 @@
 """The chart: what it installs, for which values, and what it refuses."""
 
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -231,6 +233,18 @@ def test_metrics_need_a_token_unless_values_say_otherwise_and_only_then_may_the_
     assert described("rbac.create=false") == (True, {})
     other_rules = [role["rules"] for role in of(render(), "ClusterRole") if "metrics" not in role["metadata"]["name"]]
     assert not any(rule["apiGroups"] == ["authentication.k8s.io"] for rules in other_rules for rule in rules)
+
+
+def test_values_name_who_may_connect_to_the_metrics_and_probes_stay_open(render: Render):
+    def ingress(*changes: str) -> list[dict[str, Any]]:
+        (policy,) = of(render(*changes), "NetworkPolicy")
+        return policy["spec"]["ingress"]
+
+    metrics, health = [{"port": "metrics"}], [{"port": "health"}]
+    assert ingress() == [{"ports": metrics}, {"ports": health}]
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    named = ingress(f"networkPolicy.metricsFrom=[{json.dumps(peer)}]")
+    assert named == [{"ports": metrics, "from": [peer]}, {"ports": health}]
 
 
 def test_metrics_are_served_over_https_with_the_certificate_of_a_secret(render: Render):

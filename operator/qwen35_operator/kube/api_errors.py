@@ -1,6 +1,12 @@
 """Errors of requests to the API server, by HTTP status code."""
 
-from typing import Any
+import re
+from typing import Any, Final
+
+DENIED: Final = re.compile(
+    'admission webhook "[^"]*" denied the request|[^"]*("[^"]*" )?is forbidden: ValidatingAdmissionPolicy .* denied request'
+)
+"""Matches the beginning of the message if an admission policy denied a write."""
 
 
 class ApiError(Exception):
@@ -38,6 +44,13 @@ class Forbidden(ApiError):
     """401 or 403: the credentials are not accepted, a permission is missing, or a quota is used up."""
 
 
+class Denied(Forbidden):
+    """An admission webhook or a ValidatingAdmissionPolicy denied the write.
+
+    The status is what the policy chose. It has no other meaning: a webhook may deny a write with 404, 409, 429 or 500.
+    """
+
+
 class Invalid(ApiError):
     """400 or 422: the object is invalid, or a test operation of a JSON patch has failed."""
 
@@ -58,7 +71,9 @@ class Unavailable(ApiError):
 
 
 def api_error(status: int, message: str, details: dict[str, Any] | None = None, retry_after: float = 0.0) -> ApiError:
-    """Return an error of the class that stands for this HTTP status code."""
+    """Return an error of the class that stands for this answer: for its HTTP status code, unless the message is that of a policy."""
+    if DENIED.match(message):
+        return Denied(status, message, details)
     if status == 429 or status >= 500:
         return Unavailable(status, message, details, retry_after)
     classes: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone, 400: Invalid, 422: Invalid}

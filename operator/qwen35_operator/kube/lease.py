@@ -22,6 +22,9 @@ creation. The wait begins when the answer to the creation arrives, because the r
 that has not led yet must not release the Lease, because a released Lease means that all work has ended.
 leaseTransitions is 0 in such a Lease, so that its creator recognizes it even if the answer to the creation was lost.
 
+A leader may have acted on few of the changes of its last seconds. It therefore notes in the annotation KNOWN_VERSION of the
+Lease the version of an earlier renewal, up to which the next leader can take changes for known.
+
 Only intervals of this process's monotonic clock count; dates in the Lease and differences between clocks do not matter.
 kubernetes.aio also has an election, but it reads wall clocks, does not wait for the work to end, and does not release.
 """
@@ -34,6 +37,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from qwen35_operator.desired.object_names import KNOWN_VERSION
 from qwen35_operator.kube import answers
 from qwen35_operator.kube.api_errors import ApiError, Conflict, NotFound
 from qwen35_operator.kube.client import Client, JsonObject
@@ -49,7 +53,8 @@ GIVE_UP_SECONDS: Final = 7.0
 """Time without a renewal after which a leader stops. LEASE_SECONDS - GIVE_UP_SECONDS remain for its work to end."""
 REQUEST_SECONDS: Final = 3.0
 REMEMBERED_VERSIONS: Final = 8
-"""Number of versions of the Lease that a standby remembers: those of about 16 s."""
+"""Number of versions of the Lease that a leader remembers: those of its renewals in about 16 s."""
+MAX_VERSION_DIGITS: Final = 20
 
 
 class LeaseLost(Exception):
@@ -92,14 +97,14 @@ class Election:
     leading: bool = False
     """Whether `lead` runs."""
     known_version: int = 0
-    """The resourceVersion up to which an earlier leader has acted on changes: one of the Lease, from some seconds before its last
-    renewal; of a standby that has just started, from its start. Set when this process acquires the Lease."""
+    """The resourceVersion up to which an earlier leader has acted on changes, as it noted in the Lease; that of the new Lease if
+    this process created it. Set when this process acquires the Lease."""
     _renewed: float = 0.0  # time of `clock` of the last successful renewal
     _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
     _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
     _saw_renewal: bool = False  # by another process, since this one last held the Lease
-    # Those of the Lease that this process read while it was not the holder, the oldest first.
+    # `known_version`, then the versions of the Lease after each renewal by this process. The oldest are dropped.
     _versions: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_VERSIONS))
 
     @property
@@ -141,6 +146,7 @@ class Election:
         Lease. Raises the exception with which `lead` ends, if any.
         """
         self._holds, self._renewed, self._saw_renewal = True, renewed, False
+        self.known_version = self._versions[0]
         work = asyncio.ensure_future(self._work())
         try:
             await self._renew(work, renewed)
@@ -212,7 +218,6 @@ class Election:
         if version != self._observed.version:
             self._saw_renewal = bool(holder and self._observed.version)
             self._observed = _ObservedLease(version, self.clock())
-            self._versions.append(int(version))
         if holder and self.clock() - self._observed.since < LEASE_SECONDS:
             return None
         return await self._write(lease)
@@ -240,28 +245,34 @@ class Election:
             "renewTime": now,
             "leaseTransitions": transitions,
         }
-        if (written := await self._put(lease, spec)) is None:
+        is_renewal = lease is not None and is_holder and lease["metadata"]["uid"] == self._own.uid
+        known = self._versions[0] if is_renewal else _known_version(lease)
+        if (written := await self._put(lease, spec, known)) is None:
             return None
-        uid = written["metadata"]["uid"]
-        if not is_holder or uid != self._own.uid:
-            self._versions.append(int(written["metadata"]["resourceVersion"]))
-            self.known_version = self._versions[0]
+        version = int(written["metadata"]["resourceVersion"])
+        if not is_renewal:
             self._versions.clear()
-            self._own = _OwnLease(uid, self.clock() + (0.0 if transitions else LEASE_SECONDS))
+            wait = 0.0 if transitions else LEASE_SECONDS
+            self._own = _OwnLease(written["metadata"]["uid"], self.clock() + wait)
+        self._versions.append(version if is_renewal or known is None else known)
         return requested
 
-    async def _put(self, lease: JsonObject | None, spec: dict[str, Any]) -> JsonObject | None:
-        """Create or update the Lease. lease: the Lease as it was read; None creates it.
+    async def _put(self, lease: JsonObject | None, spec: dict[str, Any], known: int | None) -> JsonObject | None:
+        """Create or update the Lease. lease: the Lease as it was read; None creates it. known: see KNOWN_VERSION.
 
         Returns the stored Lease, or None if another process has changed or created the Lease first.
         """
-        metadata = {"name": self.name, "namespace": self.namespace}
-        created = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        metadata: dict[str, Any] = lease["metadata"] if lease else {"name": self.name, "namespace": self.namespace}
+        if known is not None:
+            annotations = {**(metadata.get("annotations") or {}), KNOWN_VERSION: str(known)}
+            metadata = {**metadata, "annotations": annotations}
+        body = {**(lease or new), "metadata": metadata, "spec": spec}
         path = LEASE.path(self.namespace, None if lease is None else self.name)
         try:
             if lease is None:
-                return answers.lease(path, await self.client.post(path, created))
-            return answers.lease(path, await self.client.put(path, {**lease, "spec": spec}))
+                return answers.lease(path, await self.client.post(path, body))
+            return answers.lease(path, await self.client.put(path, body))
         except Conflict:
             return None
 
@@ -271,11 +282,24 @@ class Election:
             async with asyncio.timeout(REQUEST_SECONDS):
                 lease = await self._read()
                 if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
-                    await self._put(lease, {**lease["spec"], "holderIdentity": ""})
+                    await self._put(lease, {**lease["spec"], "holderIdentity": ""}, _known_version(lease))
         except NotFound:
             return
         except (ApiError, TimeoutError) as error:
             logger.warning("Lease %s/%s was not released: %s", self.namespace, self.name, str(error) or "no answer")
+
+
+def _known_version(lease: JsonObject | None) -> int | None:
+    """Return the version up to which the last holder has acted on changes; None if there is no Lease.
+
+    This is the version of the Lease itself if its annotation is missing, as after an earlier release of the operator, or is no
+    version.
+    """
+    if lease is None:
+        return None
+    version = int(lease["metadata"]["resourceVersion"])
+    noted = (lease["metadata"].get("annotations") or {}).get(KNOWN_VERSION, "")
+    return min(int(noted), version) if noted.isdecimal() and len(noted) <= MAX_VERSION_DIGITS else version
 
 
 def _micro_time(time: datetime) -> str:

@@ -12,10 +12,10 @@ it was observed (409 Conflict), the next one takes the steps that are missing.
 import logging
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.kube.api_errors import NotFound
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Invalid, NotFound
 from qwen35_operator.kube.client import MERGE_PATCH, METADATA, Client
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.merge_patch import merge_patch
@@ -29,9 +29,12 @@ from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.write_pace import WritePace
 from qwen35_operator.reconcile.writer import ClusterWriter
-from qwen35_operator.reconcile.writes import Create, is_repair
+from qwen35_operator.reconcile.writes import Create, PostEvent, is_repair
 
 logger = logging.getLogger(__name__)
+
+WEBHOOK_UNAVAILABLE: Final = 500
+"""HTTP status code with which the API server answers if it cannot call a webhook. An overloaded one answers 429, 503 or 504."""
 
 
 class Refusal(Exception):
@@ -129,7 +132,7 @@ class Reconciler:
     async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
         """Write the changed fields of the status. Raises Conflict if the training has changed since it was observed.
 
-        raw: the object of the training, with the old status.
+        If a webhook, a missing permission or an old CRD prevents the write, an event says so, because the status cannot. raw: the object of the training, with the old status.
         """
         changes = _changes(raw, status)
         if not changes or (observed.deleting and not observed.saves_before_deletion):
@@ -142,6 +145,11 @@ class Reconciler:
         except NotFound:
             self._forget(observed)
             return
+        except ApiError as error:
+            if isinstance(error, Forbidden | Invalid) or error.status == WEBHOOK_UNAVAILABLE:
+                message = f"the status is out of date, because the API server refuses to write it: {error.message}"
+                await self._writer.write(observed, [PostEvent("Warning", "StatusNotWritten", message)])
+            raise
         self._trainings.put_own(body)
 
 

@@ -8,7 +8,6 @@ The answers of the API server are stored in the cache immediately.
 """
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,7 +16,7 @@ from typing import Any, Final
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.desired import object_names
 from qwen35_operator.desired.objects import KubeObject
-from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound
+from qwen35_operator.kube.api_errors import ApiError, Conflict, Denied, Forbidden, Invalid, NotFound
 from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, Client, JsonObject
 from qwen35_operator.kube.field_ownership import FIELD_MANAGER, taken_over
 from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, TRAINING, WRITTEN, ObjectKind, watched_as
@@ -49,8 +48,6 @@ MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 TOO_MANY_REQUESTS = 429
-DENIED: Final = re.compile("admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied request")
-"""Matches the message of a 403 that comes from an admission policy, and not from a missing permission."""
 CREATE_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 APPLY_OPTIONS: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
 """Options of a server-side apply. With `force`, a field that another manager has changed gets the operator's value."""
@@ -261,7 +258,7 @@ class ClusterWriter:
             answer = await self._client.delete(kind.path(observed.namespace, delete.name), options)
         except NotFound:
             return None
-        except (Forbidden, Invalid) as error:  # an admission policy may answer with either
+        except (Forbidden, Invalid) as error:
             return refusal(delete, kind, observed.namespace, delete.name, "delete", error)
         if answer.get("kind") == kind.name:
             self._store(observed, kind, answer)  # it has finalizers and is being deleted
@@ -340,13 +337,13 @@ def refusal(
     if isinstance(error, NotFound):
         message = f"the cluster has no kind {kind.resource}: KubeRay is not installed. Install KubeRay 1.5.1 or newer"
         return RefusedWrite(write, "KubeRayMissing", message)
+    if isinstance(error, Denied):
+        fix = "Allow it, or delete it yourself" if isinstance(write, Delete) else "Change spec, or the policy"
+        return RefusedWrite(write, "Rejected", f"{kind.name} {name}: {error.message}. {fix}")
     if isinstance(error, Forbidden):
         if "exceeded quota" in error.message:
             message = f"{kind.name} {name}: {error.message}. Raise the quota, or free some of it"
             return RefusedWrite(write, "QuotaExceeded", message)
-        if DENIED.search(error.message):
-            message = f"{kind.name} {name}: {error.message}. Change spec accordingly, or the policy"
-            return RefusedWrite(write, "Rejected", message)
         message = f"the operator may not {verb} {kind.resource} in namespace {namespace}: {error.message}. Grant it"
         return RefusedWrite(write, "Forbidden", message)
     if kind.group == "ray.io" and "unknown field" in error.message:

@@ -14,7 +14,7 @@ from qwen35_operator.operator_settings import OperatorSettings
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "labels.md").read_text()
 NAMED = {
     *(object_names.TRAINING, object_names.ATTEMPT, object_names.POOL, object_names.HASH, object_names.SPEC_HASH),
-    object_names.LAST_CHECKPOINT,
+    *(object_names.LAST_CHECKPOINT, object_names.KNOWN_VERSION),
     *(object_names.RETRY, object_names.IMAGE, object_names.UPDATE, object_names.FORCE_START),
     *(*queueing.PREFIXES, *queueing.KEYS),
     *(

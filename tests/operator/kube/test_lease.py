@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qwen35_operator.desired.object_names import KNOWN_VERSION
 from qwen35_operator.kube.api_errors import Unavailable
 from qwen35_operator.kube.client import JsonObject
 from qwen35_operator.kube.kinds import LEASE
@@ -131,6 +132,10 @@ class Candidates:
     def lease(self) -> JsonObject:
         return self.memory.objects[PATH]["spec"]
 
+    @property
+    def version(self) -> int:
+        return int(self.memory.objects[PATH]["metadata"]["resourceVersion"])
+
     def delete(self) -> None:
         """Delete the Lease, as an administrator would."""
         self.memory.objects.pop(PATH, None)
@@ -220,21 +225,65 @@ def test_a_candidate_is_a_standby_while_another_holds_the_lease() -> None:
     virtual.run(scenario())
 
 
-def test_a_new_leader_knows_a_version_from_before_the_last_renewals_of_the_dead_one() -> None:
+@pytest.mark.parametrize("starts_at", [0, 62], ids=["a standby", "a process that starts later"])
+def test_a_new_leader_knows_a_version_from_before_the_last_renewals_of_the_dead_one(starts_at) -> None:
     """Changes since then are those on which the dead leader may not have acted."""
 
     async def scenario() -> None:
         candidates = Candidates()
         first, second = candidates.candidate("a", Disturbance("refused", 60.5, 1000)), candidates.candidate("b")
-        tasks = candidates.start(first, second)
+        tasks = candidates.start(first)
         versions: dict[float, int] = {}
         while second.known_version == 0:
-            versions[now()] = int(candidates.memory.objects[PATH]["metadata"]["resourceVersion"])
+            versions[now()] = candidates.version
+            if now() == starts_at:
+                tasks += candidates.start(second)
             await asyncio.sleep(0.25)
         last_renewal = max(versions.values())
         seen_at = min(time for time, version in versions.items() if version >= second.known_version)
         assert second.known_version < last_renewal
         assert 10 <= 60 - seen_at <= REMEMBERED_VERSIONS * RENEW_SECONDS + RENEW_SECONDS
+        await stop(*tasks)
+
+    virtual.run(scenario())
+
+
+def test_a_leader_that_dies_soon_passes_on_the_version_that_it_was_told() -> None:
+    """It may have acted on nothing yet."""
+
+    async def scenario() -> None:
+        candidates = Candidates()
+        first, second = (
+            candidates.candidate("a", Disturbance("refused", 60.5, 1000)),
+            candidates.candidate("b", Disturbance("refused", 75.0, 1000)),
+        )
+        third = candidates.candidate("c")
+        tasks = candidates.start(first, second)
+        await asyncio.sleep(74)
+        assert candidates.working == ["b"]
+        tasks += candidates.start(third)
+        await asyncio.sleep(30)
+        assert candidates.working == ["c"]
+        assert 0 < third.known_version == second.known_version
+        await stop(*tasks)
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("noted", [None, "", "a lot", "9" * 30, "-4"])
+def test_a_lease_that_notes_no_version_is_known_up_to_its_own(noted) -> None:
+    """Such as that of an earlier release of the operator."""
+
+    async def scenario() -> None:
+        candidates = Candidates()
+        metadata = candidates.memory.objects[PATH]["metadata"]
+        metadata["annotations"] = {"theirs": "x"} | ({} if noted is None else {KNOWN_VERSION: noted})
+        version, first = candidates.version, candidates.candidate("a")
+        tasks = candidates.start(first)
+        await asyncio.sleep(SLACK)
+        assert first.known_version == version
+        annotations = candidates.memory.objects[PATH]["metadata"]["annotations"]
+        assert annotations == {"theirs": "x", KNOWN_VERSION: str(version)}
         await stop(*tasks)
 
     virtual.run(scenario())
@@ -246,7 +295,7 @@ def test_who_creates_the_lease_knows_everything_up_to_then() -> None:
         first = candidates.candidate("a")
         tasks = candidates.start(first)
         await asyncio.sleep(SLACK)
-        assert first.known_version == int(candidates.memory.objects[PATH]["metadata"]["resourceVersion"]) > 0
+        assert first.known_version == candidates.version > 0
         await stop(*tasks)
 
     virtual.run(scenario())

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from qwen35_operator.desired import object_names
-from qwen35_operator.kube.api_errors import Conflict, Forbidden, Invalid, Unavailable
+from qwen35_operator.kube.api_errors import Conflict, Forbidden, Invalid, Unavailable, api_error
 from qwen35_operator.kube.kinds import CONFIG_MAP, RAY_JOB, ROLE, TRAINING, WRITTEN
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
@@ -167,6 +167,40 @@ async def test_a_training_that_has_ended_does_not_start_again_because_a_deletion
         assert setup.condition("Succeeded")["status"] == "True"
         assert setup.condition("Degraded")["status"] == "True"
         assert len(setup.status["attempts"]) == 1
+
+
+DENIAL = 'admission webhook "freeze.example.com" denied the request: frozen'
+UNWRITTEN = {
+    "denied with 403": api_error(403, DENIAL),
+    "denied with 404, which is no sign that the training is gone": api_error(404, DENIAL),
+    "denied with 409": api_error(409, DENIAL),
+    "no permission": api_error(403, "cannot patch resource"),
+    "an older CRD": api_error(422, 'status.attempts[0].stop: Unsupported value: "x"'),
+    "a webhook that cannot be called": api_error(500, 'failed calling webhook "freeze.example.com"'),
+}
+
+
+@pytest.mark.parametrize("error", UNWRITTEN.values(), ids=UNWRITTEN)
+async def test_an_event_says_that_the_status_cannot_be_written(setup, error) -> None:
+    setup.api.refuse("PATCH", "qwen35trainings", error, error)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            await setup.reconcile()
+    assert JOB in setup.api.objects
+    (event,) = (item for item in setup.api.objects.values() if item.get("reason") == "StatusNotWritten")
+    assert event["involvedObject"]["name"] == "demo"
+    assert event["type"] == "Warning"
+    assert error.message in event["message"]
+    await setup.reconcile()
+    assert setup.status["state"] == "Starting"
+
+
+@pytest.mark.parametrize("error", [api_error(429, "too many requests"), api_error(503, "leader changed")])
+async def test_no_event_says_that_the_api_server_is_busy(setup, error) -> None:
+    setup.api.refuse("PATCH", "qwen35trainings", error)
+    with pytest.raises(Unavailable):
+        await setup.reconcile()
+    assert not any(item.get("reason") == "StatusNotWritten" for item in setup.api.objects.values())
 
 
 async def test_the_same_refusal_is_written_once(setup) -> None:

@@ -7,7 +7,7 @@ import pytest
 from qwen35_operator.api.v1alpha1 import KIND, TrainingStatus
 from qwen35_operator.desired import object_names
 from qwen35_operator.desired.objects import sealed
-from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
+from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable, api_error
 from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT, TRAINING
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
@@ -164,17 +164,26 @@ REFUSALS = {
         "the operator may not create rayjobs.ray.io in namespace team",
     ),
     "a webhook": (
-        Forbidden(403, 'admission webhook "validation.gatekeeper.sh" denied the request: no cost-center label'),
+        api_error(403, 'admission webhook "validation.gatekeeper.sh" denied the request: no cost-center label'),
         "Rejected",
-        "denied the request: no cost-center label. Change spec accordingly, or the policy",
+        "denied the request: no cost-center label. Change spec, or the policy",
     ),
+    **{
+        f"a webhook that denies with {status}": (
+            api_error(status, 'admission webhook "validate.kyverno.svc-fail" denied the request: no team label'),
+            "Rejected",
+            'RayJob demo-1: admission webhook "validate.kyverno.svc-fail" denied the request: no team label. Change spec',
+        )
+        for status in (400, 404, 409, 413, 422, 429, 500)
+    },
     "a policy": (
-        Forbidden(
-            403,
-            "rayjobs is forbidden: ValidatingAdmissionPolicy 'images' with binding 'b' denied request: use our registry",
+        api_error(
+            422,
+            'rayjobs.ray.io "demo-1" is forbidden: '
+            "ValidatingAdmissionPolicy 'images' with binding 'b' denied request: use our registry",
         ),
         "Rejected",
-        "denied request: use our registry. Change spec accordingly, or the policy",
+        "denied request: use our registry. Change spec, or the policy",
     ),
     "quota": (
         Forbidden(403, "exceeded quota: gpus"),
@@ -452,6 +461,16 @@ async def test_a_cluster_that_is_gone_is_looked_for_again(setup) -> None:
         await setup.write(scale())
 
 
+@pytest.mark.parametrize("status", [404, 422])
+async def test_a_scaling_that_a_webhook_denies_says_so_and_is_no_conflict(setup, status) -> None:
+    denial = 'admission webhook "vraycluster.kb.io" denied the request: not now'
+    setup.api.place(CLUSTER, raw_objects.ray_cluster(groups=GROUPS, uid="c"))
+    setup.api.refuse("PATCH", "rayclusters", api_error(status, denial))
+    refused = await setup.write(scale())
+    assert refused.reason == "Rejected"
+    assert denial in refused.message
+
+
 async def test_a_scaling_that_is_not_permitted_says_so(setup) -> None:
     setup.api.refuse("PATCH", "rayclusters", Forbidden(403, "no"))
     refused = await setup.write(scale())
@@ -498,11 +517,11 @@ async def test_a_deletion_that_is_not_permitted_says_so(setup) -> None:
 
 
 async def test_a_deletion_that_a_policy_refuses_says_so(setup) -> None:
-    error = Invalid(422, 'ValidatingAdmissionPolicy "keep" denied request: kept')
-    setup.api.refuse("DELETE", "rayjobs", error)
+    denial = "ValidatingAdmissionPolicy 'keep' with binding 'all' denied request: kept"
+    setup.api.refuse("DELETE", "rayjobs", api_error(422, f'rayjobs.ray.io "demo-1" is forbidden: {denial}'))
     refused = await setup.write(Delete("RayJob", "demo-1", "u"))
     assert refused.reason == "Rejected"
-    assert refused.message.startswith("the API server refuses to delete RayJob demo-1: ValidatingAdmissionPolicy")
+    assert refused.message.endswith(f"{denial}. Allow it, or delete it yourself")
 
 
 async def test_after_a_refused_write_deletions_are_still_carried_out(setup) -> None:
