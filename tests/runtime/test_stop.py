@@ -337,6 +337,36 @@ def test_after_a_crash_every_prompt_trains_exactly_once(crashed):
     assert (end["position"], end["pending"]) == (PROMPTS, [])
 
 
+def test_after_six_preemptions_every_prompt_has_trained_exactly_once(local, write, tmp_path):
+    """As by a queue: SIGTERM in the middle of training, and the same run starts again from what it saved."""
+    preemptions, prompts = 6, 24 * PER_UPDATE
+    file = write(tmp_path, {"train.updates": prompts // PER_UPDATE}, prompts=prompts, reward=LOGGED)
+    scores, order = tmp_path / "scores.txt", PromptOrder(prompts)
+    text = [f"{order.prompt_index(position)}=" for position in range(prompts)]
+    trained: set[int] = set()
+    for number in range(preemptions + 1):
+        resume = () if number == 0 else ("--resume", "auto")
+        running = local.start("run", file, *resume, output=tmp_path / "out")
+        if number < preemptions:
+            running.wait_for(f"update={len(trained) // PER_UPDATE + 1}/")
+            running.signal(signal.SIGTERM)
+        ended = running.end()
+        assert ended.code == 0, ended.err
+        scored = Counter(scores.read_text().split())
+        scores.unlink()
+        assert scored.keys().isdisjoint({text[position] for position in trained}), "trained before"
+        update = ended.of(CheckpointRecord)[-1].update
+        progress = ended.progress(update)
+        assert trained < _trained(progress)
+        assert len(_trained(progress)) == update * PER_UPDATE
+        assert all(scored[text[position]] == GROUP for position in _trained(progress) - trained)
+        trained = _trained(progress)
+    assert [record.outcome for record in ended.of(FinishRecord)] == ["Stopped"] * preemptions + ["Succeeded"]
+    assert trained == set(range(prompts))
+    assert [record.update for record in ended.of(UpdateRecord)] == list(range(1, prompts // PER_UPDATE + 1))
+    assert max(record.lag_max for record in ended.of(UpdateRecord)) <= 2
+
+
 def test_a_signal_does_not_wait_for_a_checkpoint_that_takes_long_to_restore(local, write, tmp_path):
     file = write(tmp_path, {"train.updates": 4})
     first = local.run(file, "--set", "train.updates=2")

@@ -56,8 +56,9 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
     observed = attempts.with_clock(attempts.with_adopted(observed), now)
     observed = releases.with_release(observed, settings)
     verdict = deletion.decide(observed, settings, now) if observed.deleting else _verdict(observed, settings, now)
+    warnings = deletion.warnings(observed) if observed.deleting else ()
     if verdict is None:
-        return Decision((RemoveFinalizer(LAST_CHECKPOINT),), observed.status)
+        return Decision((*warnings, RemoveFinalizer(LAST_CHECKPOINT)), observed.status)
     status, copy_after = new_status(observed, verdict, now)
     if observed.unavailable:
         return Decision(
@@ -68,7 +69,7 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
     waits = [seconds for seconds in times if seconds is not None]
     if status.attempts != recorded:
         waits.append(0.0)  # the next decision, made from the new record, follows immediately
-    return Decision((*verdict.writes, *deletions), status, min(waits, default=None))
+    return Decision((*warnings, *verdict.writes, *deletions), status, min(waits, default=None))
 
 
 def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> Verdict:

@@ -7,9 +7,9 @@
 Pods leave in two steps: the trainer gives their replicas no more sequences, and the pods are removed when it reports that they are
 drained, or after async.stallSeconds.
 
-KubeRay submits the trainer only when all pods of the cluster work. If Kubernetes has found no node for some rollout
-pods within START_WAIT_SECONDS, and at least rollout.minNodes other pods work, the pods without a node are removed. The
-pool grows again when the trainer runs.
+KubeRay submits the trainer only when all pods of the cluster work. If some rollout pods have no node after
+START_WAIT_SECONDS, or a node on which they do not work after STUCK_SECONDS, and at least rollout.minNodes others work, these pods are
+removed. The pool grows again when the trainer runs.
 
 A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
 change the size if Ray's autoscaler decides it. Under a queue, the rollout pool never gets more nodes than the RayJob
@@ -23,6 +23,7 @@ size. All sizes here include them, except the number of replicas of the worker g
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import AutoscaleStatus, TrainingStatus
@@ -35,6 +36,10 @@ from qwen35_operator.status.times import rfc3339, seconds_since
 ROLLOUT_GROUP = "rollout"
 START_WAIT_SECONDS = 300.0
 """Time for which an attempt waits for all nodes of its rollout pool, if fewer are enough. Autoscalers mostly add a node within it."""
+STUCK_SECONDS = 1800.0
+"""Time for which an attempt waits for a rollout pod that has a node, if fewer are enough: a node may pull an image of 20 GB for minutes,
+and one with a full disk never does."""
+MISSING = f"the others have no node after {START_WAIT_SECONDS:g} s, or do not work after {STUCK_SECONDS:g} s"
 MAX_NAMED_PODS = 5
 """Maximum number of pods that an event names."""
 
@@ -121,7 +126,7 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
         max_replicas=max(pool.maxNodes or pool.nodes, nodes) - lane,
         pods_to_delete=leaving,
     )
-    why = "" if size == nodes else f": no node was found for the others within {START_WAIT_SECONDS:g} s"
+    why = "" if size == nodes else f": {MISSING}"
     event = PostEvent("Normal", "Scaled", f"rollout nodes {present} → {size}{why}")
     return Resize(nodes, leaving, since, (scale, event), held)
 
@@ -179,14 +184,14 @@ def _size_at_start(
     """Return the number of rollout nodes that the cluster should have now, and the seconds until fewer may be enough.
 
     This is `nodes`, unless KubeRay waits for pods before it submits the trainer, and rollout.minNodes pods work. Then the
-    cluster does not grow, and it loses the pods for which no node was found, and those that are not enough for one more
+    cluster does not grow, and it loses the pods that do not work in time, and those that are not enough for one more
     replica of several nodes. The seconds are None if no such pod waits.
     present: the cluster's number of rollout nodes.
     """
     job, least, now = situation.job, situation.spec.min_rollout_nodes, situation.now
     if job is None or job.deployment not in ("", "Initializing") or nodes <= least or present > nodes:
         return nodes, None
-    must_work = [pod for pod in situation.pods if pod.pool != ROLLOUT_GROUP or pod.lane or pod.node]
+    must_work = [pod for pod in situation.pods if pod.pool != ROLLOUT_GROUP or pod.lane]
     others = sum(pod.pool != ROLLOUT_GROUP for pod in must_work)
     working = sum(pod.ready for pod in situation.pods if pod.pool == ROLLOUT_GROUP)
     if others < 1 + situation.spec.train.nodes or not all(pod.ready for pod in must_work):
@@ -194,9 +199,10 @@ def _size_at_start(
     working -= (working - situation.spec.lane_nodes) % situation.spec.nodes_of_replica(lane=False)
     if working < least or working == present:
         return present, None
-    since = max([pod.created for pod in situation.pods if not pod.node], default=cluster.created)
-    wait = START_WAIT_SECONDS - (now - since).total_seconds()
-    return (present, wait) if wait > 0 else (working, None)
+    missing = [pod for pod in situation.pods if not pod.ready]
+    given_up = [pod.created + timedelta(seconds=STUCK_SECONDS if pod.node else START_WAIT_SECONDS) for pod in missing]
+    wait = max(given_up, default=cluster.created + timedelta(seconds=START_WAIT_SECONDS)) - now
+    return (present, wait.total_seconds()) if wait > timedelta(0) else (working, None)
 
 
 def _leaving_since(situation: AttemptSituation, leaving: Sequence[str]) -> float | None:

@@ -135,7 +135,9 @@ def test_an_attempt_starts_with_the_nodes_that_there_are_if_they_are_enough():
     world.reconcile()
     assert replicas(world) == 2
     assert world.observe().control.rolloutNodes == 4  # replicas for them stay pending
-    assert "rollout nodes 4 → 2: no node was found for the others within 300 s" in {e.message for e in world.events}
+    assert "rollout nodes 4 → 2: the others have no node after 300 s, or do not work after 1800 s" in {
+        e.message for e in world.events
+    }
     world.kuberay()
     assert world.jobs["demo-1"].deployment == "Running"  # KubeRay has submitted the trainer
     world.reconcile()
@@ -158,14 +160,29 @@ def test_an_attempt_waits_for_the_nodes_that_it_needs(least, unplaced):
     assert (replicas(world), world.status.state) == (4, "Starting")
 
 
-def test_an_attempt_waits_for_pods_that_have_a_node_and_for_other_pools():
-    for pool in ("rollout", "train"):
-        world = starting(nodes=4, least=2, unplaced=1)
-        name = max(name for name, pod in world.pods.items() if pod.pool == pool)
-        world.pods[name] = replace(world.pods[name], ready=False, reason="ImagePullBackOff")
-        world.wait(3600)
-        world.reconcile()
-        assert replicas(world) == 4
+@pytest.mark.parametrize(("pool", "seconds"), [("rollout", 1790), ("train", 36000), ("head", 36000)])
+def test_an_attempt_waits_for_pods_that_have_a_node_and_for_other_pools(pool, seconds):
+    world = starting(nodes=4, least=2, unplaced=1)
+    name = max(name for name, pod in world.pods.items() if pod.pool == pool)
+    world.pods[name] = replace(world.pods[name], ready=False, reason="ImagePullBackOff")
+    world.wait(seconds)
+    world.reconcile()
+    assert replicas(world) == 4
+
+
+def test_an_attempt_starts_without_a_pod_whose_node_does_not_make_it_work():
+    """A node with a full disk, or without a network."""
+    world = starting(nodes=4, least=2, unplaced=0)
+    name = min(name for name, pod in world.pods.items() if pod.pool == "rollout")
+    world.pods[name] = replace(world.pods[name], ready=False, reason="ImagePullBackOff")
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], deployment="Initializing")
+    world.reconcile()
+    assert 1790 < world.wanted_after <= 1800
+    world.wait(world.wanted_after)
+    world.reconcile()
+    assert replicas(world) == 3
+    (cluster,) = world.clusters.values()
+    assert cluster.groups[0].leaving == (name,)
 
 
 @pytest.fixture

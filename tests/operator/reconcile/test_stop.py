@@ -355,6 +355,23 @@ def test_a_training_saves_before_it_is_deleted_if_its_user_wants_that(going):
     assert going.writes == writes
 
 
+@pytest.mark.parametrize("job", ["is there still", "was deleted first"])
+def test_a_foreground_deletion_is_reported_because_it_leaves_no_time_to_save(job):
+    """As by Argo CD: Kubernetes deletes the children of such a training before the training."""
+    world = World(finalizers=("foregroundDeletion", LAST_CHECKPOINT))
+    world.until_running()
+    world.delete()
+    if job == "was deleted first":
+        world.jobs.clear(), world.clusters.clear(), world.pods.clear()
+    world.reconcile()
+    (event,) = {event for event in world.events if event.reason == "NoLastCheckpoint"}
+    assert (event.type, "PrunePropagationPolicy=background" in event.message) == ("Warning", True)
+
+
+def test_other_deletions_are_not_reported_as_too_fast(going):
+    assert not any(event.reason == "NoLastCheckpoint" for event in going.events)
+
+
 def test_a_deletion_waits_no_longer_than_the_grace_period(going):
     assert going.wanted_after == 300
     going.wait(300)
