@@ -7,6 +7,7 @@ A single such object would end kopf's list or watch (`shallow_json`). kopf lets 
 of credentials. kopf reads answers only by `json` and `iter_chunked`.
 """
 
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from yarl import URL
 
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.list_pace import ListPace
+from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, slim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,12 @@ class ShallowResponse(aiohttp.ClientResponse):
         return self
 
     async def json(self, **_: Any) -> Any:  # noqa: ANN401  # JSON
-        """Return the whole body as parsed JSON, in which TOO_DEEP replaces parts that are nested too deeply."""
+        """Return the whole body as parsed JSON, in which TOO_DEEP replaces parts that are nested too deeply.
+
+        In a list, each training is `slim`, because kopf keeps a whole page.
+        """
+        if "limit" in self.url.query:
+            return shallow_json.loads_list(await self.read(), slim)
         return shallow_json.loads(await self.read())
 
 
@@ -98,6 +105,15 @@ class _ShallowContent:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # an attribute of the stream
         return getattr(self._content, name)
 
-    def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield the lines of the stream, of any length. size: maximum number of bytes to read in one step."""
-        return shallow_json.shallow_lines(self._content.iter_chunked(size))
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Yield the lines of the stream, of any length. size: maximum number of bytes to read in one step.
+
+        In a long line, the training is `slim`: kopf parses lines faster than the operator uses them, and so may keep many.
+        """
+        async for line in shallow_json.shallow_lines(self._content.iter_chunked(size)):
+            yield line if len(line) <= MAX_SPEC_BYTES else _slim_event(line)
+
+
+def _slim_event(line: bytes) -> bytes:
+    event = json.loads(line)
+    return json.dumps(event | {"object": slim(event["object"])}).encode() + b"\n"

@@ -25,6 +25,10 @@ STOP_SECONDS = 2.5
 """Maximum time that a reconcile in progress may take to finish when the operator stops or no longer leads."""
 
 
+LASTING_CONFLICT_SECONDS = 2.0
+"""Backoff from which on conflicts in a row are logged: one or two are normal, because watches are late."""
+
+
 class ReconcileWorkers:
     """The queue of trainings, and the workers that reconcile them."""
 
@@ -97,9 +101,10 @@ class ReconcileWorkers:
         result = "done"
         try:
             after = await reconciler.reconcile(key)
-        except Conflict:
+        except Conflict as error:
             result = "stale"
-            self._queue.add_failed(key)
+            if (wait := self._queue.add_failed(key)) >= LASTING_CONFLICT_SECONDS:
+                logger.warning("%s/%s: changes all the time: %s; again in %g s", *key, error, wait)
         except Refusal as refusal:
             result = "refused"
             wait = self._queue.add_failed(key)

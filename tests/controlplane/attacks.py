@@ -389,6 +389,21 @@ SPECS = (
         invalid("bytes as JSON"),
     ),
     Attack("a million letters", pods({"spec": {"hostAliases": "x" * 1_000_000}}), invalid("bytes as JSON")),
+    Attack(
+        "mounts of volumes that are not there",
+        pods(
+            {
+                "spec": {
+                    "volumes": [{"name": "v" * 120_000}],
+                    "containers": [
+                        {"name": "s", "image": "i", "volumeMounts": [{"mountPath": f"{n:x}"} for n in range(5_000)]}
+                    ],
+                }
+            }
+        ),
+        invalid("is not a volume of the pod"),
+    ),
+    Attack("items that are none", pods({"spec": {"hostAliases": [0] * 100_000}}), invalid("is not a mapping")),
     Attack("nested 90 times", pods({"spec": {"dnsConfig": levels(90)}}), invalid("levels of objects")),
     Attack("nested 200 times", pods({"spec": {"dnsConfig": levels(200)}}), invalid("levels of objects")),
     Attack("nested 1,000 times", create_nested(1000), invalid("levels of objects"), real_only=True),

@@ -19,7 +19,7 @@ from qwen35_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
 from qwen35_operator.kube import client as client_module
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.list_pace import ListPace
-from qwen35_operator.kube.trainings import Trainings, TrainingWatch
+from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, OVERSIZED, Trainings, TrainingWatch
 from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.reconcile.observe import TrainingParser
 from tests.operator.kube.server import Server, serving, until
@@ -262,6 +262,28 @@ async def test_an_object_that_is_nested_too_deeply_hides_no_other(server, monkey
     assert "levels of objects and lists, but the operator reads at most 64" in problem.message
     assert server.lists == 1
     assert "starting again" not in caplog.text
+
+
+async def test_kopf_never_keeps_a_spec_that_is_too_large(server, monkeypatch, tmp_path) -> None:
+    """It keeps a page of parsed trainings, and events that wait: such specs would take all of the memory."""
+    large = {"pods": {"head": {"spec": {"dnsConfig": [{}] * MAX_SPEC_BYTES}}}}
+    sizes: list[tuple[str, int | None]] = []
+    put = Trainings.put
+
+    def noted(self: Trainings, raw: dict) -> bool:
+        sizes.append((raw["metadata"]["resourceVersion"], raw.get(OVERSIZED) if raw["spec"] == {} else 0))
+        return put(self, raw)
+
+    monkeypatch.setattr(Trainings, "put", noted)
+    server.listed = [body(5, spec=large)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+        server.events.put_nowait({"type": "MODIFIED", "object": body(6, spec=large)})
+        await until(lambda: seen.version == "6", "the changed one")
+        server.events.put_nowait({"type": "MODIFIED", "object": body(7, spec={"suspend": True})})
+        await until(lambda: seen.version == "7", "the one that is small again")
+    size = len(json.dumps(large, separators=(",", ":")))
+    assert dict(sizes) == {"5": size, "6": size, "7": 0}
 
 
 async def test_a_deletion_that_nobody_reported_is_noticed(server, monkeypatch) -> None:

@@ -10,7 +10,7 @@ from kubernetes.aio import config as kube_config
 
 from qwen35_operator.api.v1alpha1 import KIND
 from qwen35_operator.console.training_view import WarningEvent, latest_warnings
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound, Unauthorized
 from qwen35_operator.kube.client import JsonObject, RestClient
 from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, TRAINING, ObjectKind
 from qwen35_operator.kube.kubeconfig import files, problem, uses_pod
@@ -163,7 +163,7 @@ def refused(error: ApiError, verb: str, kind: ObjectKind, namespace: str | None)
         return NotShown(
             f"the cluster has no kind {TRAINING.resource}. Install the operator's chart, or apply what `qwen35 crd` prints"
         )
-    if isinstance(error, Forbidden) and error.status == 401:
+    if isinstance(error, Unauthorized):
         return NotShown(
             f"the API server does not accept your credentials: {error.message}. Log in again, or name a --context"
         )

@@ -1,10 +1,13 @@
 """Builds all child objects of a training except RayJobs, and checks that they can be created."""
 
+from itertools import chain
+
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import message_config_maps, network_policy, object_names, pod_templates, rbac, volumes
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.pod_overrides import consistency, reserved_fields
 from qwen35_operator.desired.pools import all_pools
+from qwen35_operator.desired.problem_limits import first_problems
 from qwen35_operator.desired.trainer_release import present
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_trainer.manifest import Problem
@@ -36,16 +39,12 @@ def problems(training: TrainingResource, settings: OperatorSettings) -> list[Pro
 
     The operator refuses a training with such problems. The functions that build objects must not be called for it.
     """
-    own_problems = [
-        *object_names.problems(training),
-        *volumes.problems(training.spec),
-        *reserved_fields.problems(training),
-    ]
-    if own_problems:
-        return own_problems
+    own_problems = chain(
+        object_names.problems(training), volumes.problems(training.spec), reserved_fields.problems(training)
+    )
+    if found := list(first_problems(own_problems)):
+        return found
     image = present(training, settings).image
-    return [
-        problem
-        for pool in all_pools(training.spec)
-        for problem in consistency.problems(pod_templates.template(training, image, pool, 1), f"spec.pods.{pool}")
-    ]
+    templates = ((pool, pod_templates.template(training, image, pool, 1)) for pool in all_pools(training.spec))
+    inconsistent = (consistency.problems(template, f"spec.pods.{pool}") for pool, template in templates)
+    return list(first_problems(chain.from_iterable(inconsistent)))

@@ -15,21 +15,31 @@ from qwen35_operator.kube.client import JsonObject
 class ListPage:
     """One page of a list."""
 
-    items: list[JsonObject]
-    """The objects. Each has at least the fields of `metadata` that every object has."""
+    items: list[Any]
+    """The objects. Each has at least the fields of `metadata` that every object has. Or what replaced them."""
     version: str
     """The resourceVersion of the list."""
     token: str
     """Requests the next page, as the value of `continue`; empty on the last page."""
 
 
-def list_page(path: str, answer: JsonObject) -> ListPage:
-    """Return the page that is the answer to a list. path: that of the request, for the error."""
+def list_item(path: str, raw: Any) -> JsonObject:  # noqa: ANN401  # JSON
+    """Return an item of a list if it is an object. path: that of the request, for the error."""
+    if not _is_object(raw):
+        raise _unexpected(path, "a list of objects", raw)
+    return raw  # type: ignore[no-any-return]
+
+
+def list_page(path: str, answer: JsonObject, *, parsed: bool = False) -> ListPage:
+    """Return the page that is the answer to a list.
+
+    path: that of the request, for the error. parsed: whether the items have been replaced by others, after `list_item`.
+    """
     metadata, items = answer.get("metadata"), answer.get("items")
     if not isinstance(metadata, dict) or not isinstance(items, list | None):
         raise _unexpected(path, "a list", answer)
     version, token = str(metadata.get("resourceVersion", "")), metadata.get("continue") or ""
-    if not version.isdecimal() or not isinstance(token, str) or not all(map(_is_object, items or ())):
+    if not version.isdecimal() or not isinstance(token, str) or not (parsed or all(map(_is_object, items or ()))):
         raise _unexpected(path, "a list", answer)
     return ListPage(items or [], version, token)
 

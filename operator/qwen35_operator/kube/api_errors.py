@@ -41,7 +41,14 @@ class Gone(ApiError):
 
 
 class Forbidden(ApiError):
-    """401 or 403: the credentials are not accepted, a permission is missing, or a quota is used up."""
+    """403: a permission is missing, or a quota is used up; or a subclass of it."""
+
+
+class Unauthorized(Forbidden):
+    """401: the API server does not accept the credentials, for example because their token has expired.
+
+    The reason may pass on its own: the kubelet renews the operator's token, and an authentication webhook comes back.
+    """
 
 
 class Denied(Forbidden):
@@ -77,5 +84,5 @@ def api_error(status: int, message: str, details: dict[str, Any] | None = None, 
     if status == 429 or status >= 500:
         return Unavailable(status, message, details, retry_after)
     classes: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone, 400: Invalid, 422: Invalid}
-    classes |= {401: Forbidden, 403: Forbidden}
+    classes |= {401: Unauthorized, 403: Forbidden}
     return classes.get(status, ApiError)(status, message, details)

@@ -90,6 +90,8 @@ class _Request:
     """Media type of the body."""
     accept: str = PLAIN
     """Media type of the answer."""
+    each: Callable[[Any], Any] | None = None
+    """Of a list: called with each item as it is parsed. The result takes the item's place in the answer."""
 
 
 class RestClient:
@@ -114,6 +116,12 @@ class RestClient:
 
     async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> JsonObject:
         return await self._json(_Request("GET", path, query=query, accept=accept))
+
+    async def get_list(
+        self, path: str, query: Query, each: Callable[[Any], Any], *, accept: str = PLAIN
+    ) -> JsonObject:
+        """Return a list with each(item) in place of every item. The items are parsed one at a time (`shallow_json.loads_list`)."""
+        return await self._json(_Request("GET", path, query=query, accept=accept, each=each))
 
     async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject:
         return await self._json(_Request("POST", path, body, query))
@@ -187,7 +195,9 @@ class RestClient:
         if response.status >= 300:
             raise _refused(response, raw)
         try:
-            answer = shallow_json.loads(raw)
+            answer = (
+                shallow_json.loads(raw) if request.each is None else shallow_json.loads_list(raw, request.each)
+            )
         except ValueError as problem:
             message = f"{request.verb} {request.path}: the answer is not JSON"
             raise Unavailable(response.status, message) from problem

@@ -138,7 +138,7 @@ def _job(raw: KubeObject) -> RayJob:
     return RayJob(
         **_child(RAY_JOB.name, raw),
         training=training_of(raw),
-        attempt=_attempt(raw),
+        attempt=_attempt_of_job(raw),
         spec_hash=_annotation(raw, object_names.SPEC_HASH)[:MAX_HASH_CHARACTERS],
         created=parse_time(metadata["creationTimestamp"]),
         suspended=bool(raw.get("spec", {}).get("suspend")),
@@ -326,6 +326,12 @@ def _is_after(text: str | None, deleting: datetime | None) -> bool:
 
 def _attempt(raw: KubeObject) -> int:
     return int(raw["metadata"].get("labels", {}).get(object_names.ATTEMPT, 0))
+
+
+def _attempt_of_job(raw: KubeObject) -> int:
+    """Return the number of a RayJob's attempt: from its label, or from its name if somebody has changed the label."""
+    label = str(raw["metadata"].get("labels", {}).get(object_names.ATTEMPT, ""))
+    return int(label if label.isdecimal() else raw["metadata"]["name"].rpartition("-")[2])
 
 
 def _time(text: str | None) -> datetime | None:

@@ -105,9 +105,8 @@ class Trainings:
         stored = self._bodies.get(key)
         if stored is not None and version <= stored.version:
             return False
-        slim = _slim(raw)
         state = shared((raw.get("status") or {}).get("state", "Pending"))
-        text = json.dumps(slim, separators=(",", ":")).encode()
+        text = json.dumps(slim(raw), separators=(",", ":")).encode()
         self._drop(key)
         self._bodies[key] = _Body(version, metadata["uid"], state, text)
         self._states[state] += 1
@@ -162,7 +161,8 @@ class Trainings:
             self._states[stored.state] -= 1
 
 
-def _slim(raw: KubeObject) -> dict[str, Any]:
+def slim(raw: KubeObject) -> dict[str, Any]:
+    """Return a training's object without managedFields, kubectl's copy of the manifest, and a spec that is too large or too deep."""
     metadata = {name: value for name, value in raw["metadata"].items() if name != "managedFields"}
     annotations = metadata.get("annotations")
     if annotations and LAST_APPLIED in annotations:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qwen35_operator.desired import object_names
-from qwen35_operator.kube.answers import list_page
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, TooLarge, Unexpected
+from qwen35_operator.kube.answers import list_item, list_page
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, TooLarge, Unauthorized, Unexpected
 from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, Query, RestClient
 from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 200
 """Objects of a page, unless they are so large that the page is more than the client reads (`client.MAX_ANSWER_BYTES`)."""
+TOO_LARGE_VERSION = "Too large resource version"
+"""Part of the API server's answer to a resourceVersion from the future, as after etcd was restored from a backup."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
 MAX_SILENT_SECONDS = 600.0
 """Time without an answer after which a watch counts as blind. Watches are opened again every few minutes, also without events."""
@@ -111,9 +113,9 @@ class Watch:
             except ApiError as error:
                 self._errors.failed(f"watching {self._errors.watched}: {error}")
                 wanted = error.retry_after
-                refused = isinstance(error, (Forbidden, NotFound))
+                refused = isinstance(error, (Forbidden, NotFound)) and not isinstance(error, Unauthorized)
                 self._refusals = self._refusals + 1 if refused else 0
-                if refused or isinstance(error, Unexpected):
+                if refused or isinstance(error, Unexpected) or TOO_LARGE_VERSION in error.message:
                     self._version = ""
                 if refused:
                     self._mark_unavailable(error)
@@ -170,9 +172,13 @@ class Watch:
             "limit": size,
             **({"continue": token} if token else {}),
         }
-        page = list_page(path, await client.get(path, query, accept=accept))
-        listed = ((training_of(raw), self._record(raw)) for raw in page.items)
-        return [(training, parsed) for training, parsed in listed if parsed is not None], page.token, page.version
+
+        def parsed(item: object) -> tuple[str, ObjectRecord | None]:
+            raw = list_item(path, item)
+            return training_of(raw), self._record(raw)
+
+        page = list_page(path, await client.get_list(path, query, parsed, accept=accept), parsed=True)
+        return [each for each in page.items if each[1] is not None], page.token, page.version
 
     async def _follow(self, client: RestClient) -> None:
         """Watch from the last known resourceVersion on, and apply the events to the store until the stream ends.

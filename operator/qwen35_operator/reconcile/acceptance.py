@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import State
 from qwen35_operator.desired import all_objects, pod_size
+from qwen35_operator.desired.problem_limits import MAX_PROBLEMS, first_problems
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Verdict
@@ -63,9 +64,10 @@ def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource |
         problems += refusals(training, settings)
         if not observed.status.attempts:
             problems += [*check_new(training.spec), *pod_size.problems(training)]
-            problems += [Problem(path, LATER_FIELD, LATER_FIX) for path in training.unknown]
+            problems += [Problem(path, LATER_FIELD, LATER_FIX) for path in training.unknown[:MAX_PROBLEMS]]
     if training is not None and not problems:
         return training
     assert problems, f"{observed.namespace}/{observed.name}: the spec was not read, and no problem was reported"
-    message = "; ".join(f"{problem.path}: {problem.message} {problem.fix}" for problem in problems)
+    shown = first_problems(problems)
+    message = "; ".join(f"{problem.path}: {problem.message} {problem.fix}" for problem in shown)
     return Verdict(state, "Invalid", message, accepted=no("Invalid", message))

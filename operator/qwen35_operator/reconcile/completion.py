@@ -106,6 +106,9 @@ def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
     if (head := _replacement_head(situation)) is not None:
         lost = Evidence("HeadLost", f"pod {head.name} has replaced the head pod that reported", "head")
         return failure_rules.evidence(situation, lost)
+    if (seconds := stall.seconds_until_head_lost(situation)) is not None and seconds <= 0:
+        message = f"the head pod that reported is gone, and KubeRay has created no other for {stall.NO_HEAD_SECONDS:g} s"
+        return failure_rules.evidence(situation, Evidence("HeadLost", message, "head"))
     if (pace := stall.pace(situation)) is not None and pace.stalled:
         message = f"no new version for {pace.age:.0f} s; more than {pace.limit:.0f} s is a stall"
         return failure_rules.evidence(situation, Evidence("Stalled", message))
@@ -122,7 +125,9 @@ def _replacement_head(situation: AttemptSituation) -> Pod | None:
     report, written, cluster = situation.report, situation.report_written, situation.cluster
     if report is None or report.head is None or written is None or cluster is None or cluster.created > written:
         return None
-    return next((pod for pod in situation.pods if pod.pool == "head" and pod.name != report.head), None)
+    heads = (pod for pod in situation.pods if pod.pool == "head")
+    # KubeRay may give every head of a cluster the same name (ENABLE_DETERMINISTIC_HEAD_POD_NAME).
+    return next((pod for pod in heads if pod.name != report.head or pod.created > written), None)
 
 
 def _failed(situation: AttemptSituation, evidence: list[Evidence]) -> Verdict:

@@ -15,6 +15,7 @@ from qwen35_operator.api.v1alpha1 import TrainingStatus
 from qwen35_operator.desired import object_names
 from qwen35_operator.desired.object_names import FORCE_START, RETRY, UPDATE
 from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.desired.problem_limits import first_problems
 from qwen35_operator.desired.queueing import copied_to_job
 from qwen35_operator.kube.api_errors import Forbidden, NotFound
 from qwen35_operator.kube.client import Client
@@ -92,7 +93,7 @@ class TrainingParser:
                     annotations=annotations,
                     unknown=unknown,
                 )
-            parsed = _Parsed(version, training, tuple(problems), len(json.dumps(raw.get("spec", {}))))
+            parsed = _Parsed(version, training, tuple(first_problems(problems)), len(json.dumps(raw.get("spec", {}))))
         self._parsed[metadata["uid"]] = parsed  # inserted again, as the most recently used
         self._bytes += parsed.size
         while self._bytes > self._max_bytes and len(self._parsed) > 1:

@@ -10,6 +10,12 @@ from qwen35_operator.reconcile.writes import PostEvent
 from qwen35_operator.status.conditions import Finding, yes
 from qwen35_operator.status.times import rfc3339
 
+KUBERAY_SECONDS = 60.0
+"""Time after the creation of a RayJob within which KubeRay gives it a status."""
+KUBERAY_INACTIVE = (
+    "KubeRay has not acted on RayJob {job} for a minute. Check that its operator runs and watches this namespace, and that "
+    "spec.managedBy of the RayJob names no other controller: MultiKueue is not supported"
+)
 SHOWN_PODS = 3
 """Maximum number of failing pods that a message lists."""
 
@@ -35,6 +41,8 @@ def decide(situation: AttemptSituation) -> Verdict:
     control = child_writes.control_message(training, attempt.number, resize.nodes, resize.leaving, resize.leaving_since)
     held_back = situation.job is not None and situation.job.held
     waits = [None if held_back else time_to_deadline(situation), resize.after]
+    limits = _seconds_until_overdue(situation), None if held_back else stall.seconds_until_head_lost(situation)
+    waits += [seconds for seconds in limits if seconds is not None and seconds > 0]
     if (pace := stall.pace(situation)) is not None:
         waits.append(pace.limit - pace.age + 1)
     if situation.spec.rollout is not None and situation.spec.rollout.autoscale is not None:
@@ -49,6 +57,14 @@ def decide(situation: AttemptSituation) -> Verdict:
         after=min((seconds for seconds in waits if seconds is not None), default=None),
         degraded=_degraded(situation, resize.held),
     )
+
+
+def _seconds_until_overdue(situation: AttemptSituation) -> float | None:
+    """Return the seconds until KubeRay should have acted on the RayJob, 0 or less if it has not; None if it has, or need not."""
+    job = situation.job
+    if job is None or job.held or job.deployment:
+        return None
+    return KUBERAY_SECONDS - (situation.now - job.created).total_seconds()
 
 
 def _state(situation: AttemptSituation) -> tuple[State, str, str]:
@@ -96,6 +112,8 @@ def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
     """
     if (problem := attempts.report_problem(situation.observed)) is not None:
         return yes("ProgressUnreadable", problem)
+    if (seconds := _seconds_until_overdue(situation)) is not None and seconds <= 0:
+        return yes("KubeRayInactive", KUBERAY_INACTIVE.format(job=situation.attempt.job))
     if situation.cluster is not None and situation.cluster.failure:
         return yes("PodFault", situation.cluster.failure)
     failing = failure_rules.failing_pods(situation)

@@ -1,4 +1,4 @@
-"""Detects an attempt that hangs: it runs without progress.
+"""Detects an attempt that hangs: it runs without progress, or its head pod is gone.
 
 There is no heartbeat, because a process that hangs may still send one. An attempt is stalled if no new weight version
 has appeared for longer than failurePolicy.stallFactor × the median time between versions, and for longer than
@@ -31,6 +31,10 @@ The measured difference includes the time that a report takes to arrive.
 """
 
 
+NO_HEAD_SECONDS = 120.0
+"""Time without a head pod after which a trainer that has reported counts as lost. KubeRay mostly creates another one within seconds."""
+
+
 @dataclass(frozen=True)
 class Pace:
     """Seconds since the latest weight version, or since reports can be seen again if that is later (`age`), and the `limit` above which the attempt counts as stalled."""
@@ -60,6 +64,20 @@ def pace(situation: AttemptSituation) -> Pace | None:
     if not heads or (written is not None and written <= max(cluster.created, *heads)):
         return None
     return measure(situation.spec, situation.observed.report, situation.observed.reports_since, situation.now)
+
+
+def seconds_until_head_lost(situation: AttemptSituation) -> float | None:
+    """Return after how many seconds a trainer whose head pod is gone counts as lost, 0 or less if it does; None if there is a head pod.
+
+    Also returns None before the trainer has reported: KubeRay then has not submitted it, and creates the pod as it creates all others.
+    The time begins with the last report, because a trainer without a head cannot report, and at the earliest when reports could be seen.
+    """
+    report, number = situation.report, situation.attempt.number
+    if report is None or any(pod.pool == "head" for pod in attempts.present_pods_of(situation.observed, number)):
+        return None
+    times = (situation.report_written or at(report.time), situation.observed.reports_since)
+    since = max(time for time in times if time is not None)
+    return NO_HEAD_SECONDS - (situation.now - since).total_seconds()
 
 
 def measure(

@@ -16,7 +16,7 @@ from typing import Any, Final
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.desired import object_names
 from qwen35_operator.desired.objects import KubeObject
-from qwen35_operator.kube.api_errors import ApiError, Conflict, Denied, Forbidden, Invalid, NotFound
+from qwen35_operator.kube.api_errors import ApiError, Conflict, Denied, Forbidden, Invalid, NotFound, Unauthorized
 from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, Client, JsonObject
 from qwen35_operator.kube.field_ownership import FIELD_MANAGER, taken_over
 from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, TRAINING, WRITTEN, ObjectKind, watched_as
@@ -243,10 +243,10 @@ class ClusterWriter:
         patch += [{"op": "add", "path": f"{group}/{name}", "value": value} for name, value in values.items()]
         try:
             scaled = await self._client.patch(RAY_CLUSTER.path(observed.namespace, scale.cluster), patch, JSON_PATCH)
-        except (NotFound, Invalid) as error:
-            # Another party has changed it and the watch event has not arrived yet: observe again.
-            raise Conflict(error.status, error.message) from error
-        except Forbidden as error:
+        except (NotFound, Invalid, Forbidden) as error:
+            if isinstance(error, NotFound) or (isinstance(error, Invalid) and not error.details.get("causes")):
+                # A test of the patch has failed: another party has changed the cluster and the event has not arrived yet.
+                raise Conflict(error.status, error.message) from error
             return refusal(scale, RAY_CLUSTER, observed.namespace, scale.cluster, "patch", error)
         self._store(observed, RAY_CLUSTER, scaled)
         return None
@@ -340,6 +340,9 @@ def refusal(
     if isinstance(error, Denied):
         fix = "Allow it, or delete it yourself" if isinstance(write, Delete) else "Change spec, or the policy"
         return RefusedWrite(write, "Rejected", f"{kind.name} {name}: {error.message}. {fix}")
+    if isinstance(error, Unauthorized):
+        message = f"the API server does not accept the operator's token: {error.message}. The operator tries again"
+        return RefusedWrite(write, "WriteFailed", message)
     if isinstance(error, Forbidden):
         if "exceeded quota" in error.message:
             message = f"{kind.name} {name}: {error.message}. Raise the quota, or free some of it"

@@ -77,6 +77,7 @@ REASONS: Final[Mapping[str, str]] = {
     "RestartsExhausted": "failurePolicy.maxRestarts is used up, or too many restarts in a row that do not count brought no progress.",
     "FailedByRule": "A rule of the failure policy decided that another attempt is useless.",
     "PodFault": "A pod failed recently.",
+    "KubeRayInactive": "KubeRay has not given the RayJob a status for a minute.",
     "ProgressUnreadable": "The trainer's report cannot be read, or is of an attempt that does not exist.",
     "ClockSkew": "The clock of the head's node differs from the API server's.",
     "TrainerWarning": "The trainer reports a problem with which it continues; the message explains it.",

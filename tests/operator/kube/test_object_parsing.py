@@ -233,6 +233,16 @@ def test_a_job_without_a_status() -> None:
     assert not job.suspended
 
 
+@pytest.mark.parametrize("label", ["first", "", "-1", None])
+def test_a_job_whose_label_somebody_changed_is_of_the_attempt_in_its_name(label) -> None:
+    raw = raw_objects.ray_job(attempt=3)
+    raw["metadata"]["name"] = "demo-3"
+    raw["metadata"]["labels"]["rl.qwen35.io/attempt"] = label
+    if label is None:
+        del raw["metadata"]["labels"]["rl.qwen35.io/attempt"]
+    assert object_parsing.record(RAY_JOB, raw).attempt == 3
+
+
 def test_what_the_pods_of_a_job_run() -> None:
     body = raw_objects.ray_job()
     job = object_parsing.record(RAY_JOB, body)

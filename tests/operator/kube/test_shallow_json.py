@@ -2,6 +2,7 @@
 
 import copy
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -68,6 +69,49 @@ def test_a_text_that_is_cut_off_is_refused(kept):
     text = nested(250).encode()
     with pytest.raises(ValueError, match="Expecting"):
         shallow_json.loads(text[:kept])
+
+
+@given(st.lists(values, max_size=5), st.booleans(), st.sampled_from([None, 1]))
+def test_of_a_list_each_item_is_replaced_and_all_else_is_read_as_it_is(items, first, indent):
+    beside = {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "5", "continue": '"items":[{'}}
+    answer = {"items": items} | beside if first else beside | {"items": items}
+    text = json.dumps(answer, indent=indent).encode()
+    assert shallow_json.loads_list(text, lambda item: item) == answer
+    assert shallow_json.loads_list(text, lambda item: [item])["items"] == [[item] for item in items]
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 1_900, 10_000])
+def test_an_item_of_a_list_that_is_too_deep_spoils_no_other(levels):
+    text = f'{{"items":[{{"name":"a"}},{nested(levels)},{{"name":"b"}}],"metadata":{{}}}}'
+    first, deep, last = shallow_json.loads_list(text.encode(), lambda item: item)["items"]
+    assert (first, last) == ({"name": "a"}, {"name": "b"})
+    assert levels_of(deep) <= MAX_DEPTH
+    assert TOO_DEEP in json.dumps(deep)
+
+
+@pytest.mark.parametrize("text", ["", '{"items":[', '{"items":[{}', '{"items":[{},', '{"items":[]', '[{"items":[]}]'])
+def test_a_list_that_is_cut_off_is_refused(text):
+    with pytest.raises(ValueError, match="Expecting|not an object"):
+        shallow_json.loads_list(text.encode(), lambda item: item)
+
+
+@pytest.mark.parametrize("answer", [{"items": None, "metadata": {}}, {"kind": "Status"}])
+def test_an_answer_without_items_is_read_as_any_other(answer):
+    assert shallow_json.loads_list(json.dumps(answer).encode(), lambda item: 1) == answer
+
+
+def test_a_page_of_objects_that_take_much_memory_is_parsed_one_at_a_time():
+    """20 trainings of 300 kB each, as anybody may create them. Parsed together they would take 190 MB."""
+    item = '{"metadata":{"name":"x"},"spec":{"a":[' + ",".join(["{}"] * 100_000) + "]}}"
+    text = ('{"items":[' + ",".join([item] * 20) + "]}").encode()
+    tracemalloc.start()
+    try:
+        read = shallow_json.loads_list(text, lambda item: item["metadata"])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read == {"items": [{"name": "x"}] * 20}
+    assert peak < len(text) + 40 * 2**20
 
 
 @given(st.lists(values, max_size=5), st.integers(1, 40))

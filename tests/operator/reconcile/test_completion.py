@@ -264,6 +264,69 @@ def test_only_the_cluster_that_the_job_names_is_the_attempts():
     assert world.condition("Degraded").status == "False"
 
 
+@pytest.mark.parametrize("gone", ["its pod", "the pods and the cluster"])
+def test_an_attempt_whose_head_pod_is_gone_and_not_replaced_has_failed(world, gone):
+    """While KubeRay is away, or when a quota or a webhook refuses another one."""
+    world.report(update=3)
+    world.reconcile()
+    for name in [name for name, pod in world.pods.items() if pod.pool == "head" or gone != "its pod"]:
+        del world.pods[name]
+    if gone != "its pod":
+        world.clusters.clear()
+    world.reconcile()
+    assert 0 < world.wanted_after <= stall.NO_HEAD_SECONDS
+    world.wait(world.wanted_after - 1)
+    world.reconcile()
+    assert world.status.state == "Running"
+    world.wait(1)
+    world.reconcile()
+    assert (world.status.state, world.status.attempts[-1].reason) == ("Restarting", "HeadLost")
+    assert "KubeRay has created no other for 120 s" in world.status.attempts[-1].message
+
+
+def test_a_new_leader_gives_a_head_pod_the_same_time(world):
+    world.report(update=3)
+    world.reconcile()
+    world.wait(3600)
+    world.pods = {name: pod for name, pod in world.pods.items() if pod.pool != "head"}
+    world.reports_since = world.now
+    world.reconcile()
+    assert world.status.state == "Running"
+    world.wait(stall.NO_HEAD_SECONDS)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "HeadLost"
+
+
+def test_a_head_pod_that_was_replaced_under_its_own_name_is_another_one(world):
+    """KubeRay names every head of a cluster alike with ENABLE_DETERMINISTIC_HEAD_POD_NAME."""
+    world.report(update=3)
+    world.reconcile()
+    world.wait(20)
+    head = next(name for name, pod in world.pods.items() if pod.pool == "head")
+    world.pods[head] = replace(world.pods[head], uid="another", created=world.now)
+    world.reconcile()
+    assert (world.status.state, world.status.attempts[-1].reason) == ("Restarting", "HeadLost")
+
+
+def test_a_job_on_which_kuberay_does_not_act_is_reported():
+    """Its operator is down, does not watch this namespace, or another controller manages the job."""
+    world = World()
+    world.settle(1)
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], deployment="", cluster="")
+    world.clusters.clear(), world.pods.clear()
+    world.reconcile()
+    assert world.condition("Degraded").status == "False"
+    assert 50 < world.wanted_after <= 60
+    world.wait(world.wanted_after)
+    world.reconcile()
+    assert (world.condition("Degraded").status, world.condition("Degraded").reason) == ("True", "KubeRayInactive")
+    assert "RayJob demo-1" in world.condition("Degraded").message
+    assert world.wanted_after is None or world.wanted_after > 0
+    world.kuberay()
+    world.settle(1)
+    assert world.condition("Degraded").status == "False"
+
+
 def test_an_attempt_whose_head_pod_was_replaced_has_failed(world):
     """However it went, and within the second of its last report: KubeRay would submit to the new one without counting."""
     world.report(update=3)

@@ -89,6 +89,8 @@ def test_the_backoff_doubles_up_to_an_hour():
     assert [backoff(10, restarts) for restarts in (0, 1, 2, 3, 20)] == [10, 10, 20, 40, 3600]
     assert backoff(7200, 5) == 7200
     assert backoff(0, 5) == 0
+    assert [backoff(0, failures) for failures in (6, 7, 8, 40)] == [10, 20, 40, 3600]
+    assert backoff(1, 6) == 32, "the longer of both"
 
 
 def test_a_preemption_does_not_use_up_restarts():

@@ -14,7 +14,7 @@ from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.drift import REPAIR_SECONDS
-from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
+from qwen35_operator.reconcile.reconciler import OUTDATED_SECONDS, Reconciler, Refusal, lost_fields
 from qwen35_operator.reconcile.write_pace import BURST, PERIOD_SECONDS
 from qwen35_operator.reconcile.writer import NotLeading
 from qwen35_trainer.contract import ProgressReport
@@ -196,11 +196,58 @@ async def test_an_event_says_that_the_status_cannot_be_written(setup, error) -> 
 
 
 @pytest.mark.parametrize("error", [api_error(429, "too many requests"), api_error(503, "leader changed")])
+@pytest.mark.parametrize(
+    ("sent", "stored", "lost"),
+    [
+        ({"a": 1, "b": None}, {"a": 1}, []),
+        ({"a": 1}, {"a": 2}, []),
+        ({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"c": 1}}, ["status.a", "status.b.d"]),
+        ({"a": [{"b": 1, "c": 2}, {"b": 1, "c": 2}]}, {"a": [{"b": 1}, {"b": 1}]}, ["status.a[].c"]),
+        ({"a": [{"b": 1}]}, {"a": []}, []),
+        ({"a": {}, "b": []}, {"a": {}, "b": []}, []),
+    ],
+)
+def test_fields_that_were_not_stored_are_found(sent, stored, lost) -> None:
+    assert lost_fields(sent, stored, "status") == lost
+
+
 async def test_no_event_says_that_the_api_server_is_busy(setup, error) -> None:
     setup.api.refuse("PATCH", "qwen35trainings", error)
     with pytest.raises(Unavailable):
         await setup.reconcile()
     assert not any(item.get("reason") == "StatusNotWritten" for item in setup.api.objects.values())
+
+
+class OldDefinition(MemoryApi):
+    """An API server that prunes fields of the status which its definition of a training lacks."""
+
+    pruned = ("state", "startTime")  # of the status, and of each attempt
+
+    async def patch(self, path, body, kind, query=None):
+        if path.endswith("/status"):
+            status = {name: value for name, value in body["status"].items() if name != self.pruned[0]}
+            for attempt in status.get("attempts") or ():
+                attempt.pop(self.pruned[1], None)
+            body = body | {"status": status}
+        return await super().patch(path, body, kind, query)
+
+
+async def test_a_definition_that_lacks_fields_of_the_status_stops_all_work_and_is_named() -> None:
+    """Without them the operator would decide the same again and again: it would retry a failed training for ever."""
+    setup = ReconcilerSetup()
+    setup.api.patch = OldDefinition.patch.__get__(setup.api)  # the same objects
+    setup.api.pruned = OldDefinition.pruned
+    await setup.reconcile()
+    (event,) = (item for item in setup.api.objects.values() if item.get("reason") == "StatusNotStored")
+    assert "does not store status.state, status.attempts[].startTime" in event["message"]
+    requests = len(setup.api.requests)
+    assert await setup.reconcile() == OUTDATED_SECONDS
+    assert len(setup.api.requests) == requests
+    del setup.api.patch  # the definition is upgraded
+    setup.api.time += timedelta(seconds=OUTDATED_SECONDS)
+    await setup.reconcile()
+    assert setup.status["state"] == "Starting"
+    assert "startTime" in setup.status["attempts"][0]
 
 
 async def test_the_same_refusal_is_written_once(setup) -> None:

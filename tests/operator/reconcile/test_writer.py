@@ -185,6 +185,11 @@ REFUSALS = {
         "Rejected",
         "denied request: use our registry. Change spec, or the policy",
     ),
+    "a token that is not accepted": (
+        api_error(401, "Unauthorized"),
+        "WriteFailed",
+        "the API server does not accept the operator's token: Unauthorized. The operator tries again",
+    ),
     "quota": (
         Forbidden(403, "exceeded quota: gpus"),
         "QuotaExceeded",
@@ -469,6 +474,15 @@ async def test_a_scaling_that_a_webhook_denies_says_so_and_is_no_conflict(setup,
     refused = await setup.write(scale())
     assert refused.reason == "Rejected"
     assert denial in refused.message
+
+
+async def test_a_size_that_kuberays_definition_refuses_is_named_and_is_no_conflict(setup) -> None:
+    cause = {"field": "spec.workerGroupSpecs[0].replicas", "message": "should be less than or equal to 8"}
+    setup.api.place(CLUSTER, raw_objects.ray_cluster(groups=GROUPS, uid="c"))
+    setup.api.refuse("PATCH", "rayclusters", Invalid(422, "is invalid", {"causes": [cause]}))
+    refused = await setup.write(scale())
+    assert refused.reason == "Rejected"
+    assert "spec.workerGroupSpecs[0].replicas: should be less than or equal to 8" in refused.message
 
 
 async def test_a_scaling_that_is_not_permitted_says_so(setup) -> None:

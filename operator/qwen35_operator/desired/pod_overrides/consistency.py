@@ -33,8 +33,7 @@ def _mounts(container: Mapping[str, Any], volumes: set[str], place: str) -> Iter
     for mount in container.get("volumeMounts", ()):
         if mount.get("name") not in volumes:
             message = f"the container {container['name']} mounts {mount.get('name')}, which is not a volume of the pod."
-            fix = f"Add it to volumes, which contains {', '.join(sorted(volumes))}."
-            yield Problem(f"{place}.volumeMounts", message, fix)
+            yield Problem(f"{place}.volumeMounts", message, "Add it to volumes, or use the name of a volume.")
 
 
 def _environment(container: Mapping[str, Any], place: str) -> Iterator[Problem]:

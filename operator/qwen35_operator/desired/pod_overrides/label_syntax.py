@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from qwen35_operator.desired.problem_limits import field_of
 from qwen35_trainer.manifest import Problem
 
 _NAME: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -42,13 +43,13 @@ def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
 
 def _labels(labels: object, place: str) -> Iterator[Problem]:
     for key, value in labels.items() if isinstance(labels, Mapping) else ():
-        yield from _key(key, f"{place}.{key}")
-        yield from _value(value, f"{place}.{key}")
+        yield from _key(key, field_of(place, key))
+        yield from _value(value, field_of(place, key))
 
 
 def _annotations(annotations: Mapping[str, str], place: str) -> Iterator[Problem]:
     for key in annotations:
-        yield from _key(key.lower(), f"{place}.{key}")
+        yield from _key(key.lower(), field_of(place, key))
     if (size := sum(len(text.encode()) for pair in annotations.items() for text in pair)) > MAX_ANNOTATION_BYTES:
         yield Problem(
             place, f"{size} bytes are more than {MAX_ANNOTATION_BYTES}.", "Put large values into a ConfigMap."
@@ -79,7 +80,7 @@ def _selectors(value: object, place: str) -> Iterator[Problem]:
         for index, inside in enumerate(value):
             yield from _selectors(inside, f"{place}[{index}]")
     for name, inside in value.items() if isinstance(value, Mapping) else ():
-        here = f"{place}.{name}"
+        here = field_of(place, name)
         if name == "matchLabels":
             yield from _labels(inside, here)
         elif name == "topologyKey":

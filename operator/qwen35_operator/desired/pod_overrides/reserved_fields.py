@@ -16,6 +16,7 @@ from qwen35_operator.desired.pod_overrides import shape
 from qwen35_operator.desired.pod_size import size_of
 from qwen35_operator.desired.pod_templates import CONTAINER
 from qwen35_operator.desired.pools import all_pools
+from qwen35_operator.desired.problem_limits import field_of, first_problems
 from qwen35_operator.device_profiles import PROFILES, DeviceProfile
 from qwen35_trainer.contract.shared_names import CLUSTER_VARIABLE, POD_VARIABLE
 from qwen35_trainer.manifest import Problem
@@ -68,20 +69,20 @@ RESERVED_CONTAINERS: Final = ("wait-gcs-ready", "autoscaler", "ray-job-submitter
 """Names of containers that KubeRay adds."""
 
 
-def problems(training: TrainingResource) -> list[Problem]:
-    """Return a problem for each part of spec.pods that is malformed or that users cannot set."""
+def problems(training: TrainingResource) -> Iterator[Problem]:
+    """Yield a problem for each part of spec.pods that is malformed or that users cannot set."""
     names = [variable.name for variable in training.spec.pods.env]
-    result = [*_variables(names, "spec.pods.env"), *_tls_variables(training, names, "spec.pods.env")]
+    yield from _variables(names, "spec.pods.env")
+    yield from _tls_variables(training, names, "spec.pods.env")
     for pool in POOLS:
         change, place = getattr(training.spec.pods, pool), f"spec.pods.{pool}"
         if not change:
             continue
         if pool not in all_pools(training.spec):
             message = f"mode {training.spec.mode} has no separate {pool} pool."
-            result.append(Problem(place, message, "Remove it, or set it for spec.pods.train."))
-        malformed = list(shape.problems(change, place))
-        result += malformed or _reserved(training, pool, change, place)
-    return result
+            yield Problem(place, message, "Remove it, or set it for spec.pods.train.")
+        malformed = list(first_problems(shape.problems(change, place)))
+        yield from malformed or _reserved(training, pool, change, place)
 
 
 def _reserved(training: TrainingResource, pool: PodPool, change: Mapping[str, Any], place: str) -> Iterator[Problem]:
@@ -194,14 +195,14 @@ def _tls_variables(training: TrainingResource, names: list[str], place: str) -> 
 def _unknown(fields: Mapping[str, Any], allowed: tuple[str, ...], place: str) -> Iterator[Problem]:
     for key in fields:
         if key not in allowed:
-            yield Problem(f"{place}.{key}", "cannot be set.", f"Remove it; allowed: {', '.join(allowed)}.")
+            yield Problem(field_of(place, key), "cannot be set.", f"Remove it; allowed: {', '.join(allowed)}.")
 
 
 def _prefixed(entries: Mapping[str, Any], reserved: tuple[str, ...], place: str) -> Iterator[Problem]:
     for key in entries:
         if prefix := next((prefix for prefix in reserved if key.startswith(prefix)), None):
             fix = "Remove it. Queue labels belong to the training's own metadata.labels."
-            yield Problem(f"{place}.{key}", f"{prefix} is reserved for the operator and KubeRay.", fix)
+            yield Problem(field_of(place, key), f"{prefix} is reserved for the operator and KubeRay.", fix)
 
 
 def _overlap(folder: str, other: str) -> bool:

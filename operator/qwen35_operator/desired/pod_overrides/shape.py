@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from qwen35_operator.desired.pod_overrides.merge import MERGE_KEYS, identity
+from qwen35_operator.desired.problem_limits import field_of
 from qwen35_trainer.manifest import Problem
 
 _CONTAINERS: Final = ("containers", "initContainers")
@@ -56,12 +57,13 @@ def _any(value: object, path: tuple[str, ...], place: str) -> Iterator[Problem]:
 
 def _mapping(value: Mapping[str, Any], path: tuple[str, ...], place: str) -> Iterator[Problem]:
     for key, inside in value.items():
+        here = field_of(place, key)
         if key.startswith("$"):
-            yield Problem(f"{place}.{key}", "directives are not supported.", "Remove it; null removes a key.")
+            yield Problem(here, "directives are not supported.", "Remove it; null removes a key.")
         elif path in STRING_MAPPINGS and not (isinstance(inside, str) or inside is None):
-            yield Problem(f"{place}.{key}", f"{_shown(inside)} is not a string.", "Put it in quotes.")
+            yield Problem(here, f"{_shown(inside)} is not a string.", "Put it in quotes.")
         else:
-            yield from _any(inside, (*path, key), f"{place}.{key}")
+            yield from _any(inside, (*path, key), here)
 
 
 def _list(items: list[Any], path: tuple[str, ...], place: str) -> Iterator[Problem]:
