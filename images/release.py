@@ -15,6 +15,7 @@ never pulled by its tag. Needs docker with buildx, trivy, cosign and helm, and a
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -132,19 +133,40 @@ def pushed_digest(answer: str) -> str:
 
 
 def chart_commands(folder: Path, registry: str) -> Iterator[list[str]]:
-    """Yield the commands that package and push the chart. folder: where the package is written."""
+    """Yield the commands that package and push the chart. folder: has the chart, and gets the package."""
     version = str(yaml.safe_load((REPOSITORY / CHART / "Chart.yaml").read_text())["version"])
-    yield ["helm", "package", CHART, "--destination", str(folder)]
+    yield ["helm", "package", str(folder / Path(CHART).name), "--destination", str(folder)]
     yield ["helm", "push", str(folder / f"qwen35-operator-{version}.tgz"), f"oci://{registry}"]
 
 
-def values(digests: dict[str, str]) -> dict[str, object]:
+def copy_chart(folder: Path, digests: dict[str, str]) -> None:
+    """Copy the chart into a folder, with defaults that name every image by its digest, so that its signature covers the images too.
+
+    digests: of each image, by the name of its folder. Raises ValueError if values.yaml has no place for one of them.
+    """
+    copy = folder / Path(CHART).name
+    shutil.copytree(REPOSITORY / CHART, copy)
+    file, wanted = copy / "values.yaml", values(digests)
+    text, pinned = file.read_text(), {"digest": digests["operator"], **trainer_images(digests)}
+    for key, value in pinned.items():
+        text = re.sub(rf'^(  {key}): ""$', rf'\1: "{value}"', text, flags=re.MULTILINE)
+    file.write_text(text)
+    stored = yaml.safe_load(text)
+    if any(stored[name] != stored[name] | value for name, value in wanted.items()):
+        raise ValueError(
+            f"{CHART}/values.yaml has no empty image.digest, or no empty entry of trainerImages, to fill in"
+        )
+
+
+def values(digests: dict[str, str]) -> dict[str, dict[str, str]]:
     """Return the chart's values that name every image by its digest. digests: of each image, by the name of its folder."""
+    return {"image": {"digest": digests["operator"]}, "trainerImages": trainer_images(digests)}
+
+
+def trainer_images(digests: dict[str, str]) -> dict[str, str]:
+    """Return the trainer image of each device profile by its digest. digests: as for `values`."""
     by_reference = {definition(name).tagged: f"{definition(name).name}@{digest}" for name, digest in digests.items()}
-    return {
-        "image": {"digest": digests["operator"]},
-        "trainerImages": {profile: by_reference[image] for profile, image in IMAGES.items()},
-    }
+    return {profile: by_reference[image] for profile, image in IMAGES.items()}
 
 
 def _folder(image: Definition) -> str:
@@ -155,7 +177,7 @@ def _plan(revision: str, arguments: Sequence[str], signer: Signer, registry: str
     for image in map(definition, names()):
         yield build_command(image, revision, Path("metadata.json"), arguments)
         yield from checked_commands(image, PLACEHOLDER, signer)
-    yield from chart_commands(Path(), registry)
+    yield from chart_commands(Path("COPY"), registry)
     yield from signed_commands(f"{registry}/qwen35-operator@{PLACEHOLDER}", signer)
 
 
@@ -175,9 +197,10 @@ def _release(image: Definition, revision: str, arguments: Sequence[str], signer:
     return digest
 
 
-def _release_chart(registry: str, signer: Signer) -> None:
+def _release_chart(registry: str, signer: Signer, digests: dict[str, str]) -> None:
     """Package, push, sign and verify the chart. Raises CalledProcessError, and ValueError if helm names no digest."""
     with tempfile.TemporaryDirectory() as folder:
+        copy_chart(Path(folder), digests)
         package, push = chart_commands(Path(folder), registry)
         _run(package)
         answer = subprocess.run(
@@ -229,7 +252,7 @@ def main(
     revision = _revision()
     digests = {name: _release(definition(name), revision, arguments, signer) for name in names()}
     output.write_text(yaml.safe_dump(values(digests), sort_keys=False))
-    _release_chart(registry, signer)
+    _release_chart(registry, signer, digests)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The release: everything is pinned or refused, and nothing has a tag before it was scanned, signed and verified."""
 
 import re
+import shutil
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -147,6 +148,28 @@ def test_the_values_name_every_image_by_its_digest():
     assert isinstance(trainers, dict)
     assert trainers.keys() == IMAGES.keys()
     assert all(image == f"{IMAGES[profile].rpartition(':')[0]}@{DIGEST}" for profile, image in trainers.items())
+
+
+def test_the_packaged_chart_installs_every_image_by_its_digest(tmp_path: Path):
+    """So its signature covers the images, without a file of values next to it."""
+    digests = {name: f"sha256:{number:064x}" for number, name in enumerate(names())}
+    release.copy_chart(tmp_path, digests)
+    package, _ = release.chart_commands(tmp_path, "registry.example.com/charts")
+    assert Path(package[2]) == tmp_path / "qwen35-operator"
+    stored = yaml.safe_load((tmp_path / "qwen35-operator" / "values.yaml").read_text())
+    before = yaml.safe_load((REPOSITORY / release.CHART / "values.yaml").read_text())
+    assert stored["image"] == before["image"] | {"digest": digests["operator"]}
+    assert stored == before | {"image": stored["image"], "trainerImages": release.values(digests)["trainerImages"]}
+    assert "# Every value and its default." in (tmp_path / "qwen35-operator" / "values.yaml").read_text()
+
+
+def test_a_chart_without_a_place_for_a_digest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    chart = tmp_path / release.CHART
+    shutil.copytree(REPOSITORY / release.CHART, chart)
+    (chart / "values.yaml").write_text((chart / "values.yaml").read_text().replace('  CPU: ""', "  CPU: mine"))
+    monkeypatch.setattr(release, "REPOSITORY", tmp_path)
+    with pytest.raises(ValueError, match="no empty entry of trainerImages"):
+        release.copy_chart(tmp_path / "copy", dict.fromkeys(names(), DIGEST))
 
 
 def test_a_plan_has_every_image_and_says_what_is_not_pinned(capsys: pytest.CaptureFixture[str]):

@@ -42,8 +42,8 @@ def problems(training: TrainingResource, settings: OperatorSettings) -> list[Pro
     own_problems = chain(
         object_names.problems(training), volumes.problems(training.spec), reserved_fields.problems(training)
     )
-    if found := list(first_problems(own_problems)):
-        return found
+    if invalid := list(first_problems(own_problems)):
+        return invalid
     image = present(training, settings).image
     templates = ((pool, pod_templates.template(training, image, pool, 1)) for pool in all_pools(training.spec))
     inconsistent = (consistency.problems(template, f"spec.pods.{pool}") for pool, template in templates)

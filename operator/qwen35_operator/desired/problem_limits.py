@@ -10,8 +10,8 @@ from qwen35_trainer.manifest import Problem
 MAX_PROBLEMS: Final = 50
 MAX_TEXT_BYTES: Final = 1000
 """Maximum size of each text of a problem."""
-MAX_KEY_BYTES: Final = 100
-"""Maximum size of a key in the path of a problem."""
+MAX_KEY_BYTES: Final = 400
+"""Maximum size of a key in the path of a problem. The longest key of a label has 317 characters."""
 
 
 def first_problems(problems: Iterable[Problem]) -> Iterator[Problem]:

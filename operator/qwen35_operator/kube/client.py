@@ -117,9 +117,7 @@ class RestClient:
     async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> JsonObject:
         return await self._json(_Request("GET", path, query=query, accept=accept))
 
-    async def get_list(
-        self, path: str, query: Query, each: Callable[[Any], Any], *, accept: str = PLAIN
-    ) -> JsonObject:
+    async def get_list(self, path: str, query: Query, each: Callable[[Any], Any], *, accept: str = PLAIN) -> JsonObject:
         """Return a list with each(item) in place of every item. The items are parsed one at a time (`shallow_json.loads_list`)."""
         return await self._json(_Request("GET", path, query=query, accept=accept, each=each))
 
@@ -195,9 +193,7 @@ class RestClient:
         if response.status >= 300:
             raise _refused(response, raw)
         try:
-            answer = (
-                shallow_json.loads(raw) if request.each is None else shallow_json.loads_list(raw, request.each)
-            )
+            answer = shallow_json.loads(raw) if request.each is None else shallow_json.loads_list(raw, request.each)
         except ValueError as problem:
             message = f"{request.verb} {request.path}: the answer is not JSON"
             raise Unavailable(response.status, message) from problem

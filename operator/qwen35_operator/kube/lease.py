@@ -246,26 +246,28 @@ class Election:
             "leaseTransitions": transitions,
         }
         is_renewal = lease is not None and is_holder and lease["metadata"]["uid"] == self._own.uid
-        known = self._versions[0] if is_renewal else _known_version(lease)
-        if (written := await self._put(lease, spec, known)) is None:
+        known_version = self._versions[0] if is_renewal else _known_version(lease)
+        if (written := await self._put(lease, spec, known_version)) is None:
             return None
         version = int(written["metadata"]["resourceVersion"])
         if not is_renewal:
             self._versions.clear()
             wait = 0.0 if transitions else LEASE_SECONDS
             self._own = _OwnLease(written["metadata"]["uid"], self.clock() + wait)
-        self._versions.append(version if is_renewal or known is None else known)
+        self._versions.append(version if is_renewal or known_version is None else known_version)
         return requested
 
-    async def _put(self, lease: JsonObject | None, spec: dict[str, Any], known: int | None) -> JsonObject | None:
-        """Create or update the Lease. lease: the Lease as it was read; None creates it. known: see KNOWN_VERSION.
+    async def _put(
+        self, lease: JsonObject | None, spec: dict[str, Any], known_version: int | None
+    ) -> JsonObject | None:
+        """Create or update the Lease. lease: the Lease as it was read; None creates it. known_version: see KNOWN_VERSION.
 
         Returns the stored Lease, or None if another process has changed or created the Lease first.
         """
         new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
         metadata: dict[str, Any] = lease["metadata"] if lease else {"name": self.name, "namespace": self.namespace}
-        if known is not None:
-            annotations = {**(metadata.get("annotations") or {}), KNOWN_VERSION: str(known)}
+        if known_version is not None:
+            annotations = {**(metadata.get("annotations") or {}), KNOWN_VERSION: str(known_version)}
             metadata = {**metadata, "annotations": annotations}
         body = {**(lease or new), "metadata": metadata, "spec": spec}
         path = LEASE.path(self.namespace, None if lease is None else self.name)
@@ -292,7 +294,7 @@ class Election:
 def _known_version(lease: JsonObject | None) -> int | None:
     """Return the version up to which the last holder has acted on changes; None if there is no Lease.
 
-    This is the version of the Lease itself if its annotation is missing, as after an earlier release of the operator, or is no
+    This is the version of the Lease itself if its annotation is missing, as after an earlier release of the operator, or is not a
     version.
     """
     if lease is None:

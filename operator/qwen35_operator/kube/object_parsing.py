@@ -232,7 +232,16 @@ def _pod(raw: KubeObject) -> Pod:
         node=shared((raw.get("spec", {}).get("nodeName") or "")[:MAX_NAME_CHARACTERS]),
         ended=_ended(status),
         cluster=shared(_cluster_of_pod(metadata)),
+        unready_since=_unready_since(conditions),
     )
+
+
+def _unready_since(conditions: Mapping[str, Mapping[str, Any]]) -> datetime | None:
+    """Return the later of the times at which a pod got its node and became not ready; None if neither is known."""
+    states = (("PodScheduled", "True"), ("Ready", "False"))
+    changed = (conditions[kind] for kind, status in states if conditions.get(kind, {}).get("status") == status)
+    times = (condition.get("lastTransitionTime") for condition in changed)
+    return max((parse_time(time) for time in times if time), default=None)
 
 
 def _image_id(status: Mapping[str, Any]) -> str:
@@ -329,9 +338,9 @@ def _attempt(raw: KubeObject) -> int:
 
 
 def _attempt_of_job(raw: KubeObject) -> int:
-    """Return the number of a RayJob's attempt: from its label, or from its name if somebody has changed the label."""
-    label = str(raw["metadata"].get("labels", {}).get(object_names.ATTEMPT, ""))
-    return int(label if label.isdecimal() else raw["metadata"]["name"].rpartition("-")[2])
+    """Return the number of a RayJob's attempt: from its name, because somebody may have changed the label."""
+    number = raw["metadata"]["name"].rpartition("-")[2]
+    return int(number) if number.isdecimal() else _attempt(raw)
 
 
 def _time(text: str | None) -> datetime | None:

@@ -165,6 +165,8 @@ class Pod:
     image_id: str = ""
     """imageID of the container `ray`: its image by digest, in the form of the node's container runtime. Empty until the
     node has reported it."""
+    unready_since: datetime | None = None
+    """Since when a pod with a node is not ready: since it got the node, or since it was last ready. None if that is unknown."""
 
 
 type ObjectRecord = Child | Pod

@@ -67,9 +67,7 @@ def _list(text: bytes, each: Callable[[Any], Any]) -> Any:  # noqa: ANN401  # JS
         items.append(each(item if _is_shallow(item) else loads(json.dumps(item).encode())))
         place = _NEXT.match(whole, place).end()  # type: ignore[union-attr]  # it matches the empty string too
     answer = json.loads(whole[: begin.end()] + whole[place:])
-    if not isinstance(answer, dict):
-        raise ValueError("the text is not an object with items")
-    return answer | {"items": items}
+    return answer | {"items": items} if isinstance(answer, dict) else answer
 
 
 def _is_shallow(value: object) -> bool:

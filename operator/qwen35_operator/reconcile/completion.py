@@ -107,7 +107,7 @@ def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
         lost = Evidence("HeadLost", f"pod {head.name} has replaced the head pod that reported", "head")
         return failure_rules.evidence(situation, lost)
     if (seconds := stall.seconds_until_head_lost(situation)) is not None and seconds <= 0:
-        message = f"the head pod that reported is gone, and KubeRay has created no other for {stall.NO_HEAD_SECONDS:g} s"
+        message = f"the head pod that reported is gone, and KubeRay has created no other within {stall.NO_HEAD_SECONDS:g} s of its last report"
         return failure_rules.evidence(situation, Evidence("HeadLost", message, "head"))
     if (pace := stall.pace(situation)) is not None and pace.stalled:
         message = f"no new version for {pace.age:.0f} s; more than {pace.limit:.0f} s is a stall"

@@ -23,7 +23,7 @@ size. All sizes here include them, except the number of replicas of the worker g
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import AutoscaleStatus, TrainingStatus
@@ -199,10 +199,16 @@ def _size_at_start(
     working -= (working - situation.spec.lane_nodes) % situation.spec.nodes_of_replica(lane=False)
     if working < least or working == present:
         return present, None
-    missing = [pod for pod in situation.pods if not pod.ready]
-    given_up = [pod.created + timedelta(seconds=STUCK_SECONDS if pod.node else START_WAIT_SECONDS) for pod in missing]
+    given_up = [_given_up(pod) for pod in situation.pods if not pod.ready]
     wait = max(given_up, default=cluster.created + timedelta(seconds=START_WAIT_SECONDS)) - now
     return (present, wait.total_seconds()) if wait > timedelta(0) else (working, None)
+
+
+def _given_up(pod: Pod) -> datetime:
+    """Return the time from which on the start of an attempt no longer waits for a rollout pod that is not ready."""
+    if not pod.node:
+        return pod.created + timedelta(seconds=START_WAIT_SECONDS)
+    return (pod.unready_since or pod.created) + timedelta(seconds=STUCK_SECONDS)
 
 
 def _leaving_since(situation: AttemptSituation, leaving: Sequence[str]) -> float | None:

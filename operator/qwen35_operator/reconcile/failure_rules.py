@@ -23,8 +23,8 @@ RECENT_FAULT_SECONDS = 600.0
 KubeRay fails a RayJob up to 300 s after its head is gone. An attempt that fails much later has survived the fault.
 """
 MAX_BACKOFF_SECONDS = 3600.0
-QUICK_FAILURES, LEAST_BACKOFF_SECONDS = 5, 10.0
-"""Number of failures in a row after which failurePolicy.backoffSeconds no longer decides alone, and the least wait from then on."""
+QUICK_FAILURES, MIN_LATE_BACKOFF_SECONDS = 5, 10.0
+"""Number of failures in a row after which failurePolicy.backoffSeconds no longer decides alone, and the minimum wait from then on."""
 MAX_SEARCHED_CHARACTERS = 4096
 """Number of characters of a message that the regular expression of a rule searches. Trainers send no longer messages."""
 MAX_SEARCH_STEPS = 1 << 20
@@ -161,7 +161,7 @@ def failing_pods(situation: AttemptSituation) -> list[Pod]:
 def backoff(seconds: float, failures: int) -> float:
     """Return the seconds to wait before the next attempt: `seconds`, doubled with each failure in a row after the first.
 
-    The result is at most an hour, or `seconds` if that is longer. After more than QUICK_FAILURES it is at least LEAST_BACKOFF_SECONDS,
+    The result is at most an hour, or `seconds` if that is longer. After more than QUICK_FAILURES it is at least MIN_LATE_BACKOFF_SECONDS,
     doubled in the same way: 0 does not grow, and each attempt creates a cluster. failures: number of the latest attempts that failed in
     a row (`attempts.failures_in_a_row` returns them).
     """
@@ -170,7 +170,7 @@ def backoff(seconds: float, failures: int) -> float:
         return wait
     return max(
         wait,
-        backoff_seconds(failures - QUICK_FAILURES, first=LEAST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS),
+        backoff_seconds(failures - QUICK_FAILURES, first=MIN_LATE_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS),
     )
 
 

@@ -17,7 +17,7 @@ from qwen35_operator.desired.object_names import FORCE_START, RETRY, UPDATE
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.problem_limits import first_problems
 from qwen35_operator.desired.queueing import copied_to_job
-from qwen35_operator.kube.api_errors import Forbidden, NotFound
+from qwen35_operator.kube.api_errors import Forbidden, NotFound, Unauthorized
 from qwen35_operator.kube.client import Client
 from qwen35_operator.kube.kinds import CONFIG_MAP, NODE, POD, RAY_CLUSTER, RAY_JOB
 from qwen35_operator.kube.object_cache import ObjectCache
@@ -144,16 +144,19 @@ async def observe(
     start = Start(reports_since, known_version, running) if runs and reports_since is not None else None
     changed, repair_after = drifted(own_children, client.now(), start)
     spec = None if training is None else training.spec
-    progress = await _newest_report(children.get(("ConfigMap", progress_name(name))), jobs, spec, client, reports_since)
+    pods = _pods(cache, key, created)
+    newest = max(jobs, key=lambda job: job.attempt, default=None)
+    headless = newest is not None and _is_headless(newest, pods)
+    cached = children.get(("ConfigMap", progress_name(name)))
+    progress = await _newest_report(cached, newest, spec, client, reports_since, headless=headless)
     report = read_report(progress) if isinstance(progress, MessageConfigMap) else None
     if report is not None and report.written is not None:
         # A time from the future would let every report be copied immediately. The trainer may write managedFields too.
         report = replace(report, written=min(report.written, client.now()))
-    jobs = await _with_eviction(jobs, report, client)
+    jobs = await _with_eviction(jobs, newest, report, client, headless=headless)
     control = children.get(("ConfigMap", control_name(name)))
     # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
     status = TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore")
-    pods = _pods(cache, key, created)
     return Observed(
         training=training,
         name=name,
@@ -263,30 +266,39 @@ async def _node(name: str, client: Client) -> NodeState:
         raw = await client.get(NODE.path(None, name))
     except NotFound:
         return "Gone"
+    except Unauthorized:
+        raise
     except Forbidden:
         return "Unreadable"
     taints = raw.get("spec", {}).get("taints") or ()
     return "OutOfService" if any(taint.get("key") == OUT_OF_SERVICE_TAINT for taint in taints) else "Exists"
 
 
+def _is_headless(job: RayJob, pods: Sequence[Pod]) -> bool:
+    """Return whether the Ray cluster that a RayJob names has no head pod."""
+    heads = (pod for pod in pods if pod.pool == "head" and pod.attempt == job.attempt)
+    return bool(job.cluster) and not any(pod.cluster == job.cluster for pod in heads)
+
+
 async def _newest_report(
     progress: Child | None,
-    jobs: list[RayJob],
+    newest: RayJob | None,
     spec: TrainingSpec | None,
     client: Client,
     reports_since: datetime | None,
+    *,
+    headless: bool,
 ) -> Child | None:
     """Return the ConfigMap `-progress`, with the newest report if an attempt may end by it; None if it does not exist.
 
-    The ConfigMap is read from the API server if the newest job has ended and the cached report is not final, or if the
-    cached report would be a stall. Without this read, a late watch event could end a healthy attempt, or turn a success
-    into a failure. progress: the cached ConfigMap.
+    The ConfigMap is read from the API server if the newest job has ended, or its head pod is gone, and the cached report is
+    not final, or if the cached report would be a stall. Without this read, a late watch event could end a healthy attempt, or turn a
+    success into a failure. progress: the cached ConfigMap. headless: whether the newest job has no head pod.
     """
-    newest = max(jobs, key=lambda job: job.attempt, default=None)
     if not isinstance(progress, MessageConfigMap) or newest is None:
         return progress
     cached = read_report(progress)
-    ended = newest.ended or newest.status in FINAL_RAY_STATUSES
+    ended = newest.ended or newest.status in FINAL_RAY_STATUSES or headless
     if not (_lacks_final_report(cached, newest) if ended else _is_stalled(cached, newest, spec, client, reports_since)):
         return progress
     try:
@@ -297,17 +309,18 @@ async def _newest_report(
     return current if isinstance(current, Child) and current.owner == progress.owner else None
 
 
-async def _with_eviction(jobs: list[RayJob], report: ReadReport | None, client: Client) -> list[RayJob]:
+async def _with_eviction(
+    jobs: list[RayJob], newest: RayJob | None, report: ReadReport | None, client: Client, *, headless: bool
+) -> list[RayJob]:
     """Return the RayJobs, with the newest one as it is on the API server if the trainer ended and the RayJob seems to run.
 
-    When its queue evicts an attempt, the trainer reports that it was stopped. While a RayJob is held back, this is not a failure, but
-    the watch of RayJobs may be later than that of reports.
+    When its queue evicts an attempt, the trainer reports that it was stopped, or its pod is gone before it can (`headless`). While a
+    RayJob is held back, this is not a failure, but the watch of RayJobs may be later than those of reports and pods.
     """
-    newest = max(jobs, key=lambda job: job.attempt, default=None)
     progress = None if report is None else report.progress
     if newest is None or progress is None or newest.ended or newest.held or newest.deleting is not None:
         return jobs
-    if progress.attempt != newest.attempt or progress.state not in ("Failed", "Stopped"):
+    if progress.attempt != newest.attempt or not (headless or progress.state in ("Failed", "Stopped")):
         return jobs
     try:
         raw: Mapping[str, Any] = await client.get(RAY_JOB.path(newest.namespace, newest.name))

@@ -10,8 +10,8 @@ it was observed (409 Conflict), the next one takes the steps that are missing.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 from qwen35_operator.api.v1alpha1 import TrainingStatus
@@ -27,21 +27,15 @@ from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.status_losses import StatusLosses, lost_fields
 from qwen35_operator.reconcile.write_pace import WritePace
 from qwen35_operator.reconcile.writer import ClusterWriter
 from qwen35_operator.reconcile.writes import Create, PostEvent, is_repair
 
 logger = logging.getLogger(__name__)
 
-OUTDATED_SECONDS: Final = 60.0
-OUTDATED: Final = (
-    "the API server does not store {fields}, so the operator changes nothing for a minute. The installed CRD is that of an earlier "
-    "release, or a webhook removes the fields: apply what `qwen35 crd` of the operator's release prints"
-)
-MAX_LOST_FIELDS: Final = 10
-"""Maximum number of fields that a message names."""
-WEBHOOK_UNAVAILABLE: Final = 500
-"""HTTP status code with which the API server answers if it cannot call a webhook. An overloaded one answers 429, 503 or 504."""
+WEBHOOK_FAILED: Final = "failed calling webhook"
+"""Part of the API server's answer if it cannot call a webhook. Other errors with status 500 are of etcd, and pass."""
 
 
 class Refusal(Exception):
@@ -78,7 +72,7 @@ class Reconciler:
         self._parser = TrainingParser()
         self._pace = WritePace()
         self._leading_since, self._known_version = client.now(), known_version
-        self._outdated_until = client.now()
+        self._losses = StatusLosses()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
@@ -89,7 +83,7 @@ class Reconciler:
         raw = self._trainings.get(key)
         if raw is None:
             return None
-        if (wait := (self._outdated_until - self._client.now()).total_seconds()) > 0:
+        if (wait := self._losses.wait(key, self._client.now())) > 0:
             return wait
         everywhere = not self._settings.namespaces
         observed = await observe(
@@ -156,45 +150,16 @@ class Reconciler:
             self._forget(observed)
             return
         except ApiError as error:
-            if isinstance(error, Forbidden | Invalid) or error.status == WEBHOOK_UNAVAILABLE:
+            if isinstance(error, Forbidden | Invalid) or WEBHOOK_FAILED in error.message:
                 message = f"the status is out of date, because the API server refuses to write it: {error.message}"
                 await self._writer.write(observed, [PostEvent("Warning", "StatusNotWritten", message)])
             raise
         self._trainings.put_own(body)
-        if lost := lost_fields(changes, body.get("status") or {}, "status"):
-            await self._pause(observed, lost)
-
-    async def _pause(self, observed: Observed, lost: list[str]) -> None:
-        """Reconcile nothing for OUTDATED_SECONDS, because the API server has not stored the fields `lost` of a status.
-
-        Decisions depend on the status: without its fields, the operator would decide, and write, the same again and again. Whoever
-        upgrades the CRD need not restart the operator.
-        """
-        self._outdated_until = self._client.now() + timedelta(seconds=OUTDATED_SECONDS)
-        message = OUTDATED.format(fields=", ".join(lost[:MAX_LOST_FIELDS]))
-        logger.error("%s/%s: %s", observed.namespace, observed.name, message)
-        await self._writer.write(observed, [PostEvent("Warning", "StatusNotStored", message)])
-
-
-def lost_fields(sent: Mapping[str, Any], stored: Mapping[str, Any], place: str) -> list[str]:
-    """Return the paths of the fields of a merge patch that the stored object lacks. place: the path of the object.
-
-    The fields of objects in lists are compared too, if the list has been stored with all its items.
-    """
-    lost: list[str] = []
-    for name, value in sent.items():
-        here, kept = f"{place}.{name}", stored.get(name)
-        if value is None:
-            continue
-        if name not in stored:
-            lost.append(here)
-        elif isinstance(value, Mapping) and isinstance(kept, Mapping):
-            lost += lost_fields(value, kept, here)
-        elif isinstance(value, list) and isinstance(kept, list) and len(value) == len(kept):
-            for ours, theirs in zip(value, kept, strict=True):
-                if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-                    lost += lost_fields(ours, theirs, f"{here}[]")
-    return list(dict.fromkeys(lost))
+        lost = lost_fields(changes, body.get("status") or {}, "status")
+        loss = self._losses.record((observed.namespace, observed.name), lost, self._client.now())
+        if loss is not None:
+            logger.error("%s/%s: %s", observed.namespace, observed.name, loss)
+            await self._writer.write(observed, [PostEvent("Warning", "StatusNotStored", loss)])
 
 
 def _changes(raw: dict[str, Any], status: TrainingStatus) -> dict[str, Any]:

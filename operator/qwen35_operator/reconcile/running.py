@@ -8,7 +8,7 @@ from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.reconcile.stop import time_to_deadline
 from qwen35_operator.reconcile.writes import PostEvent
 from qwen35_operator.status.conditions import Finding, yes
-from qwen35_operator.status.times import rfc3339
+from qwen35_operator.status.times import rfc3339, seconds_since
 
 KUBERAY_SECONDS = 60.0
 """Time after the creation of a RayJob within which KubeRay gives it a status."""
@@ -60,11 +60,16 @@ def decide(situation: AttemptSituation) -> Verdict:
 
 
 def _seconds_until_overdue(situation: AttemptSituation) -> float | None:
-    """Return the seconds until KubeRay should have acted on the RayJob, 0 or less if it has not; None if it has, or need not."""
-    job = situation.job
-    if job is None or job.held or job.deployment:
+    """Return the seconds until KubeRay should have acted on the RayJob, 0 or less if it has not; None if it has, or need not.
+
+    KubeRay also removes the status, for seconds, when a queue has admitted a job again.
+    """
+    job, active_since = situation.job, situation.attempt.activeSince
+    if job is None or job.held or job.deployment or active_since is None:
         return None
-    return KUBERAY_SECONDS - (situation.now - job.created).total_seconds()
+    return KUBERAY_SECONDS - min(
+        seconds_since(active_since, situation.now), (situation.now - job.created).total_seconds()
+    )
 
 
 def _state(situation: AttemptSituation) -> tuple[State, str, str]:

@@ -12,7 +12,16 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException
 
 from qwen35_operator.kube import client as module
-from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Gone, Invalid, NotFound, Unavailable
+from qwen35_operator.kube.api_errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
 from qwen35_operator.kube.client import JSON_PATCH, MERGE_PATCH, Client, RestClient, connect
 from tests.operator.kube import virtual
 from tests.operator.kube.server import Server, refuses, says, serving, silent, stream, until
@@ -36,7 +45,7 @@ async def client(server) -> AsyncIterator[RestClient]:
 
 ERRORS = [
     (400, Invalid),
-    (401, Forbidden),
+    (401, Unauthorized),
     (403, Forbidden),
     (404, NotFound),
     (409, Conflict),

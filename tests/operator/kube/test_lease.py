@@ -248,7 +248,7 @@ def test_a_new_leader_knows_a_version_from_before_the_last_renewals_of_the_dead_
     virtual.run(scenario())
 
 
-def test_a_leader_that_dies_soon_passes_on_the_version_that_it_was_told() -> None:
+def test_a_leader_that_dies_soon_passes_on_the_version_that_it_was_given() -> None:
     """It may have acted on nothing yet."""
 
     async def scenario() -> None:

@@ -187,6 +187,38 @@ def test_a_pod_is_ready_when_its_condition_says_so() -> None:
     assert not object_parsing.record(POD, raw_objects.pod()).ready
 
 
+def changed(kind: str, status: str, time: str | None) -> dict:
+    return {"type": kind, "status": status, "lastTransitionTime": time}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "since"),
+    [
+        ([], None),
+        ([changed("PodScheduled", "False", "2026-01-01T10:00:00Z")], None),
+        ([changed("PodScheduled", "True", None)], None),
+        ([changed("PodScheduled", "True", "2026-01-01T10:00:00Z")], (10, 0)),
+        (
+            [
+                changed("PodScheduled", "True", "2026-01-01T10:00:00Z"),
+                changed("Ready", "False", "2026-01-01T10:30:00Z"),
+            ],
+            (10, 30),
+        ),
+        (
+            [
+                changed("PodScheduled", "True", "2026-01-01T10:00:00Z"),
+                changed("Ready", "True", "2026-01-01T10:30:00Z"),
+            ],
+            (10, 0),
+        ),
+    ],
+)
+def test_a_pod_is_not_ready_since_it_got_its_node_or_was_last_ready(conditions, since) -> None:
+    pod = object_parsing.record(POD, raw_objects.pod(status={"conditions": conditions}))
+    assert pod.unready_since == (None if since is None else at(*since))
+
+
 def test_a_long_message_is_cut() -> None:
     assert (
         len(object_parsing.record(POD, raw_objects.pod(status=waiting("ErrImagePull", "x" * 9999))).message)
@@ -226,14 +258,14 @@ def test_a_pod_that_is_not_ours_gives_no_record(broken) -> None:
 
 
 def test_a_job_without_a_status() -> None:
-    job = object_parsing.record(RAY_JOB, raw_objects.ray_job(attempt=3))
+    job = object_parsing.record(RAY_JOB, raw_objects.ray_job("demo-3", attempt=3))
     assert (job.attempt, job.owner, job.hash, job.spec_hash) == (3, raw_objects.UID, "h", "s")
     assert (job.deployment, job.status, job.reason, job.message, job.cluster) == ("", "", "", "", "")
     assert job.deleting is None
     assert not job.suspended
 
 
-@pytest.mark.parametrize("label", ["first", "", "-1", None])
+@pytest.mark.parametrize("label", ["first", "", "-1", "7", None])
 def test_a_job_whose_label_somebody_changed_is_of_the_attempt_in_its_name(label) -> None:
     raw = raw_objects.ray_job(attempt=3)
     raw["metadata"]["name"] = "demo-3"

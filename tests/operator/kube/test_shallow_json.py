@@ -89,14 +89,14 @@ def test_an_item_of_a_list_that_is_too_deep_spoils_no_other(levels):
     assert TOO_DEEP in json.dumps(deep)
 
 
-@pytest.mark.parametrize("text", ["", '{"items":[', '{"items":[{}', '{"items":[{},', '{"items":[]', '[{"items":[]}]'])
+@pytest.mark.parametrize("text", ["", '{"items":[', '{"items":[{}', '{"items":[{},', '{"items":[]'])
 def test_a_list_that_is_cut_off_is_refused(text):
-    with pytest.raises(ValueError, match="Expecting|not an object"):
+    with pytest.raises(ValueError, match="Expecting"):
         shallow_json.loads_list(text.encode(), lambda item: item)
 
 
-@pytest.mark.parametrize("answer", [{"items": None, "metadata": {}}, {"kind": "Status"}])
-def test_an_answer_without_items_is_read_as_any_other(answer):
+@pytest.mark.parametrize("answer", [{"items": None, "metadata": {}}, {"kind": "Status"}, [{"items": []}]])
+def test_an_answer_without_a_list_is_read_as_any_other(answer):
     assert shallow_json.loads_list(json.dumps(answer).encode(), lambda item: 1) == answer
 
 

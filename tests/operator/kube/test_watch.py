@@ -296,6 +296,28 @@ async def test_a_few_refusals_are_an_api_server_that_has_just_started(server, mo
         assert (watch.problem, watch.recoveries) == (None, 0)
 
 
+async def test_a_token_that_is_not_accepted_does_not_count_as_a_missing_permission(server) -> None:
+    """The kubelet renews it, or the authentication webhook comes back: the kind stays available, however often that happens."""
+    server.script = [page(one("a", 2), version=3), *[refuses(401, "Unauthorized")] * 3, stream(stays=True)]
+    async with watching(server, RAY_JOB) as watch:
+        await until(idle(server, 5), "the next watch")
+        assert (watch.problem, watch.losses) == (None, 0)
+        assert watch.synced.is_set()
+
+
+async def test_a_version_from_the_future_is_listed_again(server) -> None:
+    """etcd was restored from a backup."""
+    server.script = [
+        page(one("a", 2), version=300),
+        says({"message": "Too large resource version: 300, current: 40"}, 504),
+        page(one("b", 30), version=40),
+        stream(stays=True),
+    ]
+    async with watching(server, RAY_JOB):
+        await until(idle(server, 4), "another list")
+    assert [request.query.get("resourceVersion") for request in server.requests] == [None, "300", None, "40"]
+
+
 async def test_a_watch_waits_as_long_as_the_api_server_requests(server) -> None:
     server.script = [page(version=3), says({"message": "busy"}, 429, **{"Retry-After": "1"}), stream(stays=True)]
     async with watching(server):
@@ -573,7 +595,7 @@ class OneBrokenNamespace:
     def __init__(self, error: ApiError) -> None:
         self.error: ApiError | None = error
 
-    async def get(self, path: str, query: Query | None = None, *, accept: str = "") -> JsonObject:
+    async def get_list(self, path: str, query: Query, each: object, *, accept: str = "") -> JsonObject:
         if self.error is not None and "/namespaces/bad/configmaps" in path:
             raise self.error
         return {"metadata": {"resourceVersion": "5"}, "items": []}

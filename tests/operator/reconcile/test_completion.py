@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from qwen35_operator.reconcile import stall
 from qwen35_trainer.contract import CheckpointReport
 from tests.operator.reconcile.world import World
 
@@ -217,6 +218,7 @@ def test_the_history_keeps_the_latest_attempts_and_counts_all():
     world = World()
     world.edit(failurePolicy={"maxRestarts": 1000, "backoffSeconds": 0})
     for _ in range(70):
+        world.wait(3600)
         world.settle(3)
         world.finish_job(ok=False)
         world.reconcile()
@@ -281,7 +283,7 @@ def test_an_attempt_whose_head_pod_is_gone_and_not_replaced_has_failed(world, go
     world.wait(1)
     world.reconcile()
     assert (world.status.state, world.status.attempts[-1].reason) == ("Restarting", "HeadLost")
-    assert "KubeRay has created no other for 120 s" in world.status.attempts[-1].message
+    assert "KubeRay has created no other within 120 s of its last report" in world.status.attempts[-1].message
 
 
 def test_a_new_leader_gives_a_head_pod_the_same_time(world):
@@ -325,6 +327,22 @@ def test_a_job_on_which_kuberay_does_not_act_is_reported():
     world.kuberay()
     world.settle(1)
     assert world.condition("Degraded").status == "False"
+
+
+def test_a_job_that_its_queue_has_admitted_again_is_not_reported_while_kuberay_begins():
+    """KubeRay then removes its status for seconds."""
+    world = World(labels={"kueue.x-k8s.io/queue-name": "q"})
+    world.settle(1)
+    world.admit()
+    world.until_running()
+    world.evict()
+    world.reconcile()
+    world.wait(600)
+    world.admit()
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], deployment="", cluster="")
+    world.reconcile()
+    assert world.condition("Degraded").status == "False"
+    assert 50 < world.wanted_after <= 60
 
 
 def test_an_attempt_whose_head_pod_was_replaced_has_failed(world):

@@ -170,6 +170,21 @@ def test_an_attempt_waits_for_pods_that_have_a_node_and_for_other_pools(pool, se
     assert replicas(world) == 4
 
 
+def test_a_pod_that_gets_its_node_late_has_the_same_time_to_work():
+    """As with accelerators that a cloud does not have for an hour. The other pods pull the same image."""
+    world = starting(nodes=4, least=2, unplaced=0)
+    world.wait(3600)
+    late = [name for name, pod in world.pods.items() if pod.pool == "rollout"][2:]
+    for name in late:
+        world.pods[name] = replace(world.pods[name], ready=False, unready_since=world.now)
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], deployment="Initializing")
+    world.reconcile()
+    assert (replicas(world), world.wanted_after) == (4, 1800)
+    world.wait(1800)
+    world.reconcile()
+    assert replicas(world) == 2
+
+
 def test_an_attempt_starts_without_a_pod_whose_node_does_not_make_it_work():
     """A node with a full disk, or without a network."""
     world = starting(nodes=4, least=2, unplaced=0)

@@ -14,14 +14,15 @@ from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.drift import REPAIR_SECONDS
-from qwen35_operator.reconcile.reconciler import OUTDATED_SECONDS, Reconciler, Refusal, lost_fields
+from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
+from qwen35_operator.reconcile.status_losses import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, StatusLosses, lost_fields
 from qwen35_operator.reconcile.write_pace import BURST, PERIOD_SECONDS
 from qwen35_operator.reconcile.writer import NotLeading
 from qwen35_trainer.contract import ProgressReport
 from qwen35_trainer.contract.progress_report import CheckpointReport
 from qwen35_trainer.contract.shared_names import PROGRESS_KEY, progress_name
 from tests.operator.kube import raw_objects
-from tests.operator.kube.memory_api import MemoryApi
+from tests.operator.kube.memory_api import START, MemoryApi
 from tests.operator.reconcile.world import SPEC
 
 KEY = ("team", "demo")
@@ -172,7 +173,7 @@ async def test_a_training_that_has_ended_does_not_start_again_because_a_deletion
 DENIAL = 'admission webhook "freeze.example.com" denied the request: frozen'
 UNWRITTEN = {
     "denied with 403": api_error(403, DENIAL),
-    "denied with 404, which is no sign that the training is gone": api_error(404, DENIAL),
+    "denied with 404, although the training exists": api_error(404, DENIAL),
     "denied with 409": api_error(409, DENIAL),
     "no permission": api_error(403, "cannot patch resource"),
     "an older CRD": api_error(422, 'status.attempts[0].stop: Unsupported value: "x"'),
@@ -195,7 +196,6 @@ async def test_an_event_says_that_the_status_cannot_be_written(setup, error) -> 
     assert setup.status["state"] == "Starting"
 
 
-@pytest.mark.parametrize("error", [api_error(429, "too many requests"), api_error(503, "leader changed")])
 @pytest.mark.parametrize(
     ("sent", "stored", "lost"),
     [
@@ -211,6 +211,9 @@ def test_fields_that_were_not_stored_are_found(sent, stored, lost) -> None:
     assert lost_fields(sent, stored, "status") == lost
 
 
+@pytest.mark.parametrize(
+    "error", [api_error(429, "too many requests"), api_error(503, "leader changed"), api_error(500, "etcd: timeout")]
+)
 async def test_no_event_says_that_the_api_server_is_busy(setup, error) -> None:
     setup.api.refuse("PATCH", "qwen35trainings", error)
     with pytest.raises(Unavailable):
@@ -225,29 +228,47 @@ class OldDefinition(MemoryApi):
 
     async def patch(self, path, body, kind, query=None):
         if path.endswith("/status"):
-            status = {name: value for name, value in body["status"].items() if name != self.pruned[0]}
+            status = deepcopy({name: value for name, value in body["status"].items() if name != self.pruned[0]})
             for attempt in status.get("attempts") or ():
                 attempt.pop(self.pruned[1], None)
             body = body | {"status": status}
         return await super().patch(path, body, kind, query)
 
 
-async def test_a_definition_that_lacks_fields_of_the_status_stops_all_work_and_is_named() -> None:
+async def test_a_definition_that_lacks_fields_of_the_status_pauses_the_training_and_is_named() -> None:
     """Without them the operator would decide the same again and again: it would retry a failed training for ever."""
     setup = ReconcilerSetup()
-    setup.api.patch = OldDefinition.patch.__get__(setup.api)  # the same objects
-    setup.api.pruned = OldDefinition.pruned
+    setup.api.__class__ = OldDefinition
     await setup.reconcile()
     (event,) = (item for item in setup.api.objects.values() if item.get("reason") == "StatusNotStored")
     assert "does not store status.state, status.attempts[].startTime" in event["message"]
     requests = len(setup.api.requests)
-    assert await setup.reconcile() == OUTDATED_SECONDS
+    assert await setup.reconcile() == FIRST_PAUSE_SECONDS
     assert len(setup.api.requests) == requests
-    del setup.api.patch  # the definition is upgraded
-    setup.api.time += timedelta(seconds=OUTDATED_SECONDS)
+    setup.api.time += timedelta(seconds=FIRST_PAUSE_SECONDS)
+    await setup.reconcile()
+    assert await setup.reconcile() == 2 * FIRST_PAUSE_SECONDS
+    setup.api.__class__ = MemoryApi  # the definition is upgraded
+    setup.api.time += timedelta(seconds=2 * FIRST_PAUSE_SECONDS)
     await setup.reconcile()
     assert setup.status["state"] == "Starting"
-    assert "startTime" in setup.status["attempts"][0]
+
+
+def test_only_the_training_that_loses_fields_is_paused_and_longer_each_time() -> None:
+    losses, now = StatusLosses(), START
+    pauses = []
+    for _ in range(6):
+        assert losses.record(KEY, ["status.retry"], now) is not None
+        pauses.append(losses.wait(KEY, now))
+        assert losses.wait(("team", "other"), now) == 0
+        now += timedelta(seconds=pauses[-1])
+    assert pauses == [60, 120, 240, 480, 600, 600]
+    assert losses.record(KEY, [], now) is None
+    assert losses.record(KEY, ["status.retry"], now) is not None
+    assert losses.wait(KEY, now) == FIRST_PAUSE_SECONDS
+    now += timedelta(seconds=2 * MAX_PAUSE_SECONDS)
+    losses.record(("team", "other"), ["status.retry"], now)
+    assert len(losses._paused) == 1, "what is deleted is forgotten"
 
 
 async def test_the_same_refusal_is_written_once(setup) -> None:

@@ -467,7 +467,7 @@ async def test_a_cluster_that_is_gone_is_looked_for_again(setup) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 422])
-async def test_a_scaling_that_a_webhook_denies_says_so_and_is_no_conflict(setup, status) -> None:
+async def test_a_scaling_that_a_webhook_denies_says_so_in_place_of_a_conflict(setup, status) -> None:
     denial = 'admission webhook "vraycluster.kb.io" denied the request: not now'
     setup.api.place(CLUSTER, raw_objects.ray_cluster(groups=GROUPS, uid="c"))
     setup.api.refuse("PATCH", "rayclusters", api_error(status, denial))
@@ -476,7 +476,7 @@ async def test_a_scaling_that_a_webhook_denies_says_so_and_is_no_conflict(setup,
     assert denial in refused.message
 
 
-async def test_a_size_that_kuberays_definition_refuses_is_named_and_is_no_conflict(setup) -> None:
+async def test_a_size_that_kuberays_definition_refuses_is_named_in_place_of_a_conflict(setup) -> None:
     cause = {"field": "spec.workerGroupSpecs[0].replicas", "message": "should be less than or equal to 8"}
     setup.api.place(CLUSTER, raw_objects.ray_cluster(groups=GROUPS, uid="c"))
     setup.api.refuse("PATCH", "rayclusters", Invalid(422, "is invalid", {"causes": [cause]}))
