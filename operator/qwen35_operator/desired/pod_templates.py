@@ -87,6 +87,12 @@ def _container(training: TrainingResource, image: str, pool: PodPool, attempt: i
     }
 
 
+def _grace_seconds(training: TrainingResource, profile: DeviceProfile) -> int:
+    """Return the grace period of the head pod, in seconds: that of the user's change, or the profile's."""
+    seconds = (training.spec.pods.head.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return seconds if isinstance(seconds, int) else profile.grace_seconds
+
+
 def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
     """Return the fields of the pod's spec that name its ServiceAccount and mount the account's token.
 
@@ -119,7 +125,7 @@ def _environment(
     if pool == "head":
         # By default Ray kills a job 3 s after its SIGTERM, for example when its RayJob is deleted. The trainer needs longer to
         # save, or to report that it could not: it gets as long as its pod.
-        values["RAY_JOB_STOP_WAIT_TIME_S"] = str(profile.grace_seconds)
+        values["RAY_JOB_STOP_WAIT_TIME_S"] = str(_grace_seconds(training, profile))
     else:
         values |= profile.environment
     variables: dict[str, dict[str, Any]] = {name: {"name": name, "value": value} for name, value in values.items()}

@@ -170,7 +170,7 @@ def _update(release: ReleaseStatus, *, final: bool) -> Finding:
     return yes(
         "NewRelease",
         f"restarts keep {release.image} with Ray {release.rayVersion}; available: {release.available}. To change, suspend and "
-        f"resume the training, or give the annotation {object_names.UPDATE} a new value: then the next attempt changes",
+        f"resume the training while it runs, or give the annotation {object_names.UPDATE} a new value: then the next attempt changes",
     )
 
 

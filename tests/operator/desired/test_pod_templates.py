@@ -92,6 +92,12 @@ def test_a_job_that_ray_stops_has_as_long_as_its_pod_to_end(profile, template):
     assert seconds > END_SECONDS + REAP_SECONDS  # what the trainer may take after a signal that ends it
 
 
+def test_a_longer_grace_period_of_the_head_pod_is_that_of_its_job_too(template):
+    pod = template("head", {"pods.head": {"spec": {"terminationGracePeriodSeconds": 600}}})
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 600
+    assert variables(pod)["RAY_JOB_STOP_WAIT_TIME_S"] == "600"
+
+
 def test_autoscalers_of_nodes_move_only_pods_of_the_rollout_pool(template):
     """Whose loss the run survives. Consolidation would move a head, which requests CPUs only, and end the attempt."""
     annotations = {pool: template(pool)["metadata"].get("annotations", {}) for pool in POOLS}
