@@ -17,15 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qwen35_operator.kopf_run import KopfRun
-from qwen35_operator.kube.answers import list_page, plurals
+from qwen35_operator.kube.answers import list_item, list_page, plurals
 from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound, Unauthorized
 from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.kubeconfig import uses_pod
 from qwen35_operator.kube.list_pace import ListPace
+from qwen35_operator.kube.list_pages import pages
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings, TrainingWatch
-from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed, where
+from qwen35_operator.kube.watch import METADATA_LIST, not_allowed, where
 from qwen35_trainer.manifest import Problem
 
 logger = logging.getLogger(__name__)
@@ -128,15 +129,15 @@ async def forget_deleted(client: RestClient, namespaces: Sequence[str], training
 async def _listed(client: RestClient, namespace: str | None) -> tuple[set[tuple[TrainingKey, str]], int]:
     """Return key and uid of each training of a namespace, and the resourceVersion of this list."""
     listed: set[tuple[TrainingKey, str]] = set()
-    query: dict[str, str | int] = {"limit": PAGE_SIZE}
-    while True:
-        path = TRAINING.path(namespace)
-        page = list_page(path, await client.get(path, query, accept=METADATA_LIST))
-        metadata = [item["metadata"] for item in page.items]
-        listed |= {((each["namespace"], each["name"]), each["uid"]) for each in metadata}
-        if not page.token:
-            return listed, int(page.version)
-        query["continue"] = page.token
+    path = TRAINING.path(namespace)
+
+    def identity(item: object) -> tuple[TrainingKey, str]:
+        metadata = list_item(path, item)["metadata"]
+        return (metadata["namespace"], metadata["name"]), metadata["uid"]
+
+    async for page in pages(client, path, {}, identity, accept=METADATA_LIST):
+        listed.update(page.items)
+    return listed, int(page.version)
 
 
 async def wait_until_watchable(client: RestClient, watch: TrainingWatch) -> None:

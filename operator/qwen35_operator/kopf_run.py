@@ -27,7 +27,7 @@ from qwen35_operator.kube.trainings import TrainingWatch
 from qwen35_operator.kube.watch import LASTING_SECONDS
 
 KOPF_PAGE_SIZE = 20
-"""Trainings of a page in kopf's lists, which kopf reads whole: one training has up to 1.5 MB."""
+"""Trainings of a page in kopf's lists, whose text kopf reads whole: one training has up to 1.5 MB."""
 LOGIN_SECONDS = 5.0
 """Time after which kopf reads credentials again that it could not read."""
 LIST_SECONDS = 60.0

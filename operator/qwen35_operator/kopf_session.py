@@ -20,7 +20,10 @@ from yarl import URL
 
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.list_pace import ListPace
-from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, slim
+from qwen35_operator.kube.trainings import condensed
+
+MAX_LINE_BYTES = 64 * 1024
+"""Size of the line of a watch from which on the training is condensed before kopf parses the line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +92,10 @@ class ShallowResponse(aiohttp.ClientResponse):
     async def json(self, **_: Any) -> Any:  # noqa: ANN401  # JSON
         """Return the whole body as parsed JSON, in which TOO_DEEP replaces parts that are nested too deeply.
 
-        In a list, each training is `slim`, because kopf keeps a whole page.
+        In a list, each training is `condensed`, because kopf keeps a whole page.
         """
         if "limit" in self.url.query:
-            return shallow_json.loads_list(await self.read(), slim)
+            return shallow_json.loads_list(await self.read(), condensed)
         return shallow_json.loads(await self.read())
 
 
@@ -108,12 +111,14 @@ class _ShallowContent:
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Yield the lines of the stream, of any length. size: maximum number of bytes to read in one step.
 
-        In a long line, the training is `slim`: kopf parses lines faster than the operator uses them, and so may keep many.
+        In a long line, the training is `condensed`: kopf parses lines faster than the operator uses them, and so may keep many.
         """
         async for line in shallow_json.shallow_lines(self._content.iter_chunked(size)):
-            yield line if len(line) <= MAX_SPEC_BYTES else _slim_event(line)
+            yield line if len(line) <= MAX_LINE_BYTES else _condensed_event(line)
 
 
-def _slim_event(line: bytes) -> bytes:
+def _condensed_event(line: bytes) -> bytes:
     event = json.loads(line)
-    return json.dumps(event | {"object": slim(event["object"])}).encode() + b"\n"
+    if event["type"] == "ERROR":
+        return line
+    return json.dumps(event | {"object": condensed(event["object"])}).encode() + b"\n"

@@ -118,6 +118,21 @@ def test_a_message_of_absurd_length_is_not_even_parsed():
         parse_progress(" " * (MAX_MESSAGE_BYTES + 1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (ProgressReport, '{"attempt":1,"state":"Running","time":1.0,"replicas":[%s]}'),
+        (ProgressReport, '{"attempt":1,"state":"Running","time":1.0,"replicas":[{"idle":0.0,"pods":[%s]}]}'),
+        (Control, '{"attempt":1,"leaving":[%s]}'),
+    ],
+)
+def test_a_list_of_wrong_items_has_one_error(kind, text):
+    """100,000 errors would take the operator 200 MB."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate_json(text % ",".join(["0"] * 100_000))
+    assert caught.value.error_count() == 1
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_json_has_no_word_for_are_never_written(value):
     with pytest.raises(ValidationError):

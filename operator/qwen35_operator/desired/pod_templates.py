@@ -89,7 +89,8 @@ def _container(training: TrainingResource, image: str, pool: PodPool, attempt: i
 
 def _grace_seconds(training: TrainingResource, profile: DeviceProfile) -> int:
     """Return the grace period of the head pod, in seconds: that of the user's change, or the profile's."""
-    seconds = (training.spec.pods.head.get("spec") or {}).get("terminationGracePeriodSeconds")
+    spec = training.spec.pods.head.get("spec")
+    seconds = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
     return seconds if isinstance(seconds, int) else profile.grace_seconds
 
 

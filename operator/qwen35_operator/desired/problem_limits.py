@@ -24,5 +24,8 @@ def first_problems(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 
 def field_of(place: str, key: str) -> str:
-    """Return the path of a field. place: that of the object with the field. A long key is cut."""
-    return f"{place}.{cut(key, MAX_KEY_BYTES)}"
+    """Return the path of a field. place: that of the object with the field. A long key is cut, and a long path does not grow.
+
+    A path is built for every field: of a spec with long keys around 100,000 values, the full paths would have gigabytes.
+    """
+    return place if len(place) > MAX_TEXT_BYTES else f"{place}.{cut(key, MAX_KEY_BYTES)}"

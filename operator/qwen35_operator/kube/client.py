@@ -92,6 +92,8 @@ class _Request:
     """Media type of the answer."""
     each: Callable[[Any], Any] | None = None
     """Of a list: called with each item as it is parsed. The result takes the item's place in the answer."""
+    max_bytes: int = MAX_ANSWER_BYTES
+    """Maximum size of the answer."""
 
 
 class RestClient:
@@ -117,9 +119,21 @@ class RestClient:
     async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> JsonObject:
         return await self._json(_Request("GET", path, query=query, accept=accept))
 
-    async def get_list(self, path: str, query: Query, each: Callable[[Any], Any], *, accept: str = PLAIN) -> JsonObject:
-        """Return a list with each(item) in place of every item. The items are parsed one at a time (`shallow_json.loads_list`)."""
-        return await self._json(_Request("GET", path, query=query, accept=accept, each=each))
+    async def get_list(
+        self,
+        path: str,
+        query: Query,
+        each: Callable[[Any], Any],
+        *,
+        accept: str = PLAIN,
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> JsonObject:
+        """Return a list with each(item) in place of every item. The items are parsed one at a time (`shallow_json.loads_list`).
+
+        Raises TooLarge if the answer has more than `max_bytes`.
+        """
+        request = _Request("GET", path, query=query, accept=accept, each=each, max_bytes=max_bytes)
+        return await self._json(request)
 
     async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject:
         return await self._json(_Request("POST", path, body, query))
@@ -187,7 +201,7 @@ class RestClient:
     async def _once(self, request: _Request, limit: aiohttp.ClientTimeout) -> JsonObject:
         try:
             response = await self._send(request, limit)
-            raw = await _bounded(response, request.path)
+            raw = await _bounded(response, request.path, request.max_bytes)
         except (aiohttp.ClientError, TimeoutError) as problem:
             raise Unavailable(0, f"{request.verb} {request.path}: {_text(problem)}") from problem
         if response.status >= 300:
@@ -223,15 +237,15 @@ class RestClient:
         return {auth["key"]: auth["value"] for auth in headers.values()}  # type: ignore[index]
 
 
-async def _bounded(response: aiohttp.ClientResponse, path: str) -> bytes:
-    """Return the body of an answer. Raises TooLarge if it has more than MAX_ANSWER_BYTES."""
+async def _bounded(response: aiohttp.ClientResponse, path: str, max_bytes: int) -> bytes:
+    """Return the body of an answer. Raises TooLarge if it has more than `max_bytes`."""
     chunks, size = [], 0
     async for chunk in response.content.iter_any():
         chunks.append(chunk)
         size += len(chunk)
-        if size > MAX_ANSWER_BYTES:
+        if size > max_bytes:
             response.close()
-            raise TooLarge(response.status, f"{path}: the answer has more than {MAX_ANSWER_BYTES} bytes")
+            raise TooLarge(response.status, f"{path}: the answer has more than {max_bytes} bytes")
     return b"".join(chunks)
 
 

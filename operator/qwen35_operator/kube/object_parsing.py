@@ -33,9 +33,11 @@ MAX_IMAGE_CHARACTERS, MAX_VERSION_CHARACTERS, MAX_REQUEST_CHARACTERS = 1024, 64,
 """Maximum lengths in a status (ReleaseStatus). A RayJob may have longer texts if somebody has edited it; they are cut."""
 MAX_STATE_CHARACTERS, MAX_NAME_CHARACTERS, MAX_IMAGE_ID_CHARACTERS = 64, 253, 1024
 """Maximum lengths of a state that KubeRay reports, of a name in a field that the API server does not check, and of an image's id."""
-MAX_GROUPS, MAX_LEAVING = 16, 4096
+MAX_GROUPS, MAX_LEAVING = 4, 1024
 """Maximum numbers that are read of the worker groups of a RayCluster, and of the pods that a group is to lose. The operator's clusters
-have at most three groups."""
+have at most three groups, and a rollout pool at most 1,024 nodes."""
+MAX_UID_CHARACTERS: Final = 64
+"""Maximum length of an owner's uid. Those of the API server have 36 characters, but users may write other owners."""
 MAX_HASH_CHARACTERS: Final = 64
 """Maximum length of a hash; those of the operator have 16 characters. An annotation may have 256 KiB, and each object with the
 operator's label has a record."""
@@ -89,7 +91,7 @@ def _child(kind: str, raw: KubeObject) -> dict[str, Any]:
         "namespace": shared(metadata["namespace"]),
         "uid": metadata["uid"],
         "version": metadata["resourceVersion"],
-        "owner": None if owner is None else owner["uid"],
+        "owner": None if owner is None else owner["uid"][:MAX_UID_CHARACTERS],
         "hash": _annotation(raw, object_names.HASH)[:MAX_HASH_CHARACTERS] or None,
         "deleting": _time(metadata.get("deletionTimestamp")),
     }
@@ -261,7 +263,7 @@ def _ended(status: Mapping[str, Any]) -> bool:
 def _cluster_of_pod(metadata: Mapping[str, Any]) -> str:
     owners = metadata.get("ownerReferences", ())
     controllers = (owner for owner in owners if owner.get("controller") and owner.get("kind") == RAY_CLUSTER.name)
-    return next((owner["name"] for owner in controllers), "")
+    return next((owner["name"][:MAX_NAME_CHARACTERS] for owner in controllers), "")
 
 
 def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:

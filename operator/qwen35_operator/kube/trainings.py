@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from qwen35_operator.desired.object_names import FORCE_START, RETRY, UPDATE
 from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.desired.queueing import copied_to_job
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import TRAINING
@@ -16,11 +18,19 @@ from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.watch import WatchName, blind, not_listed, where
 from qwen35_trainer.manifest import Problem
 
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+IDENTITY = ("namespace", "name", "uid", "resourceVersion")
+METADATA_FIELDS = frozenset(
+    {*IDENTITY, "generation", "creationTimestamp", "deletionTimestamp", "finalizers", "labels", "annotations"}
+)
+"""Fields of the metadata that are stored. Of labels and annotations, those that RayJobs copy, and OWN_ANNOTATIONS."""
+OWN_ANNOTATIONS = (RETRY, UPDATE, FORCE_START)
+CONDENSED = "condensed"
+"""Field of a condensed training: its state, and its text as JSON (`condensed`)."""
 MAX_SPEC_BYTES = 256 * 1024
-"""Maximum size of a spec as JSON. A larger training is not accepted. The examples have at most 4 KiB."""
+"""Maximum size of a spec as JSON, with the labels and annotations that RayJobs copy. A larger training is not accepted. The examples
+have at most 4 KiB."""
 OVERSIZED = "oversizedSpecBytes"
-"""Field of a stored training whose spec was left out: the spec's size in bytes."""
+"""Field of a stored training whose spec was left out: the size in bytes."""
 MAX_SPEC_DEPTH = 64
 """Maximum number of levels of objects and lists in a spec. The examples have at most 12."""
 TOO_DEEP = "specDepth"
@@ -67,7 +77,7 @@ class _Body(NamedTuple):
 
 
 class Trainings:
-    """The newest known object of each training, without managedFields and without kubectl's copy of the manifest.
+    """The newest known object of each training, as far as the operator reads it.
 
     A spec that is too large or nested too deeply is also left out, so that objects of one user cannot exhaust the
     operator's memory or exceed Python's recursion limit.
@@ -99,14 +109,17 @@ class Trainings:
         return sorted(self._bodies, key=lambda key: urgency.get(self._bodies[key].state, 0))
 
     def put(self, raw: KubeObject) -> bool:
-        """Store a training's object and return True; return False if the same or a later version is already stored."""
+        """Store a training's object and return True; return False if the same or a later version is already stored.
+
+        raw: the object as the API server returns it, or the result of `condensed`.
+        """
         metadata = raw["metadata"]
         key, version = (metadata["namespace"], metadata["name"]), int(metadata["resourceVersion"])
         stored = self._bodies.get(key)
         if stored is not None and version <= stored.version:
             return False
-        state = shared((raw.get("status") or {}).get("state", "Pending"))
-        text = json.dumps(slim(raw), separators=(",", ":")).encode()
+        body = raw if CONDENSED in raw else condensed(raw)
+        state, text = shared(body[CONDENSED]["state"]), body[CONDENSED]["text"].encode()
         self._drop(key)
         self._bodies[key] = _Body(version, metadata["uid"], state, text)
         self._states[state] += 1
@@ -161,15 +174,26 @@ class Trainings:
             self._states[stored.state] -= 1
 
 
-def slim(raw: KubeObject) -> dict[str, Any]:
-    """Return a training's object without managedFields, kubectl's copy of the manifest, and a spec that is too large or too deep."""
-    metadata = {name: value for name, value in raw["metadata"].items() if name != "managedFields"}
-    annotations = metadata.get("annotations")
-    if annotations and LAST_APPLIED in annotations:
-        metadata["annotations"] = {name: value for name, value in annotations.items() if name != LAST_APPLIED}
-    spec = json.dumps(raw.get("spec") or {}, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
-    if len(spec) > MAX_SPEC_BYTES:
-        return {**raw, "metadata": metadata, "spec": {}, OVERSIZED: len(spec)}
-    if (levels := shallow_json.depth(spec)) > MAX_SPEC_DEPTH:
-        return {**raw, "metadata": metadata, "spec": {}, TOO_DEEP: levels}
-    return {**raw, "metadata": metadata}
+def condensed(raw: KubeObject) -> dict[str, Any]:
+    """Return a training's object with its identity, and all else that is stored of it as text: parsed, it takes ten times the memory.
+
+    The text lacks managedFields, owners, labels and annotations that the operator does not read, and what is too large or too deep.
+    """
+    metadata = {name: value for name, value in raw["metadata"].items() if name in METADATA_FIELDS}
+    for name in ("labels", "annotations"):
+        entries = metadata.get(name) or {}
+        metadata[name] = copied_to_job(entries) | {key: entries[key] for key in OWN_ANNOTATIONS if key in entries}
+    read = [raw.get("spec") or {}, metadata["labels"], metadata["annotations"]]
+    spec, *others = (_compact(part).encode(errors="replace") for part in read)
+    body = {**raw, "metadata": metadata}
+    if (size := len(spec) + sum(map(len, others))) > MAX_SPEC_BYTES:
+        body |= {"metadata": metadata | {"labels": {}, "annotations": {}}, "spec": {}, OVERSIZED: size}
+    elif (levels := shallow_json.depth(spec)) > MAX_SPEC_DEPTH:
+        body |= {"spec": {}, TOO_DEEP: levels}
+    identity = {name: raw["metadata"][name] for name in IDENTITY}
+    state = (raw.get("status") or {}).get("state", "Pending")
+    return {"metadata": identity, CONDENSED: {"state": state, "text": json.dumps(body, separators=(",", ":"))}}
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

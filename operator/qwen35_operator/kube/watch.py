@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qwen35_operator.desired import object_names
-from qwen35_operator.kube.answers import list_item, list_page
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, TooLarge, Unauthorized, Unexpected
-from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, Query, RestClient
+from qwen35_operator.kube.answers import list_item
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, Unauthorized, Unexpected
+from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, RestClient
 from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
 from qwen35_operator.kube.list_pace import ListPace
+from qwen35_operator.kube.list_pages import pages
 from qwen35_operator.kube.object_parsing import record, training_of
 from qwen35_operator.kube.object_records import ObjectRecord
 from qwen35_operator.kube.store import Store, TrainingKey
@@ -34,8 +35,6 @@ from qwen35_trainer.manifest import Problem
 
 logger = logging.getLogger(__name__)
 
-PAGE_SIZE = 200
-"""Objects of a page, unless they are so large that the page is more than the client reads (`client.MAX_ANSWER_BYTES`)."""
 TOO_LARGE_VERSION = "Too large resource version"
 """Part of the API server's answer to a resourceVersion from the future, as after etcd was restored from a backup."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
@@ -143,42 +142,20 @@ class Watch:
     async def _list_pages(self, client: RestClient) -> tuple[list[tuple[str, ObjectRecord]], str]:
         """Return all objects as records, with the names of their trainings, and the resourceVersion of the list."""
         records: list[tuple[str, ObjectRecord]] = []
-        token, size = "", PAGE_SIZE
-        while True:
-            began = time.monotonic()
-            try:
-                parsed, token, version = await self._list_page(client, size, token)
-            except TooLarge:
-                if size == 1:
-                    raise
-                size = max(1, size // 4)
-                continue
-            self.seen_at = time.monotonic()
-            records += parsed
-            if not token:
-                return records, version
-            await self.pace.pause(self.seen_at - began)
-
-    async def _list_page(
-        self, client: RestClient, size: int, token: str
-    ) -> tuple[list[tuple[str, ObjectRecord]], str, str]:
-        """Request one page. Returns the records, the token of the next page, and the resourceVersion of the list.
-
-        size: maximum number of objects. token: that of this page; empty for the first.
-        """
         path, accept = self.kind.path(self.namespace), METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
-        query: Query = {
-            "labelSelector": self.kind.selector,
-            "limit": size,
-            **({"continue": token} if token else {}),
-        }
 
         def parsed(item: object) -> tuple[str, ObjectRecord | None]:
             raw = list_item(path, item)
             return training_of(raw), self._record(raw)
 
-        page = list_page(path, await client.get_list(path, query, parsed, accept=accept), parsed=True)
-        return [each for each in page.items if each[1] is not None], page.token, page.version
+        began = time.monotonic()
+        async for page in pages(client, path, {"labelSelector": self.kind.selector}, parsed, accept=accept):
+            self.seen_at = time.monotonic()
+            records += [each for each in page.items if each[1] is not None]
+            if page.token:
+                await self.pace.pause(self.seen_at - began)
+            began = time.monotonic()
+        return records, page.version
 
     async def _follow(self, client: RestClient) -> None:
         """Watch from the last known resourceVersion on, and apply the events to the store until the stream ends.

@@ -150,7 +150,7 @@ def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list
     if report is not None and report.state == "Failed" and report.reason is not None and report.reason not in SYMPTOMS:
         return [*reported, *pods, *jobs]
     lost = sorted((pod for pod in pods if pod.reason in LOSSES), key=lambda pod: pod.pool == "rollout")
-    return [*lost, *reported, *(pod for pod in pods if pod not in lost), *jobs]
+    return [*lost, *reported, *(pod for pod in pods if pod.reason not in LOSSES), *jobs]
 
 
 def failing_pods(situation: AttemptSituation) -> list[Pod]:

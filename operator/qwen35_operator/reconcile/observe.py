@@ -104,7 +104,7 @@ class TrainingParser:
 def _left_out(raw: KubeObject) -> Problem:
     """Return the problem of a spec that was left out of the stored training."""
     if OVERSIZED in raw:
-        message = f"has {raw[OVERSIZED]} bytes as JSON, but the operator reads at most {MAX_SPEC_BYTES}."
+        message = f"has {raw[OVERSIZED]} bytes as JSON, with the labels for queues, but the operator reads at most {MAX_SPEC_BYTES}."
         return Problem("spec", message, "Move data and code out of the manifest, into files, claims or ConfigMaps.")
     message = (
         f"has {raw[TOO_DEEP]} or more levels of objects and lists, but the operator reads at most {MAX_SPEC_DEPTH}."

@@ -9,6 +9,7 @@ Only caches survive between two reconciles. If a reconcile is interrupted, or en
 it was observed (409 Conflict), the next one takes the steps that are missing.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from datetime import datetime
@@ -73,6 +74,8 @@ class Reconciler:
         self._pace = WritePace()
         self._leading_since, self._known_version = client.now(), known_version
         self._losses = StatusLosses()
+        # A decision about a large spec takes 0.2 s. Between two decisions the event loop runs once, which renews the Lease.
+        self._computing = asyncio.Lock()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
@@ -97,7 +100,9 @@ class Reconciler:
             running=self._trainings.states()["Running"],
         )
         now: datetime = self._client.now()
-        decision = decide(observed, self._settings, now)
+        async with self._computing:
+            await asyncio.sleep(0)
+            decision = decide(observed, self._settings, now)
         if decision.writes or _changes(raw, decision.status):
             if (wait := self._pace.wait(key, now)) > 0:
                 return min(wait, decision.after or wait)

@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
+
 from qwen35_operator.kube.kinds import TRAINING
-from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, Trainings, condensed
 from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.reconcile.observe import TrainingParser
 
@@ -29,10 +31,34 @@ def test_an_older_body_changes_nothing() -> None:
     assert (len(trainings), list(trainings)) == (1, [KEY])
 
 
-def test_what_changed_which_field_is_not_kept() -> None:
+def test_of_the_metadata_only_what_the_operator_reads_is_kept() -> None:
     trainings = Trainings()
-    trainings.put(body(1, managedFields=[{}], labels={"a": "b"}))
-    assert trainings.get(KEY)["metadata"].keys() == {"namespace", "name", "uid", "resourceVersion", "labels"}
+    queue, retry = {"kueue.x-k8s.io/queue-name": "q"}, {"rl.qwen35.io/retry": "1"}
+    others = {"managedFields": [{}], "ownerReferences": [{}], "generation": 3, "finalizers": ["a/b"]}
+    trainings.put(body(1, labels={"a": "b"} | queue, annotations={"a": "b"} | retry, **others))
+    metadata = trainings.get(KEY)["metadata"]
+    identity = {"namespace": "team", "name": "demo", "uid": "u1", "resourceVersion": "1"}
+    assert metadata == identity | {"generation": 3, "finalizers": ["a/b"], "labels": queue, "annotations": retry}
+
+
+@pytest.mark.parametrize("spec", [{"version": 1}, {"a": "x" * MAX_SPEC_BYTES}, {"a": [[[1]]]}])
+def test_a_condensed_training_is_stored_as_the_object_itself(spec) -> None:
+    first, second = Trainings(), Trainings()
+    raw = body(1, labels={"kueue.x-k8s.io/queue-name": "q"}) | {"spec": spec, "status": {"state": "Running"}}
+    assert first.put(raw)
+    assert second.put(json.loads(json.dumps(condensed(raw))))
+    assert first.get(KEY) == second.get(KEY)
+    assert first.states() == second.states() == {"Running": 1}
+
+
+def test_queue_labels_without_end_are_not_kept_and_the_user_learns_why() -> None:
+    trainings = Trainings()
+    labels = {f"kueue.x-k8s.io/{number}": "" for number in range(20_000)}
+    trainings.put(body(1, generation=1, labels=labels))
+    stored = trainings.get(KEY)
+    assert len(json.dumps(stored)) < 1000
+    _, (problem,) = TrainingParser().parse(stored)
+    assert "with the labels for queues" in problem.message
 
 
 def test_what_is_given_out_can_be_changed_without_harm() -> None:
@@ -116,9 +142,9 @@ def test_they_are_counted_by_state() -> None:
 
 def test_the_copy_of_the_manifest_that_kubectl_leaves_is_not_kept() -> None:
     trainings = Trainings()
-    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 10_000, "a": "b"}
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 10_000, "rl.qwen35.io/update": "b"}
     trainings.put(body(1, annotations=annotations))
-    assert trainings.get(KEY)["metadata"]["annotations"] == {"a": "b"}
+    assert trainings.get(KEY)["metadata"]["annotations"] == {"rl.qwen35.io/update": "b"}
     assert len(annotations) == 2, "the object of the caller stays as it was"
 
 

@@ -7,15 +7,17 @@ from contextlib import asynccontextmanager
 import pytest
 
 from qwen35_operator.kube import client as client_module
+from qwen35_operator.kube import list_pages
 from qwen35_operator.kube import watch as module
 from qwen35_operator.kube.api_errors import ApiError, Unavailable, Unexpected
 from qwen35_operator.kube.client import JsonObject, Query
 from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, ObjectKind
 from qwen35_operator.kube.list_pace import ListPace
+from qwen35_operator.kube.list_pages import PAGE_SIZE
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.store import Store, TrainingKey
 from qwen35_operator.kube.trainings import Trainings
-from qwen35_operator.kube.watch import METADATA, METADATA_LIST, PAGE_SIZE, Watch, not_listed
+from qwen35_operator.kube.watch import METADATA, METADATA_LIST, Watch, not_listed
 from qwen35_trainer.manifest import Problem
 from tests.operator.kube import raw_objects
 from tests.operator.kube.server import Server, bookmark, event, page, refuses, says, serving, stream, until
@@ -127,7 +129,7 @@ async def test_lists_are_requested_at_the_pace_of_the_process(server) -> None:
 
 async def test_a_page_that_is_too_large_is_requested_in_smaller_pages(server, monkeypatch) -> None:
     """A few ConfigMaps of 1 MiB each, whose characters have to be escaped, would exhaust the memory at every start."""
-    monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(list_pages, "MAX_PAGE_BYTES", 1000)
     large = one("large", 1, annotations={"text": "x" * 1000})
     server.script = [
         page(large, token="x"),
@@ -595,7 +597,7 @@ class OneBrokenNamespace:
     def __init__(self, error: ApiError) -> None:
         self.error: ApiError | None = error
 
-    async def get_list(self, path: str, query: Query, each: object, *, accept: str = "") -> JsonObject:
+    async def get_list(self, path: str, query: Query, each: object, *, accept: str, max_bytes: int) -> JsonObject:
         if self.error is not None and "/namespaces/bad/configmaps" in path:
             raise self.error
         return {"metadata": {"resourceVersion": "5"}, "items": []}

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from qwen35_trainer.contract.message import ContractMessage, parse
 from qwen35_trainer.contract.shared_names import CONTROL_KEY
@@ -36,7 +36,7 @@ class Control(ContractMessage):
     stop: StopOrder | None = None
     rolloutNodes: Annotated[int, Field(ge=0)] = 0
     """Number of nodes that the rollout pool should have; 0: the number in the manifest."""
-    leaving: Annotated[tuple[str, ...], Field(strict=False, max_length=1024)] = ()
+    leaving: Annotated[tuple[str, ...], FailFast(), Field(strict=False, max_length=1024)] = ()
     """Names of the rollout pods that will be deleted. Replicas in these pods get no more sequences."""
     leavingSince: Annotated[float, Field(ge=0)] | None = None
     """Unix time since which all of these pods have been named, from which the operator counts its limit; None if there are none."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from qwen35_trainer.contract.message import ContractMessage, parse
 from qwen35_trainer.contract.shared_names import PROGRESS_KEY
@@ -31,7 +31,7 @@ class ReplicaReport(ContractMessage):
     When the pool shrinks, the operator first removes the pods of the replicas with the largest share of idle time.
     """
 
-    pods: Annotated[tuple[str, ...], Field(strict=False, max_length=64)]
+    pods: Annotated[tuple[str, ...], FailFast(), Field(strict=False, max_length=64)]
     idle: ReportedShare
     drained: bool | None = None
     """Whether the replica is in pods that leave, holds no sequences and gets none. The operator then removes its pods.
@@ -104,7 +104,8 @@ class ProgressReport(ContractMessage):
     export: CheckpointReport | None = None
     """The newest export: `uri` is the path of the Hugging Face folder, and `update` is the number of the exported
     checkpoint's update. None: no export has completed."""
-    replicas: Annotated[tuple[ReplicaReport, ...], Field(strict=False, max_length=1024)] = ()
+    # FailFast: a list of 100,000 wrong items would be 100,000 errors, of 200 MB.
+    replicas: Annotated[tuple[ReplicaReport, ...], FailFast(), Field(strict=False, max_length=1024)] = ()
 
 
 def parse_progress(text: str | bytes) -> ProgressReport:

@@ -78,7 +78,8 @@ def _selectors(value: object, place: str) -> Iterator[Problem]:
     """
     if isinstance(value, list):
         for index, inside in enumerate(value):
-            yield from _selectors(inside, f"{place}[{index}]")
+            if isinstance(inside, Mapping | list):
+                yield from _selectors(inside, f"{place}[{index}]")
     for name, inside in value.items() if isinstance(value, Mapping) else ():
         here = field_of(place, name)
         if name == "matchLabels":

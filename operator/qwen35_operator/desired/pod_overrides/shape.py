@@ -52,7 +52,8 @@ def _any(value: object, path: tuple[str, ...], place: str) -> Iterator[Problem]:
         yield from _mapping(value, path, place)
     elif isinstance(value, list):
         for index, inside in enumerate(value):
-            yield from _any(inside, (*path, "*"), f"{place}[{index}]")
+            if isinstance(inside, Mapping | list):
+                yield from _any(inside, (*path, "*"), f"{place}[{index}]")
 
 
 def _mapping(value: Mapping[str, Any], path: tuple[str, ...], place: str) -> Iterator[Problem]:
