@@ -33,6 +33,8 @@ ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 USER_ID: Final = 1000
 """Numeric id of the user and of the group of the trainer images. On Ascend nodes this user is HwHiAiUser, which owns
 the devices."""
+DEFAULT_GRACE_SECONDS: Final = 30
+"""Grace period of Kubernetes for a pod that names none: null removes the profile's."""
 SECURITY_CONTEXT: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """Field securityContext of the operator's containers."""
 
@@ -90,8 +92,12 @@ def _container(training: TrainingResource, image: str, pool: PodPool, attempt: i
 def _grace_seconds(training: TrainingResource, profile: DeviceProfile) -> int:
     """Return the grace period of the head pod, in seconds: that of the user's change, or the profile's."""
     spec = training.spec.pods.head.get("spec")
-    seconds = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
-    return seconds if isinstance(seconds, int) else profile.grace_seconds
+    seconds = (
+        spec.get("terminationGracePeriodSeconds", profile.grace_seconds)
+        if isinstance(spec, dict)
+        else profile.grace_seconds
+    )
+    return seconds if isinstance(seconds, int) else DEFAULT_GRACE_SECONDS
 
 
 def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:

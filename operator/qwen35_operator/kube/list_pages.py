@@ -1,4 +1,4 @@
-"""Lists the objects of a kind in pages, which get smaller when objects are large."""
+"""Lists the objects of a kind in pages, which get smaller where objects are large, and larger again after them."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
@@ -33,6 +33,7 @@ async def pages(
             size = max(1, size // 4)
             continue
         page = list_page(path, answer, parsed=True)
+        size = min(2 * size, PAGE_SIZE)
         yield page
         if not (token := page.token):
             return

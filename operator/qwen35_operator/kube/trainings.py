@@ -13,6 +13,7 @@ from qwen35_operator.desired.queueing import copied_to_job
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.error_log import ErrorLog
 from qwen35_operator.kube.kinds import TRAINING
+from qwen35_operator.kube.object_parsing import MAX_REQUEST_CHARACTERS
 from qwen35_operator.kube.shared_strings import shared
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.watch import WatchName, blind, not_listed, where
@@ -180,14 +181,15 @@ def condensed(raw: KubeObject) -> dict[str, Any]:
     The text lacks managedFields, owners, labels and annotations that the operator does not read, and what is too large or too deep.
     """
     metadata = {name: value for name, value in raw["metadata"].items() if name in METADATA_FIELDS}
-    for name in ("labels", "annotations"):
-        entries = metadata.get(name) or {}
-        metadata[name] = copied_to_job(entries) | {key: entries[key] for key in OWN_ANNOTATIONS if key in entries}
-    read = [raw.get("spec") or {}, metadata["labels"], metadata["annotations"]]
-    spec, *others = (_compact(part).encode(errors="replace") for part in read)
-    body = {**raw, "metadata": metadata}
-    if (size := len(spec) + sum(map(len, others))) > MAX_SPEC_BYTES:
-        body |= {"metadata": metadata | {"labels": {}, "annotations": {}}, "spec": {}, OVERSIZED: size}
+    labels, annotations = (metadata.get(name) or {} for name in ("labels", "annotations"))
+    own = {key: annotations[key][:MAX_REQUEST_CHARACTERS] for key in OWN_ANNOTATIONS if key in annotations}
+    labels, annotations = copied_to_job(labels), copied_to_job(annotations)
+    spec = _compact(raw.get("spec") or {})
+    body = {**raw, "metadata": metadata | {"labels": labels, "annotations": annotations | own}}
+    if (
+        size := len(spec) + sum(len(_compact(entries)) for entries in (labels, annotations) if entries)
+    ) > MAX_SPEC_BYTES:
+        body |= {"metadata": metadata | {"labels": {}, "annotations": own}, "spec": {}, OVERSIZED: size}
     elif (levels := shallow_json.depth(spec)) > MAX_SPEC_DEPTH:
         body |= {"spec": {}, TOO_DEEP: levels}
     identity = {name: raw["metadata"][name] for name in IDENTITY}
@@ -195,5 +197,5 @@ def condensed(raw: KubeObject) -> dict[str, Any]:
     return {"metadata": identity, CONDENSED: {"state": state, "text": json.dumps(body, separators=(",", ":"))}}
 
 
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+def _compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")

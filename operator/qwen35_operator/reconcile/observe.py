@@ -21,7 +21,7 @@ from qwen35_operator.kube.api_errors import Forbidden, NotFound, Unauthorized
 from qwen35_operator.kube.client import Client
 from qwen35_operator.kube.kinds import CONFIG_MAP, NODE, POD, RAY_CLUSTER, RAY_JOB
 from qwen35_operator.kube.object_cache import ObjectCache
-from qwen35_operator.kube.object_parsing import record
+from qwen35_operator.kube.object_parsing import MAX_REQUEST_CHARACTERS, record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
@@ -40,8 +40,6 @@ OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 MAX_CACHED_BYTES = 4 * 2**20
 """Maximum size of the specs, as JSON, whose parsed trainings are kept: 2,000 of usual specs. A parsed spec takes up to 25 times as
 much memory."""
-MAX_REQUEST_CHARACTERS = 253
-"""Maximum length of the values of RETRY and UPDATE that is read: what the status may contain."""
 
 
 class _Parsed(NamedTuple):
@@ -72,7 +70,7 @@ class TrainingParser:
         """
         metadata = raw["metadata"]
         labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))
-        version = [metadata["generation"], labels, annotations]
+        version = [metadata["generation"], labels, annotations, raw.get(OVERSIZED), raw.get(TOO_DEEP)]
         parsed = self._parsed.pop(metadata["uid"], None)
         self._bytes -= 0 if parsed is None else parsed.size
         if parsed is None or parsed.version != version:
@@ -105,7 +103,8 @@ def _left_out(raw: KubeObject) -> Problem:
     """Return the problem of a spec that was left out of the stored training."""
     if OVERSIZED in raw:
         message = f"has {raw[OVERSIZED]} bytes as JSON, with the labels for queues, but the operator reads at most {MAX_SPEC_BYTES}."
-        return Problem("spec", message, "Move data and code out of the manifest, into files, claims or ConfigMaps.")
+        fix = "Move data and code out of the manifest, into files, claims or ConfigMaps, and remove labels and annotations for queues."
+        return Problem("spec", message, fix)
     message = (
         f"has {raw[TOO_DEEP]} or more levels of objects and lists, but the operator reads at most {MAX_SPEC_DEPTH}."
     )

@@ -92,10 +92,11 @@ def test_a_job_that_ray_stops_has_as_long_as_its_pod_to_end(profile, template):
     assert seconds > END_SECONDS + REAP_SECONDS  # what the trainer may take after a signal that ends it
 
 
-def test_a_longer_grace_period_of_the_head_pod_is_that_of_its_job_too(template):
-    pod = template("head", {"pods.head": {"spec": {"terminationGracePeriodSeconds": 600}}})
-    assert pod["spec"]["terminationGracePeriodSeconds"] == 600
-    assert variables(pod)["RAY_JOB_STOP_WAIT_TIME_S"] == "600"
+@pytest.mark.parametrize(("written", "seconds"), [(600, "600"), (None, "30")])
+def test_another_grace_period_of_the_head_pod_is_that_of_its_job_too(template, written, seconds):
+    pod = template("head", {"pods.head": {"spec": {"terminationGracePeriodSeconds": written}}})
+    assert pod["spec"].get("terminationGracePeriodSeconds") == written
+    assert variables(pod)["RAY_JOB_STOP_WAIT_TIME_S"] == seconds
 
 
 def test_autoscalers_of_nodes_move_only_pods_of_the_rollout_pool(template):

@@ -8,6 +8,7 @@ from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, Trainings, condensed
 from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.reconcile.observe import TrainingParser
+from tests.operator.reconcile.world import SPEC
 
 KEY = ("team", "demo")
 
@@ -52,13 +53,18 @@ def test_a_condensed_training_is_stored_as_the_object_itself(spec) -> None:
 
 
 def test_queue_labels_without_end_are_not_kept_and_the_user_learns_why() -> None:
-    trainings = Trainings()
+    """Also with one parser before and after: labels change no generation."""
+    trainings, parser = Trainings(), TrainingParser()
     labels = {f"kueue.x-k8s.io/{number}": "" for number in range(20_000)}
-    trainings.put(body(1, generation=1, labels=labels))
-    stored = trainings.get(KEY)
-    assert len(json.dumps(stored)) < 1000
-    _, (problem,) = TrainingParser().parse(stored)
-    assert "with the labels for queues" in problem.message
+    own = {"rl.qwen35.io/retry": "1" * 100_000}
+    messages = []
+    for version, present in enumerate(({}, labels, {}), 1):
+        trainings.put(body(version, generation=1, labels=present, annotations=own) | {"spec": SPEC})
+        stored = trainings.get(KEY)
+        assert stored["metadata"]["annotations"] == {"rl.qwen35.io/retry": "1" * 253}
+        messages.append([problem.message for problem in parser.parse(stored)[1]])
+    assert messages[0] == messages[2] == []
+    assert "with the labels for queues" in messages[1][0]
 
 
 def test_what_is_given_out_can_be_changed_without_harm() -> None:

@@ -134,14 +134,14 @@ async def test_a_page_that_is_too_large_is_requested_in_smaller_pages(server, mo
     server.script = [
         page(large, token="x"),
         page(large, token="x"),
-        page(one("a", 1), token="x"),
-        page(one("b", 2), version=7),
+        *[page(one(name, 1), token="x") for name in "abcdef"],
+        page(one("g", 2), version=7),
     ]
     async with watching(server) as watch:
-        await until(idle(server, 5), "two pages that are too large, two others, and a watch")
-        assert watch.names == {"a": "1", "b": "2"}
+        await until(idle(server, 10), "two pages that are too large, seven others, and a watch")
+        assert watch.names == dict.fromkeys("abcdef", "1") | {"g": "2"}
     limits = [dict(request.query).get("limit") for request in server.requests]
-    assert limits == [str(PAGE_SIZE), str(PAGE_SIZE // 4), str(PAGE_SIZE // 16), str(PAGE_SIZE // 16), None]
+    assert limits == [*map(str, [PAGE_SIZE, 25, 6, 12, 24, 48, 96, PAGE_SIZE, PAGE_SIZE]), None]
 
 
 async def test_a_page_whose_token_has_expired_begins_the_list_again(server) -> None:
