@@ -195,9 +195,10 @@ def _act(plane: ControlPlane, acts: Connection, other_end: Connection) -> None:
 def main() -> None:
     options = _arguments()
     load = os.getloadavg()
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}  # all processes find the same packages as this one
     with (
         tempfile.TemporaryDirectory(prefix="operator-attacks-", ignore_cleanup_errors=True) as folder,
-        control_plane(binaries.find(), Path(folder)) as plane,
+        control_plane(binaries.find(), Path(folder), environment) as plane,
         attacking(plane) as attacker,
     ):
         result = asyncio.run(_measure(plane, attacker, options))

@@ -81,11 +81,12 @@ class Bed:
 def main() -> None:
     options = _arguments()
     load = os.getloadavg()
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}  # all processes find the same packages as this one
     results = {}
     for size in options.sizes:
         with (
             tempfile.TemporaryDirectory(prefix="operator-scale-", ignore_cleanup_errors=True) as folder,
-            control_plane(binaries.find(), Path(folder)) as plane,
+            control_plane(binaries.find(), Path(folder), environment) as plane,
         ):
             results[size] = asyncio.run(_measure(plane, size, options))
     print(json.dumps(_report(results, load), indent=2))
