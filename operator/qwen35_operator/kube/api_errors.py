@@ -1,4 +1,4 @@
-"""Errors of requests to the API server, by HTTP status code."""
+"""Errors of requests to the API server: by HTTP status code, and denials of admission policies by their message."""
 
 import re
 from typing import Any, Final

@@ -55,6 +55,7 @@ REQUEST_SECONDS: Final = 3.0
 REMEMBERED_VERSIONS: Final = 8
 """Number of versions of the Lease that a leader remembers: those of its renewals in about 16 s."""
 MAX_VERSION_DIGITS: Final = 20
+"""Maximum length of a resourceVersion in the annotation KNOWN_VERSION: a number of 64 bits. Longer texts are ignored."""
 
 
 class LeaseLost(Exception):

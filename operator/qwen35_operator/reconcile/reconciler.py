@@ -141,7 +141,8 @@ class Reconciler:
     async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
         """Write the changed fields of the status. Raises Conflict if the training has changed since it was observed.
 
-        If a webhook, a missing permission or an old CRD prevents the write, an event says so, because the status cannot. raw: the object of the training, with the old status.
+        If a webhook, a missing permission or an old CRD prevents the write, an event says so, because the status cannot. raw:
+        the object of the training, with the old status.
         """
         changes = _changes(raw, status)
         if not changes or (observed.deleting and not observed.saves_before_deletion):
