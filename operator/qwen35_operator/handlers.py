@@ -18,7 +18,7 @@ from typing import Any
 
 from qwen35_operator.kopf_run import KopfRun
 from qwen35_operator.kube.answers import list_item, list_page, plurals
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound, Unauthorized
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.client import METADATA, Query, RestClient
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.kubeconfig import uses_pod
@@ -181,8 +181,6 @@ async def _obstacle(client: RestClient, namespace: str | None) -> Problem | None
         }
         async with client.lines(path, query, accept=METADATA):
             pass
-    except Unauthorized:
-        raise
     except Forbidden as error:
         return not_allowed(TRAINING, namespace, error)
     return None

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, Unauthorized
+from qwen35_operator.kube.api_errors import ApiError, Forbidden
 from qwen35_operator.kube.client import Client, JsonObject
 from qwen35_operator.kube.kinds import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, ObjectKind
 
@@ -116,7 +116,7 @@ class MetricsAccess:
             answer = await self._ask(token)
         except ApiError as error:
             fix = ""
-            if isinstance(error, Forbidden) and not isinstance(error, Unauthorized):
+            if isinstance(error, Forbidden):
                 fix = ". Grant the operator create on tokenreviews and subjectaccessreviews, or start it without --metrics-authentication"
             logger.warning(
                 "A request for the metrics was refused, because its token could not be reviewed: %s%s", error, fix

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from qwen35_operator.api.training_resource import TrainingResource
-from qwen35_operator.desired import all_objects, config, message_config_maps, pod_size, ray_job
+from qwen35_operator.desired import all_objects, config, disruption_budget, message_config_maps, pod_size, ray_job
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.pools import rollout_nodes
 from qwen35_operator.operator_settings import OperatorSettings
@@ -60,6 +60,7 @@ def objects(
     return (
         *all_objects.in_order_of_creation(training, settings, config.build(training), control),
         ray_job.build(training, settings, attempt=1, rollout_nodes=nodes),
+        *([disruption_budget.build(training, 1)] if disruption_budget.is_wanted(training) else []),
     )
 
 

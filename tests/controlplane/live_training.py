@@ -278,7 +278,7 @@ class LiveTraining:
         """Of an object of this namespace, by default named as the training; None: of the list."""
         groups = {"qwen35trainings": GROUP, "rayjobs": "/apis/ray.io/v1", "rayclusters": "/apis/ray.io/v1"}
         groups |= dict.fromkeys(("roles", "rolebindings"), "/apis/rbac.authorization.k8s.io/v1")
-        groups |= {"networkpolicies": "/apis/networking.k8s.io/v1"}
+        groups |= {"networkpolicies": "/apis/networking.k8s.io/v1", "poddisruptionbudgets": "/apis/policy/v1"}
         collection = f"{groups.get(plural, '/api/v1')}/namespaces/{self.namespace}/{plural}"
         return collection if name is None else f"{collection}/{name or self.name}"
 
@@ -302,7 +302,15 @@ class LiveTraining:
         self.plane.api.request("PATCH", path, change, content=MERGE)
 
 
-CHILDREN = ("configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies", "rayjobs")
+CHILDREN = (
+    "configmaps",
+    "serviceaccounts",
+    "roles",
+    "rolebindings",
+    "networkpolicies",
+    "poddisruptionbudgets",
+    "rayjobs",
+)
 """Kinds that a training has children of."""
 
 

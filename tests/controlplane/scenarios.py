@@ -7,7 +7,7 @@ from tests.controlplane.sweep import Scenario, ScenarioRun
 
 
 def create(run: ScenarioRun) -> None:
-    run.apply()
+    run.apply(disruptionBudget="HeadAndTrain")
     running(run, 1)
 
 

@@ -113,7 +113,8 @@ def test_the_account_of_the_chart_can_do_all_that_a_training_needs(
 ):
     """Create, scale, repair, suspend, resume and delete, while the chart's policy confines the account."""
     before = operator.refused_requests()
-    live_training = LiveTraining(release.plane, namespace).apply(checkpoint={"graceSeconds": 2})
+    live_training = LiveTraining(release.plane, namespace)
+    live_training.apply(checkpoint={"graceSeconds": 2}, disruptionBudget="HeadAndTrain")
     live_training.patch(live_training.path("qwen35trainings"), {"metadata": {"finalizers": [LAST_CHECKPOINT]}})
     live_training.until_condition("Accepted", "True", "Accepted")
     live_training.until_pods("rollout", 2)
@@ -124,8 +125,10 @@ def test_the_account_of_the_chart_can_do_all_that_a_training_needs(
     strip = {"metadata": {"labels": {"rl.qwen35.io/training": None}}, "spec": {"ingress": [{}]}}
     live_training.patch(live_training.path("networkpolicies"), strip)
     live_training.until(lambda: live_training.mine("networkpolicies"), "the policy has its label again")
+    live_training.until(lambda: live_training.mine("poddisruptionbudgets"), "there is a budget")
     live_training.edit(suspend=True)
     live_training.until_state("Suspended")
+    live_training.until(lambda: not live_training.mine("poddisruptionbudgets"), "the budget is gone")
     live_training.edit(suspend=False)
     live_training.until_job(2)
     live_training.delete()
@@ -139,8 +142,14 @@ def test_the_account_of_the_chart_can_write_nothing_else(
     release: Release, account: Api, operator: OperatorProcess, namespace: str
 ):
     """What RBAC cannot tell apart: objects of others, other fields of RayClusters, and specs."""
-    live_training = LiveTraining(release.plane, namespace).apply()
+    live_training = LiveTraining(release.plane, namespace).apply(disruptionBudget="HeadAndTrain")
     live_training.until_pods("train", 1)
+    live_training.until(lambda: live_training.mine("poddisruptionbudgets"), "there is a budget")
+    budgets = live_training.path("poddisruptionbudgets", None)
+    budget = copy_of(live_training.mine("poddisruptionbudgets")[0], "demo-other")
+    assert refusal(account, "POST", budgets, budget) is None
+    everything = {"minAvailable": 1000, "selector": {}}
+    assert "select pods of their training" in (refusal(account, "POST", budgets, budget | {"spec": everything}) or "")
     cluster = live_training.cluster()
     assert cluster is not None
     path = live_training.path("rayclusters", cluster["metadata"]["name"])

@@ -105,6 +105,34 @@ def test_what_it_may_not_create_is_named(world: StoryPlace, live_training: LiveT
         live_training.until(lambda: live_training.condition("Ready")[1] != "Forbidden", "it continues")
 
 
+def test_a_kind_that_few_trainings_need_is_named_by_those_and_holds_up_no_other(
+    world: StoryPlace, live_training: LiveTraining
+):
+    """As after an upgrade whose rights an administrator has yet to grant by hand (`rbac.create: false`)."""
+    with limited(world, operator_process.rules(without="poddisruptionbudgets")) as (operator, grant):
+        live_training.apply()
+        live_training.until_pods("train", 1)
+        live_training.report()
+        live_training.until_condition("Ready", "True", "Running")
+        assert operator.readiness() == (200, "ok")
+        live_training.edit(disruptionBudget="HeadAndTrain")
+        live_training.until_condition("Degraded", "True", "Forbidden")
+        assert "create poddisruptionbudgets.policy" in live_training.whole_condition("Degraded")["message"]
+        for update in range(120):
+            live_training.report(update=update)
+            live_training.plane.wait(1)
+            assert live_training.condition("Ready") == ("True", "Running")
+            assert live_training.condition("Degraded") == ("True", "Forbidden")
+        creations = "qwen35_api_requests_total{", 'verb="POST"'
+        tried = [
+            count for name, count in operator.refused_requests().items() if all(part in name for part in creations)
+        ]
+        assert 1 <= sum(tried) <= 3
+        grant()
+        live_training.until(lambda: live_training.mine("poddisruptionbudgets"), "it is created")
+        live_training.until_condition("Degraded", "False", "AsExpected")
+
+
 def test_without_a_permission_to_write_status_the_log_says_so(world: StoryPlace, live_training: LiveTraining):
     with limited(world, operator_process.rules(without="qwen35trainings/status")) as (operator, grant):
         live_training.apply()

@@ -19,6 +19,7 @@ ANYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
 SOMEBODY = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "somebody"}]
 EDITS: dict[str, dict[str, Any]] = {
     "networkpolicies/demo": {"spec": {"podSelector": {"matchLabels": {"none": "x"}}, "ingress": [{}], "egress": None}},
+    "poddisruptionbudgets/demo-disruptions": {"spec": {"minAvailable": 0}},
     "roles/demo-trainer": {"rules": ANYTHING},
     "rolebindings/demo-trainer": {"subjects": SOMEBODY},
     "serviceaccounts/demo-trainer": {"automountServiceAccountToken": True},
@@ -30,7 +31,7 @@ EDITS: dict[str, dict[str, Any]] = {
 
 def begun(live_training: LiveTraining) -> dict[str, dict[str, Any]]:
     """Start a training. Returns its children as the operator has written them."""
-    live_training.apply()
+    live_training.apply(disruptionBudget="HeadAndTrain")
     live_training.until_pods("rollout", 2)
     live_training.report()
     live_training.until_condition("Ready", "True", "Running")
@@ -38,7 +39,8 @@ def begun(live_training: LiveTraining) -> dict[str, dict[str, Any]]:
 
 
 def content(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "metadata"}
+    """What the operator writes. The status of a PodDisruptionBudget is of Kubernetes."""
+    return {name: value for name, value in body.items() if name not in ("metadata", "status")}
 
 
 def is_repaired(live_training: LiveTraining, children: dict[str, dict[str, Any]]) -> bool:

@@ -45,7 +45,7 @@ FOREIGN = {"metadata": {"name": "demo-1"}, "spec": {"entrypoint": "", "clusterSe
 def test_every_right_is_used_and_none_is_missing(live_training: LiveTraining, operator: VirtualOperator):
     """A training's whole life, with a name that is taken, a changed spec, nodes that do not answer, and labels that somebody changes."""
     live_training.plane.api.post(live_training.path("rayjobs", None), FOREIGN)
-    live_training.apply(cleanupSecondsAfterFinished=5, checkpoint={"graceSeconds": 5})
+    live_training.apply(cleanupSecondsAfterFinished=5, checkpoint={"graceSeconds": 5}, disruptionBudget="HeadAndTrain")
     live_training.until_condition("Accepted", "False", "NameTaken")
     live_training.plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))
     live_training.until_pods("rollout", 2)
@@ -63,7 +63,7 @@ def test_every_right_is_used_and_none_is_missing(live_training: LiveTraining, op
         plane.api.request("DELETE", live_training.path("rayjobs", "demo-2"))
         live_training.until_condition("Reconciling", "True", "PodsNotEnded")
     live_training.until_pods("rollout", 4)
-    for child in (*OWNED, "networkpolicies/demo"):
+    for child in (*OWNED, "networkpolicies/demo", "poddisruptionbudgets/demo-disruptions"):
         plural, name = child.split("/")
         live_training.patch(live_training.path(plural, name), {"metadata": {"labels": {"rl.qwen35.io/training": "x"}}})
     live_training.until(lambda: len(live_training.mine("networkpolicies")) == 1, "it has its label again")

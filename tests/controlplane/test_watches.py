@@ -20,12 +20,14 @@ pytestmark = pytest.mark.worlds("memory")
             ("serviceaccounts", "demo-trainer"),
             ("rolebindings", "demo-trainer"),
             ("networkpolicies", "demo"),
+            ("poddisruptionbudgets", "demo-disruptions"),
         ],
         2,
     ),
 )
 def test_a_deleted_child_is_made_again(live_training: LiveTraining, plural: str, name: str):
-    live_training.apply()
+    live_training.apply(disruptionBudget="HeadAndTrain")
+    live_training.until(lambda: live_training.find(plural, name) is not None, f"{plural}/{name} is there")
     live_training.until_job()
     before = live_training.get(plural, name)
     live_training.plane.api.request("DELETE", live_training.path(plural, name))

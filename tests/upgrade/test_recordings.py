@@ -58,7 +58,7 @@ async def decision(recording: Recording, client: MemoryApi) -> Decision:
     """What this operator decides when it starts at the moment of the recording."""
     cache = ObjectCache((), lambda key: None, lambda kind: None)
     for kind in WATCHED:
-        for body in recording.objects[kind.name]:
+        for body in recording.objects.get(kind.name, ()):  # an earlier release has no objects of a later kind
             if training_of(body) == recording.name and watched_as(WRITTEN.get(kind.name, kind), body) == kind:
                 cache.stores[kind].put(training_of(body), record(kind, body))
     client.time = recording.time

@@ -16,8 +16,10 @@ type Field = tuple[str, ...]
 type Owners = dict[tuple[str, str], tuple[str, set[Field]]]
 """By manager and operation: the time of its last change, and its fields."""
 
-APPLIED_RESOURCES = frozenset({"configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies"})
-ATOMIC = frozenset({("spec", "podSelector"), ("roleRef",)})
+APPLIED_RESOURCES = frozenset(
+    {"configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies", "poddisruptionbudgets"}
+)
+ATOMIC = frozenset({("spec", "podSelector"), ("spec", "selector"), ("roleRef",)})
 """Mappings that have one owner as a whole. All lists have one, except ownerReferences, whose items have."""
 MANAGED_METADATA = ("labels", "annotations")
 

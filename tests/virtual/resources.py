@@ -53,6 +53,7 @@ RESOURCES = (
     Resource(RBAC, "v1", "roles", "Role"),
     Resource(RBAC, "v1", "rolebindings", "RoleBinding"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", counted=True),
+    Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", status=True, counted=True),
     Resource("coordination.k8s.io", "v1", "leases", "Lease"),
     Resource("ray.io", "v1", "rayjobs", "RayJob", status=True, counted=True),
     Resource("ray.io", "v1", "rayclusters", "RayCluster", status=True, counted=True),

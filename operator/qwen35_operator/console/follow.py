@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from qwen35_operator.console.lookup import find, refused, training
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, Unauthorized
 from qwen35_operator.kube.client import PLAIN, JsonObject, RestClient
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.watch_stream import watch_events
@@ -67,7 +67,7 @@ async def follow(
         except Gone:
             version = ""
         except ApiError as error:
-            refusals = refusals + 1 if isinstance(error, Forbidden | NotFound) else 0
+            refusals = refusals + 1 if isinstance(error, Unauthorized | Forbidden | NotFound) else 0
             if refusals == MAX_REFUSALS:
                 raise refused(error, "watch", TRAINING, namespace) from error
             yield ConnectionProblem(f"The API server does not answer: {error.message}. Trying again")

@@ -1,4 +1,4 @@
-"""Builds all child objects of a training except RayJobs, and checks that they can be created."""
+"""Builds the child objects that every training has except RayJobs, and checks that all children can be created."""
 
 from itertools import chain
 

@@ -21,9 +21,10 @@ def build(training: TrainingResource) -> KubeObject:
     """Return the ConfigMap with the manifest that the trainer reads.
 
     In this manifest, each PersistentVolumeClaim is replaced by the path at which it is mounted. spec.pods, which names
-    Secrets, is left out.
+    Secrets, is left out, and so are fields that may change while the trainer runs and do not concern it.
     """
-    spec = mounted(training.spec).model_copy(update={"suspend": False, "pods": PodsSpec()})
+    for_operator = {"suspend": False, "disruptionBudget": "None", "pods": PodsSpec()}
+    spec = mounted(training.spec).model_copy(update=for_operator)
     manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -243,6 +243,7 @@ FIRST_DEFAULTS: Final[Mapping[str, Any]] = {
     "failurePolicy.rules[].onExitCodes": [],
     "failurePolicy.rules[].onReasons": [],
     "failurePolicy.rules[].onMessagePattern": None,
+    "disruptionBudget": "None",
     "cleanupSecondsAfterFinished": None,
     "activeDeadlineSeconds": None,
 }

@@ -76,6 +76,11 @@ def account_name(training: str) -> str:
     return f"{training}-trainer"
 
 
+def budget_name(training: str) -> str:
+    """Return the name of the PodDisruptionBudget."""
+    return f"{training}-disruptions"
+
+
 def selector(training: str) -> str:
     """Return the label selector of all objects of a training."""
     return f"{TRAINING}={training}"

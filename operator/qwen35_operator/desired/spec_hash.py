@@ -23,6 +23,7 @@ LIVE_FIELDS: Final = frozenset(
         "suspend",
         "evaluation",
         "failurePolicy",
+        "disruptionBudget",
         "cleanupSecondsAfterFinished",
         "activeDeadlineSeconds",
         "rollout.nodes",

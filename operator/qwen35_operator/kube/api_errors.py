@@ -41,10 +41,10 @@ class Gone(ApiError):
 
 
 class Forbidden(ApiError):
-    """403: a permission is missing, or a quota is used up; or a subclass of it."""
+    """403: a permission is missing, or a quota is used up; or `Denied`."""
 
 
-class Unauthorized(Forbidden):
+class Unauthorized(ApiError):
     """401: the API server does not accept the credentials, for example because their token has expired.
 
     The reason may pass on its own: the kubelet renews the operator's token, and an authentication webhook comes back.

@@ -60,6 +60,7 @@ SERVICE_ACCOUNT: Final = ObjectKind("ServiceAccount", "", "v1", "serviceaccounts
 ROLE: Final = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDING: Final = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 NETWORK_POLICY: Final = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
+DISRUPTION_BUDGET: Final = ObjectKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets")
 EVENT: Final = ObjectKind("Event", "", "v1", "events")
 NODE: Final = ObjectKind("Node", "", "v1", "nodes")
 """Nodes are read one at a time, when a pod on one may hold up the next attempt."""
@@ -69,12 +70,16 @@ SUBJECT_ACCESS_REVIEW: Final = ObjectKind("SubjectAccessReview", "authorization.
 LEASE: Final = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 
 WRITTEN: Final = {
-    kind.name: kind for kind in (RAY_JOB, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY)
+    kind.name: kind
+    for kind in (RAY_JOB, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, DISRUPTION_BUDGET)
 }
 """Kinds of the child objects that the operator creates, by name."""
 WATCHED: Final = (*WRITTEN.values(), HISTORY, RAY_CLUSTER, POD)
-METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HISTORY)
+METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, DISRUPTION_BUDGET, HISTORY)
 """Kinds of which the operator watches only the metadata: it needs only the owner and the hash that it wrote last."""
+OPTIONAL: Final = (DISRUPTION_BUDGET,)
+"""Kinds that only some trainings need. An operator without the permission to watch one serves all others, because an administrator
+who grants its permissions by hand upgrades the operator first. A training that needs the kind reports what is missing."""
 
 
 def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:

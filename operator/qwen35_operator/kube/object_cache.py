@@ -90,5 +90,11 @@ class ObjectCache:
 
     def problems(self, namespace: str) -> tuple[Problem, ...]:
         """Return the problems of all watches that cover the namespace."""
-        relevant = [*self._watches.get(None, []), *self._watches.get(namespace, [])]
-        return tuple(watch.problem for watch in relevant if watch.problem is not None)
+        return tuple(watch.problem for watch in self._covering(namespace) if watch.problem is not None)
+
+    def limitations(self, namespace: str) -> tuple[Problem, ...]:
+        """Return the problems of the optional kinds that are not watched in the namespace."""
+        return tuple(watch.limitation for watch in self._covering(namespace) if watch.limitation is not None)
+
+    def _covering(self, namespace: str) -> list[Watch]:
+        return [*self._watches.get(None, []), *self._watches.get(namespace, [])]

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from qwen35_operator.desired import object_names
 from qwen35_operator.kube.answers import list_item
-from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, Unauthorized, Unexpected
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound, Unexpected
 from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, RestClient
 from qwen35_operator.kube.error_log import ErrorLog
-from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
+from qwen35_operator.kube.kinds import METADATA_ONLY, OPTIONAL, ObjectKind
 from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.list_pages import pages
 from qwen35_operator.kube.object_parsing import record, training_of
@@ -45,6 +45,8 @@ LASTING_SECONDS = 10.0
 MAX_REFUSALS = 5
 """Number of refused requests in a row after which a person has to act. A few are normal: an API server that has just started
 knows neither its roles nor the kinds of other API groups for a while."""
+OPTIONAL_SECONDS = 60.0
+"""Time between two tries to watch an optional kind without the permission, which may never be granted."""
 MAX_FAILURES = 5
 """Number of failures in a row after which nobody waits for the first list: 15 s of errors, or 80 s without an answer."""
 WARNING_SECONDS = 60.0
@@ -80,6 +82,8 @@ class Watch:
     """The pace of its lists, which all watches of the process share."""
     problem: Problem | None = None
     """Why the kind cannot be watched; None while it can."""
+    limitation: Problem | None = None
+    """Why an optional kind is not watched; None while it is. The store may then lack objects, or have some that are gone."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the store contains a complete list. Cleared while there is a `problem`."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,12 +116,12 @@ class Watch:
             except ApiError as error:
                 self._errors.failed(f"watching {self._errors.watched}: {error}")
                 wanted = error.retry_after
-                refused = isinstance(error, (Forbidden, NotFound)) and not isinstance(error, Unauthorized)
+                refused = isinstance(error, Forbidden | NotFound)
                 self._refusals = self._refusals + 1 if refused else 0
                 if refused or isinstance(error, Unexpected) or TOO_LARGE_VERSION in error.message:
                     self._version = ""
                 if refused:
-                    self._mark_unavailable(error)
+                    wanted = max(wanted, self._mark_unavailable(error))
                 self.restarted(self.kind.name)
             except Exception as error:  # noqa: BLE001  # logged; one watch must not end the others
                 self._errors.failed(f"watching {self._errors.watched}: this is a bug: {error!r}", traceback=True)
@@ -221,7 +225,7 @@ class Watch:
         self._errors.works()
 
     def _mark_synced(self) -> None:
-        solved, self.problem = self.problem is not None, None
+        solved, self.problem, self.limitation = self.problem is not None, None, None
         self.synced.set()
         self.settled.set()
         if solved:
@@ -236,25 +240,33 @@ class Watch:
             self.problem = self._late
             self.settled.set()
 
-    def _mark_unavailable(self, error: ApiError) -> None:
+    def _mark_unavailable(self, error: ApiError) -> float:
         """Record the problem if only a person can solve it: KubeRay or a permission is missing.
 
-        Other errors are temporary and are not recorded here, and neither are the first MAX_REFUSALS - 1 refusals in a row.
+        Other errors are temporary and are not recorded here, and neither are the first MAX_REFUSALS - 1 refusals in a row. A
+        missing permission for an optional kind is a limitation, with which the operator serves all trainings. Returns the
+        minimum time until the next try, in seconds.
         """
         if self._refusals < MAX_REFUSALS and self.problem is None:
-            return
+            return 0.0
+        if isinstance(error, Forbidden) and self.kind in OPTIONAL:
+            self.seen_at = time.monotonic()
+            self._mark_synced()
+            self.limitation = not_allowed(self.kind, self.namespace, error)
+            return OPTIONAL_SECONDS
         if isinstance(error, NotFound) and self.kind.group == "ray.io":
             fix = "Install KubeRay 1.5.1 or newer; the operator does not need a restart."
             self.problem = Problem(self.kind.resource, "the cluster has no such kind: KubeRay is not installed.", fix)
         elif isinstance(error, Forbidden):
             self.problem = not_allowed(self.kind, self.namespace, error)
         else:
-            return
+            return 0.0
         worked = self.synced.is_set()
         self.synced.clear()
         self.settled.set()
         if worked:
             self.lost()
+        return 0.0
 
 
 def blind(kind: ObjectKind, namespace: str | None, seen_at: float) -> Problem | None:

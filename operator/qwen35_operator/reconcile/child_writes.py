@@ -1,4 +1,6 @@
-"""Returns the writes that create missing children of a training, and apply changed children again. RayJobs are left out.
+"""Returns the writes that create missing children of a training, and apply changed children again.
+
+RayJobs and the PodDisruptionBudget (`disruptions`) are left out.
 
 A child is applied if the desired object has changed since the operator wrote it, or if somebody may have changed the
 child (`drift`).
@@ -38,7 +40,7 @@ def ensure(
     """
     control_map = message_config_maps.control(training, control)
     manifests = all_objects.in_order_of_creation(training, settings, config_map(training), control_map)
-    writes = (_ensure(observed, manifest) for manifest in manifests)
+    writes = (ensure_child(observed, manifest) for manifest in manifests)
     return tuple(write for write in writes if write is not None)
 
 
@@ -81,7 +83,7 @@ def order_to_stop(
     """
     current = observed.control if observed.control is not None and observed.control.attempt == attempt else None
     control = (current or control_message(training, attempt, 0)).model_copy(update={"stop": order})
-    write = _ensure(observed, message_config_maps.control(training, control))
+    write = ensure_child(observed, message_config_maps.control(training, control))
     return () if write is None else (write,)
 
 
@@ -107,7 +109,7 @@ def control_message(
     return Control(attempt=attempt, rolloutNodes=rollout_nodes, leaving=leaving, leavingSince=leaving_since, live=live)
 
 
-def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:
+def ensure_child(observed: Observed, manifest: KubeObject) -> Create | Apply | None:
     """Return the write that creates the object or applies it again; None if there is nothing to write.
 
     An object without a hash is only created: its content belongs to the trainer. An object that the operator wants to change is

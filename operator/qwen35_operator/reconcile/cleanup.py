@@ -9,6 +9,7 @@ from typing import Literal
 
 from qwen35_operator.api.v1alpha1 import Attempt
 from qwen35_operator.desired import object_names
+from qwen35_operator.kube.kinds import DISRUPTION_BUDGET
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
@@ -47,7 +48,9 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
         return Verdict(final, ending.reason, ending.message, after=remaining)
     deletions = [Delete("RayJob", job.name, job.uid) for job in observed.jobs if job.deleting is None]
     deletions += [
-        Delete(child.kind, child.name, child.uid) for child in observed.children.values() if child.deleting is None
+        Delete(child.kind, child.name, child.uid)
+        for child in observed.children.values()
+        if child.deleting is None and child.kind != DISRUPTION_BUDGET.name  # `disruptions.removal` deletes it before
     ]
     events = (PostEvent("Normal", "Cleaned", f"cleanupSecondsAfterFinished {ttl} are over"),) if deletions else ()
     return Verdict(final, ending.reason, ending.message, (*events, *deletions))

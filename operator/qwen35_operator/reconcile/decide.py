@@ -16,7 +16,8 @@ The policies are asked in this order, and the first one with a verdict decides. 
 how it ended and what follows before anything else is done. After a crash in between, the next decision therefore finds
 either the evidence of the end or the record of it.
 
-RayJobs of ended attempts are deleted last: a refused deletion does not keep the other writes from being carried out.
+RayJobs of ended attempts are deleted last, and a PodDisruptionBudget that protects nothing (`disruptions`): a refused deletion does not
+keep the other writes from being carried out.
 """
 
 from dataclasses import replace
@@ -32,6 +33,7 @@ from qwen35_operator.reconcile import (
     cleanup,
     completion,
     deletion,
+    disruptions,
     releases,
     running,
     start,
@@ -65,10 +67,11 @@ def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Dec
             (), status, min((each for each in (verdict.after, copy_after) if each is not None), default=None)
         )
     deletions, delete_after = cleanup.ended_jobs(observed, now)
-    times = verdict.after, copy_after, delete_after, observed.repair_after
+    times = verdict.after, copy_after, delete_after, observed.repair_after, disruptions.retry_after(observed, now)
     waits = [seconds for seconds in times if seconds is not None]
     if status.attempts != recorded:
         waits.append(0.0)  # the next decision, made from the new record, follows immediately
+    deletions = (*deletions, *disruptions.removal(observed, now))
     return Decision((*warnings, *verdict.writes, *deletions), status, min(waits, default=None))
 
 

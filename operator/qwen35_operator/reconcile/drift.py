@@ -33,7 +33,7 @@ MAX_FIRST_READS_PER_SECOND = 15.0
 """Maximum rate of these reads of NetworkPolicies, and of all other children together. With more than 600 running trainings
 the NetworkPolicies take longer than until FIRST_READS_SECONDS, and with more than 120 the others."""
 OTHER_CHILDREN = 5
-"""Number of children of a training that are read, besides its NetworkPolicy."""
+"""Number of children of a training that are read, besides its NetworkPolicy and a PodDisruptionBudget, which few trainings have."""
 SHARED_FIELDS = ("labels", "annotations")
 """Metadata in which other managers may have entries of their own."""
 

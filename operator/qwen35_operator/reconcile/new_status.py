@@ -22,13 +22,13 @@ from qwen35_operator.api.v1alpha1 import (
 )
 from qwen35_operator.desired import object_names, pod_size
 from qwen35_operator.desired.queueing import QUEUE_LABEL
-from qwen35_operator.reconcile import attempts
+from qwen35_operator.reconcile import attempts, disruptions
 from qwen35_operator.reconcile.decision import Decision, Verdict
 from qwen35_operator.reconcile.elasticity import target
 from qwen35_operator.reconcile.even_spread import fraction
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.writes import Delete, RefusedWrite, is_repair
-from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
+from qwen35_operator.reconcile.writes import Delete, RefusedWrite, is_of_budget, is_repair
+from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, true_condition, yes
 from qwen35_operator.status.times import at, parse, rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
@@ -94,13 +94,16 @@ def status_after_refusal(
     If the start of an attempt was refused, the training is Pending, and the status records nothing of the decision.
     Otherwise the status is that of the decision, and the condition Degraded gives the reason of the refusal: an open
     attempt continues, and a training that has ended stays so. A refused deletion or repair does not prevent the start
-    of an attempt.
+    of an attempt, and a refused write of the PodDisruptionBudget hides no other reason for which the training is Degraded.
     """
     observed = attempts.with_adopted(observed)
     message = "; ".join(refusal.message for refusal in refused)
     reason = refused[0].reason
     planned = attempts.last_attempt(decision.status.attempts)
     starts = planned is not None and all(attempt.number != planned.number for attempt in observed.status.attempts)
+    degraded = true_condition(decision.status, "Degraded") is not None
+    if degraded and all(is_of_budget(refusal.write) for refusal in refused):
+        return _without_early_numbers(decision.status, observed, now)
     if not starts or all(isinstance(refusal.write, Delete) or is_repair(refusal.write) for refusal in refused):
         return _without_early_numbers(
             _with_condition(decision.status, "Degraded", yes(reason, message), observed, now), observed, now
@@ -144,7 +147,9 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
     findings |= _pool_findings(observed, pools, ended=ended)
     findings["Ready"] = (yes if ready else no)(reason, message)
     findings["Suspended"] = yes(reason, message) if state == "Suspended" else no("AsExpected")
-    findings["Degraded"] = verdict.degraded or _unrepaired(observed) or no("AsExpected")
+    findings["Degraded"] = (
+        verdict.degraded or _unrepaired(observed) or disruptions.problem(observed) or no("AsExpected")
+    )
     if (release := observed.status.release) is not None:
         findings["UpdateAvailable"] = _update(release, final=state in ("Succeeded", "Failed"))
     findings["Succeeded"] = yes(reason, message) if state == "Succeeded" else no("Waiting")

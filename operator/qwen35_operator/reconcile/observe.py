@@ -17,12 +17,12 @@ from qwen35_operator.desired.object_names import FORCE_START, RETRY, UPDATE
 from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.problem_limits import first_problems
 from qwen35_operator.desired.queueing import copied_to_job
-from qwen35_operator.kube.api_errors import Forbidden, NotFound, Unauthorized
+from qwen35_operator.kube.api_errors import Forbidden, NotFound
 from qwen35_operator.kube.client import Client
 from qwen35_operator.kube.kinds import CONFIG_MAP, NODE, POD, RAY_CLUSTER, RAY_JOB
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import MAX_REQUEST_CHARACTERS, record
-from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
+from qwen35_operator.kube.object_records import Child, MessageConfigMap, OwnWrite, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
 from qwen35_operator.reconcile import leftovers, stall
@@ -123,13 +123,14 @@ async def observe(
     reports_since: datetime | None = None,
     known_version: int = 0,
     running: int = 0,
+    budget_try: OwnWrite | None = None,
 ) -> Observed:
     """Collect everything that a decision about this training depends on.
 
     reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
     this process leads, and reports of trainers can be seen; None if that is unknown. known_version: the resourceVersion up to
-    which an earlier leader has acted on changes. running: number of all trainings that are Running. Raises ApiError if a
-    request to the API server fails.
+    which an earlier leader has acted on changes. running: number of all trainings that are Running. budget_try: see `Observed`.
+    Raises ApiError if a request to the API server fails.
     """
     metadata = raw["metadata"]
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]
@@ -178,6 +179,8 @@ async def observe(
         unrepaired=tuple(
             child.own_write.refusal for child in own_children if child.own_write and child.own_write.refusal
         ),
+        budget_try=budget_try,
+        limitations=cache.limitations(namespace),
         jobs=tuple(jobs),
         clusters=_clusters(cache, key, {job.uid for job in jobs}),
         pods=pods,
@@ -265,8 +268,6 @@ async def _node(name: str, client: Client) -> NodeState:
         raw = await client.get(NODE.path(None, name))
     except NotFound:
         return "Gone"
-    except Unauthorized:
-        raise
     except Forbidden:
         return "Unreadable"
     taints = raw.get("spec", {}).get("taints") or ()

@@ -8,7 +8,7 @@ from typing import Literal
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
 from qwen35_operator.desired.object_names import LAST_CHECKPOINT
-from qwen35_operator.kube.object_records import Child, Pod, RayCluster, RayJob
+from qwen35_operator.kube.object_records import Child, OwnWrite, Pod, RayCluster, RayJob
 from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.manifest import Problem
 
@@ -71,6 +71,10 @@ class Observed:
     """Seconds until further children have to be checked for drift; None if no further child has changed."""
     unrepaired: tuple[tuple[str, str], ...] = ()
     """Reason and message of the latest repair of each child whose repair has failed."""
+    budget_try: OwnWrite | None = None
+    """The latest try to create or delete the PodDisruptionBudget, if the API server has refused it."""
+    limitations: tuple[Problem, ...] = ()
+    """A problem for each optional kind that cannot be watched (`kinds.OPTIONAL`)."""
     jobs: tuple[RayJob, ...] = ()
     clusters: tuple[RayCluster, ...] = ()
     pods: tuple[Pod, ...] = ()

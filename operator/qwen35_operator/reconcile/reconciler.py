@@ -98,6 +98,7 @@ class Reconciler:
             reports_since=self._leading_since,
             known_version=self._known_version,
             running=self._trainings.states()["Running"],
+            budget_try=self._writer.budget_try(raw["metadata"]["uid"]),
         )
         now: datetime = self._client.now()
         async with self._computing:

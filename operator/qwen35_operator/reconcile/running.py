@@ -2,7 +2,7 @@
 
 from qwen35_operator.api.v1alpha1 import Fault, State
 from qwen35_operator.desired.network_policy import DASHBOARD_PORT
-from qwen35_operator.reconcile import attempts, child_writes, elasticity, failure_rules, stall
+from qwen35_operator.reconcile import attempts, child_writes, disruptions, elasticity, failure_rules, stall
 from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.reconcile.stop import time_to_deadline
@@ -23,8 +23,8 @@ SHOWN_PODS = 3
 def decide(situation: AttemptSituation) -> Verdict:
     """Return the verdict that keeps the open attempt running.
 
-    The writes bring the rollout pool to its target size, and pass on the settings that may change while an attempt
-    runs.
+    The writes bring the rollout pool to its target size, pass on the settings that may change while an attempt runs, and
+    protect the pods from drains if the spec wants it.
     """
     training, attempt, status = situation.training, situation.attempt, situation.status
     changes: dict[str, object] = {}
@@ -39,6 +39,7 @@ def decide(situation: AttemptSituation) -> Verdict:
         changes["autoscale"] = None
     resize = elasticity.resize(situation, nodes)
     control = child_writes.control_message(training, attempt.number, resize.nodes, resize.leaving, resize.leaving_since)
+    children = child_writes.ensure(situation.observed, training, situation.settings, control)
     held_back = situation.job is not None and situation.job.held
     waits = [None if held_back else time_to_deadline(situation), resize.after]
     limits = _seconds_until_overdue(situation), None if held_back else stall.seconds_until_head_lost(situation)
@@ -52,7 +53,7 @@ def decide(situation: AttemptSituation) -> Verdict:
         state,
         reason,
         message,
-        (*child_writes.ensure(situation.observed, training, situation.settings, control), *resize.writes, *events),
+        (*children, *resize.writes, *disruptions.protection(situation), *events),
         changes,
         after=min((seconds for seconds in waits if seconds is not None), default=None),
         degraded=_degraded(situation, resize.held),

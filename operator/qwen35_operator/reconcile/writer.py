@@ -35,6 +35,7 @@ from qwen35_operator.reconcile.writes import (
     RefusedWrite,
     RemoveFinalizer,
     Scale,
+    is_of_budget,
     is_repair,
 )
 from qwen35_operator.status.text_limits import cut
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 EVENT_REPEAT_TIME = timedelta(minutes=10)
 """Minimum time between two equal events of one training. An event that is repeated earlier is not posted."""
+MAX_BUDGET_TRIES = 10_000
+"""Maximum number of trainings of which a refused write of the budget is remembered. The oldest is forgotten."""
 MAX_EVENT_BYTES = 1024
 MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
@@ -79,6 +82,7 @@ class ClusterWriter:
         self._progressed = progressed
         self._may_write = may_write
         self._posted: dict[tuple[str, str, str], datetime] = {}
+        self._budget_tries: dict[str, OwnWrite] = {}  # by uid of the training; the newest is last
 
     async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> list[RefusedWrite]:
         """Carry out the writes in order. Returns those that the API server refused, or failed to carry out.
@@ -100,6 +104,10 @@ class ClusterWriter:
                 self._progressed((observed.namespace, observed.name))
         return refused
 
+    def budget_try(self, uid: str) -> OwnWrite | None:
+        """Return the latest try to create or delete the budget of the training with this uid, if the API server refused it."""
+        return self._budget_tries.get(uid)
+
     def check_leading(self) -> None:
         """Raise NotLeading unless this process leads. Call this right before a write."""
         if not self._may_write():
@@ -117,12 +125,23 @@ class ClusterWriter:
         except ApiError as error:
             if isinstance(error, Conflict) or error.status == TOO_MANY_REQUESTS or error.retry_after:
                 raise
-            refused = RefusedWrite(
-                write, "WriteFailed", f"{_named(write)} failed: {error.message}. The operator tries again"
-            )
-        if refused is not None and refused.reason != "Cleaning" and isinstance(write, Apply) and write.is_repair:
+            cause = "the API server does not accept the operator's token: " if isinstance(error, Unauthorized) else ""
+            message = f"{_named(write)} failed: {cause}{error.message}. The operator tries again"
+            refused = RefusedWrite(write, "WriteFailed", message)
+        if isinstance(write, Create | Delete) and is_of_budget(write):
+            self._note_budget_try(observed.uid, refused)
+        elif refused is not None and refused.reason != "Cleaning" and isinstance(write, Apply) and write.is_repair:
             self._note_try(observed, write, refused)
         return refused
+
+    def _note_budget_try(self, uid: str, refused: RefusedWrite | None) -> None:
+        """Record when the operator tried to create or delete a budget, and why that failed; forget it if it did not fail."""
+        self._budget_tries.pop(uid, None)
+        if refused is not None:
+            cause = refused.reason, cut(refused.message, MAX_EVENT_BYTES)
+            self._budget_tries[uid] = OwnWrite("", self._client.now(), None, cause)
+        if len(self._budget_tries) > MAX_BUDGET_TRIES:
+            del self._budget_tries[next(iter(self._budget_tries))]
 
     def _note_try(self, observed: Observed, write: Apply, refused: RefusedWrite) -> None:
         """Record in the stored child when the operator tried to write it, and why that failed."""
@@ -257,6 +276,7 @@ class ClusterWriter:
         try:
             answer = await self._client.delete(kind.path(observed.namespace, delete.name), options)
         except NotFound:
+            self._remove(observed, kind, delete.uid)  # the watch may be late
             return None
         except (Forbidden, Invalid) as error:
             return refusal(delete, kind, observed.namespace, delete.name, "delete", error)
@@ -340,9 +360,6 @@ def refusal(
     if isinstance(error, Denied):
         fix = "Allow it, or delete it yourself" if isinstance(write, Delete) else "Change spec, or the policy"
         return RefusedWrite(write, "Rejected", f"{kind.name} {name}: {error.message}. {fix}")
-    if isinstance(error, Unauthorized):
-        message = f"the API server does not accept the operator's token: {error.message}. The operator tries again"
-        return RefusedWrite(write, "WriteFailed", message)
     if isinstance(error, Forbidden):
         if "exceeded quota" in error.message:
             message = f"{kind.name} {name}: {error.message}. Raise the quota, or free some of it"

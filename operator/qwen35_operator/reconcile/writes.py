@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.kube.kinds import DISRUPTION_BUDGET
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Delete:
     kind: str
     name: str
     uid: str
+    is_repair: bool = False
+    """Whether it only removes a child that should not exist. No other write depends on a repair."""
 
 
 @dataclass(frozen=True)
@@ -103,4 +106,14 @@ class RefusedWrite:
 
 def is_repair(write: ClusterWrite) -> bool:
     """Return whether no other write depends on this one."""
-    return isinstance(write, Create | Apply) and write.is_repair
+    return isinstance(write, Create | Apply | Delete) and write.is_repair
+
+
+def is_of_budget(write: ClusterWrite) -> bool:
+    """Return whether the write creates, changes or deletes a PodDisruptionBudget."""
+    match write:
+        case Create(manifest=manifest) | Apply(manifest=manifest):
+            return bool(manifest["kind"] == DISRUPTION_BUDGET.name)
+        case Delete(kind=kind):
+            return kind == DISRUPTION_BUDGET.name
+    return False

@@ -127,6 +127,7 @@ def test_every_section_is_fixed_or_changes_while_suspended_or_is_live():
         "evaluation",
         "checkpoint",
         "failurePolicy",
+        "disruptionBudget",
         "cleanupSecondsAfterFinished",
         "activeDeadlineSeconds",
     }

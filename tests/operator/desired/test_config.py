@@ -89,6 +89,11 @@ def test_paths_without_a_claim_lead_into_the_image(read, make_training):
     assert spec.checkpoint.storage.path == "/nfs/ckpt"
 
 
+def test_the_trainer_does_not_notice_a_change_of_what_only_the_operator_reads(make_training):
+    """An earlier trainer would refuse a field that it does not know."""
+    assert config.build(make_training({"disruptionBudget": "HeadAndTrain"})) == config.build(make_training())
+
+
 def test_neither_pods_nor_the_names_of_secrets_reach_the_trainer(read, make_training):
     variable = {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "vault", "key": "wandb"}}}
     training = make_training({"pods.env": [variable], "suspend": True})

@@ -11,7 +11,16 @@ from qwen35_operator.kube import list_pages
 from qwen35_operator.kube import watch as module
 from qwen35_operator.kube.api_errors import ApiError, Unavailable, Unexpected
 from qwen35_operator.kube.client import JsonObject, Query
-from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, ObjectKind
+from qwen35_operator.kube.kinds import (
+    CONFIG_MAP,
+    DISRUPTION_BUDGET,
+    METADATA_ONLY,
+    POD,
+    RAY_JOB,
+    ROLE,
+    WATCHED,
+    ObjectKind,
+)
 from qwen35_operator.kube.list_pace import ListPace
 from qwen35_operator.kube.list_pages import PAGE_SIZE
 from qwen35_operator.kube.object_cache import ObjectCache
@@ -31,6 +40,7 @@ def _impatient(monkeypatch) -> None:
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(module, "MAX_BACKOFF_SECONDS", 0.04)
     monkeypatch.setattr(module, "MAX_REFUSALS", 1)
+    monkeypatch.setattr(module, "OPTIONAL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -287,6 +297,34 @@ async def test_without_permission_it_says_who_must_grant_what_and_sees_again_whe
         assert watch.recoveries == 1
         assert watch.names == {"p": "1"}
     assert server.requests[0].path == "/api/v1/namespaces/team/pods"
+
+
+async def test_without_permission_for_a_kind_that_few_trainings_need_it_serves_all_others(server) -> None:
+    budget = {"metadata": raw_objects.metadata("demo")}
+    server.script = [*[refuses(403, "forbidden")] * 3, page(budget, version=3), stream(stays=True)]
+    async with watching(server, DISRUPTION_BUDGET, "team") as watch:
+        await asyncio.wait_for(watch.synced.wait(), PATIENCE)
+        assert (watch.settled.is_set(), watch.problem, watch.names) == (True, None, {})
+        assert (
+            watch.limitation.fix
+            == "Grant get, list and watch on poddisruptionbudgets.policy in namespace team to the operator."
+        )
+        await until(lambda: watch.names == {"demo": "1"}, "the object, once it may be watched")
+        await until(lambda: watch.limitation is None, "no limitation any more")
+        assert (watch.losses, watch.problem) == (0, None)
+
+
+async def test_without_the_permission_any_more_it_tries_rarely_and_keeps_what_it_knows(server, monkeypatch) -> None:
+    """An object that must go can then still be deleted, if that is permitted."""
+    monkeypatch.setattr(module, "OPTIONAL_SECONDS", 60.0)
+    budget = {"metadata": raw_objects.metadata("demo")}
+    server.script = [page(budget, version=3), stream(), refuses(403, "forbidden")]
+    async with watching(server, DISRUPTION_BUDGET, "team") as watch:
+        await until(lambda: watch.limitation is not None, "the limitation")
+        assert (watch.names, watch.synced.is_set(), watch.problem) == ({"demo": "1"}, True, None)
+        seen = len(server.requests)
+        await asyncio.sleep(0.2)
+        assert len(server.requests) == seen, "it tries again after OPTIONAL_SECONDS only"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

@@ -8,7 +8,16 @@ from qwen35_operator.api.v1alpha1 import KIND, TrainingStatus
 from qwen35_operator.desired import object_names
 from qwen35_operator.desired.objects import sealed
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable, api_error
-from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT, TRAINING
+from qwen35_operator.kube.kinds import (
+    CONFIG_MAP,
+    DISRUPTION_BUDGET,
+    EVENT,
+    HISTORY,
+    RAY_CLUSTER,
+    RAY_JOB,
+    SERVICE_ACCOUNT,
+    TRAINING,
+)
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import OwnWrite
@@ -281,6 +290,34 @@ async def test_a_repair_that_fails_is_due_again_after_a_while(setup) -> None:
     written = repair.manifest["metadata"]["annotations"][object_names.HASH]
     assert child.own_write == OwnWrite("", START, written, (refused.reason, refused.message))
     assert drifted([child], START) == (frozenset(), REPAIR_SECONDS)
+
+
+def budget() -> dict:
+    metadata = {**config()["metadata"], "name": "demo-disruptions"}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": {}}
+
+
+async def test_a_refused_write_of_the_budget_is_remembered_until_one_succeeds(setup) -> None:
+    async def refused_once(verb: str, write: Create | Delete) -> None:
+        setup.api.refuse(verb, "poddisruptionbudgets", Forbidden(403, "no"))
+        refused = await setup.write(write)
+        assert setup.writer.budget_try(raw_objects.UID) == OwnWrite("", START, None, (refused.reason, refused.message))
+        assert setup.writer.budget_try("another") is None
+        assert await setup.write(write) is None
+        assert setup.writer.budget_try(raw_objects.UID) is None
+
+    await refused_once("POST", Create(budget(), is_repair=True))
+    (created,) = setup.stored(DISRUPTION_BUDGET).values()
+    await refused_once("DELETE", Delete(created.kind, created.name, created.uid, is_repair=True))
+    assert setup.stored(DISRUPTION_BUDGET) == {}
+
+
+async def test_refused_writes_of_a_bounded_number_of_budgets_are_remembered(setup, monkeypatch) -> None:
+    monkeypatch.setattr("qwen35_operator.reconcile.writer.MAX_BUDGET_TRIES", 2)
+    setup.api.refuse("POST", "poddisruptionbudgets", *[Forbidden(403, "no")] * 3)
+    for uid in ("first", "second", "third"):
+        await setup.writer.write(replace(SEEN, uid=uid), [Create(budget(), is_repair=True)])
+    assert [setup.writer.budget_try(uid) is not None for uid in ("first", "second", "third")] == [False, True, True]
 
 
 async def test_an_api_server_without_time_ends_the_reconcile_at_the_first_repair(setup) -> None:

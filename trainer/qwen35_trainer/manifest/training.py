@@ -97,6 +97,14 @@ class TrainingSpec(Section):
     failurePolicy: FailurePolicySpec = Field(
         FailurePolicySpec(), description="What follows a failed attempt. Default: up to 5 restarts. verl: none."
     )
+    disruptionBudget: Literal["None", "HeadAndTrain"] = Field(
+        "None",
+        description="Which pods a drain of their node must not evict while the training has pods. HeadAndTrain: the pods of the pools "
+        "head and train, whose loss ends the attempt, by a PodDisruptionBudget; every drain of their nodes waits until the "
+        "training ends, is suspended, or has None. Nodes that fail, and preemption by the scheduler, do not wait. "
+        "Default: None, because an attempt whose pods are evicted continues from the last checkpoint, and a long training would "
+        "block the upgrades of nodes. verl: none.",
+    )
     cleanupSecondsAfterFinished: int | None = Field(
         None,
         ge=0,
