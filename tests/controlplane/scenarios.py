@@ -7,7 +7,7 @@ from tests.controlplane.sweep import Scenario, ScenarioRun
 
 
 def create(run: ScenarioRun) -> None:
-    run.apply(disruptionBudget="HeadAndTrain")
+    run.apply()
     running(run, 1)
 
 
@@ -45,6 +45,13 @@ def scale(run: ScenarioRun) -> None:
     ready(run, rollout=4)
     run.edit(rollout={"nodes": 1})
     ready(run, rollout=1)
+
+
+def protect(run: ScenarioRun) -> None:
+    """From drains, and no more."""
+    for budget, count in (("HeadAndTrain", 1), ("None", 0)):
+        run.edit(disruptionBudget=budget)
+        run.until(lambda count=count: len(run.mine("poddisruptionbudgets")) == count, f"disruptionBudget is {budget}")
 
 
 def delete(run: ScenarioRun) -> None:
@@ -89,6 +96,7 @@ SCENARIOS = (
     Scenario("resume", (resume,), suspended),
     Scenario("fail_and_restart", (fail_and_restart,), create),
     Scenario("scale", (scale,), create),
+    Scenario("protect", (protect,), create),
     Scenario("delete", (create_and_delete,)),
 )
 """Each act alone, for sweeps that disturb one write at a time."""

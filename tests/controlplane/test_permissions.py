@@ -117,7 +117,10 @@ def test_a_kind_that_few_trainings_need_is_named_by_those_and_holds_up_no_other(
         assert operator.readiness() == (200, "ok")
         live_training.edit(disruptionBudget="HeadAndTrain")
         live_training.until_condition("Degraded", "True", "Forbidden")
-        assert "create poddisruptionbudgets.policy" in live_training.whole_condition("Degraded")["message"]
+        live_training.until(
+            lambda: "create poddisruptionbudgets.policy" in live_training.whole_condition("Degraded")["message"],
+            "the condition names the permission",
+        )
         for update in range(120):
             live_training.report(update=update)
             live_training.plane.wait(1)

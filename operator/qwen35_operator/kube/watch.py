@@ -73,10 +73,10 @@ class Watch:
     restarted: Callable[[str], None] = lambda kind: None
     """Called with the kind's name whenever the watch starts again after an error."""
     recovered: Callable[[], None] = lambda: None
-    """Called when the watch works again after a `problem`. The function must enqueue all trainings of the namespace, because
+    """Called when the watch works again after a `problem` or a `limitation`. The function must enqueue all trainings of the namespace, because
     no event reports those that waited."""
     lost: Callable[[], None] = lambda: None
-    """Called when a watch that worked gets a `problem`. The function must enqueue all trainings of the namespace,
+    """Called when a watch that worked gets a `problem`, and when a `limitation` begins. The function must enqueue all trainings of the namespace,
     whose status reports it."""
     pace: ListPace = field(default_factory=ListPace)
     """The pace of its lists, which all watches of the process share."""
@@ -170,6 +170,7 @@ class Watch:
         accept = METADATA if self.kind in METADATA_ONLY else PLAIN
         async with watch_events(client, path, selector, self._version, accept=accept) as events:
             self._mark_synced()
+            self._end_limitation()
             self.seen_at = time.monotonic()
             self._refusals = 0
             opened = time.monotonic()
@@ -225,10 +226,15 @@ class Watch:
         self._errors.works()
 
     def _mark_synced(self) -> None:
-        solved, self.problem, self.limitation = self.problem is not None, None, None
+        solved, self.problem = self.problem is not None, None
         self.synced.set()
         self.settled.set()
         if solved:
+            self.recovered()
+
+    def _end_limitation(self) -> None:
+        ended, self.limitation = self.limitation is not None, None
+        if ended:
             self.recovered()
 
     def _give_up_first_list(self) -> None:
@@ -252,7 +258,9 @@ class Watch:
         if isinstance(error, Forbidden) and self.kind in OPTIONAL:
             self.seen_at = time.monotonic()
             self._mark_synced()
-            self.limitation = not_allowed(self.kind, self.namespace, error)
+            begins, self.limitation = self.limitation is None, not_allowed(self.kind, self.namespace, error)
+            if begins:
+                self.lost()
             return OPTIONAL_SECONDS
         if isinstance(error, NotFound) and self.kind.group == "ray.io":
             fix = "Install KubeRay 1.5.1 or newer; the operator does not need a restart."

@@ -53,10 +53,14 @@ def retry_after(observed: Observed, now: datetime) -> float | None:
     return wait if wait > 0 else None
 
 
-def problem(observed: Observed) -> Finding | None:
-    """Return why the budget is missing although it is needed, exists although it is not, or is not watched; None otherwise."""
+def problem(observed: Observed, now: datetime) -> Finding | None:
+    """Return why the budget is missing although it is needed, exists although it is not, or is not watched; None otherwise.
+
+    A refusal does not count any more when the next try is due: if that one is refused too, the status says so.
+    """
     needed, refused = _is_needed(observed), observed.budget_try
-    if needed != (_child(observed) is not None) and refused is not None and refused.refusal is not None:
+    waits = retry_after(observed, now) is not None
+    if waits and needed != (_child(observed) is not None) and refused is not None and refused.refusal is not None:
         return yes(*refused.refusal)
     limitations = observed.limitations if needed else ()
     return next((yes("Forbidden", f"{each.path}: {each.message} {each.fix}") for each in limitations), None)

@@ -67,7 +67,9 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
             "state": verdict.state,
             "retry": observed.status.retry if verdict.state == "Failed" else observed.retry or None,
             "attempts": attempts.bounded(changed.attempts),
-            "conditions": conditions(_findings(observed, verdict, by_name), observed.status, observed.generation, now),
+            "conditions": conditions(
+                _findings(observed, verdict, by_name, now), observed.status, observed.generation, now
+            ),
             "pools": pools,
             "progress": observed.status.progress,
             "lastCheckpoint": _checkpoint(observed, report),
@@ -133,7 +135,9 @@ def _with_condition(
     return status.model_copy(update={"conditions": (*others[:position], changed, *others[position:])})
 
 
-def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolStatus]) -> dict[ConditionType, Finding]:
+def _findings(
+    observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolStatus], now: datetime
+) -> dict[ConditionType, Finding]:
     state, reason, message = verdict.state, verdict.reason, verdict.message
     ended = state in ("Succeeded", "Failed", "Suspended")
     running = state == "Running" and reason == "Running" and _enough_nodes(observed, pools)
@@ -148,7 +152,7 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
     findings["Ready"] = (yes if ready else no)(reason, message)
     findings["Suspended"] = yes(reason, message) if state == "Suspended" else no("AsExpected")
     findings["Degraded"] = (
-        verdict.degraded or _unrepaired(observed) or disruptions.problem(observed) or no("AsExpected")
+        verdict.degraded or _unrepaired(observed) or disruptions.problem(observed, now) or no("AsExpected")
     )
     if (release := observed.status.release) is not None:
         findings["UpdateAvailable"] = _update(release, final=state in ("Succeeded", "Failed"))

@@ -311,7 +311,7 @@ async def test_without_permission_for_a_kind_that_few_trainings_need_it_serves_a
         )
         await until(lambda: watch.names == {"demo": "1"}, "the object, once it may be watched")
         await until(lambda: watch.limitation is None, "no limitation any more")
-        assert (watch.losses, watch.problem) == (0, None)
+        assert (watch.losses, watch.recoveries, watch.problem) == (1, 1, None)
 
 
 async def test_without_the_permission_any_more_it_tries_rarely_and_keeps_what_it_knows(server, monkeypatch) -> None:

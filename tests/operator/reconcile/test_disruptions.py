@@ -189,7 +189,9 @@ def test_a_refused_write_is_repeated_after_a_minute_and_named_meanwhile(world, w
     assert soon.after is not None
     assert soon.after <= RETRY_SECONDS - 20
     assert degraded(soon) == ("True", *REFUSED.refusal)
-    (again,) = decided(world, seconds=RETRY_SECONDS).writes
+    later = decided(world, seconds=RETRY_SECONDS)
+    assert degraded(later)[0] == "False", "it is named again if this try is refused too"
+    (again,) = later.writes
     assert isinstance(again, write)
     assert again.is_repair, "no other write waits for it"
 
