@@ -19,7 +19,7 @@ from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube.api_errors import ApiError, Conflict, Denied, Forbidden, Invalid, NotFound, Unauthorized
 from qwen35_operator.kube.client import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, Client, JsonObject
 from qwen35_operator.kube.field_ownership import FIELD_MANAGER, taken_over
-from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, TRAINING, WRITTEN, ObjectKind, watched_as
+from qwen35_operator.kube.kinds import EVENT, OPTIONAL, RAY_CLUSTER, TRAINING, WRITTEN, ObjectKind, watched_as
 from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import record, training_of
 from qwen35_operator.kube.object_records import Child, OwnWrite
@@ -277,6 +277,12 @@ class ClusterWriter:
             answer = await self._client.delete(kind.path(observed.namespace, delete.name), options)
         except NotFound:
             self._remove(observed, kind, delete.uid)  # the watch may be late
+            return None
+        except Conflict:
+            if kind not in OPTIONAL:
+                raise
+            # A later object has the name, and without the permission to watch the kind, nobody would say so.
+            self._remove(observed, kind, delete.uid)
             return None
         except (Forbidden, Invalid) as error:
             return refusal(delete, kind, observed.namespace, delete.name, "delete", error)

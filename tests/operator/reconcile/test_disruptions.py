@@ -204,6 +204,23 @@ def test_an_old_refusal_is_not_reported_once_the_budget_is_as_the_spec_wants(wor
     assert degraded(decided(world, seconds=30))[0] == "False"
 
 
+def test_a_refused_creation_does_not_hold_up_the_repair_of_one_that_exists(world) -> None:
+    world.until_running()
+    (write,) = decided(world, seconds=20, drifted=frozenset({BUDGET})).writes
+    assert isinstance(write, Apply)
+
+
+def test_one_that_is_being_deleted_is_not_deleted_again(world) -> None:
+    """Somebody may have given it a finalizer."""
+    world.until_running()
+    world.edit(disruptionBudget="None")
+    child, manifest = world.children[BUDGET]
+    world.children[BUDGET] = replace(child, deleting=world.now), manifest
+    assert not [
+        write for write in decide(world.observe(), world.settings, world.now).writes if isinstance(write, Delete)
+    ]
+
+
 def test_a_training_that_needs_one_says_that_the_operator_does_not_see_it(world) -> None:
     """Somebody may have deleted it since."""
     limited = {"limitations": (Problem("poddisruptionbudgets.policy", "may not be watched.", "Grant it."),)}

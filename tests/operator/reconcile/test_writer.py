@@ -560,6 +560,19 @@ async def test_a_later_object_of_the_name_is_not_deleted(setup) -> None:
     assert JOB in setup.api.objects
 
 
+async def test_an_unwatched_budget_that_somebody_else_has_replaced_is_forgotten(setup) -> None:
+    """Each reconcile would otherwise end with a conflict, before it writes the status."""
+    path = DISRUPTION_BUDGET.path("team", "demo-disruptions")
+    seen = setup.api.place(path, budget())
+    setup.cluster.stores[DISRUPTION_BUDGET].put("demo", record(DISRUPTION_BUDGET, seen))
+    del setup.api.objects[path]
+    setup.api.place(path, budget())
+    delete = Delete("PodDisruptionBudget", "demo-disruptions", seen["metadata"]["uid"], is_repair=True)
+    assert await setup.write(delete) is None
+    assert path in setup.api.objects
+    assert setup.stored(DISRUPTION_BUDGET) == {}
+
+
 async def test_a_deletion_that_is_not_permitted_says_so(setup) -> None:
     setup.api.refuse("DELETE", "rayjobs", Forbidden(403, "no"))
     refused = await setup.write(Delete("RayJob", "demo-1", "u"))
