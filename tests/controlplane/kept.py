@@ -83,6 +83,7 @@ WRITTEN: list[Document] = [
             "graceSeconds": 60,
             "storage": {"persistentVolumeClaim": {"claimName": "kept", "path": "a/b"}},
         },
+        "disruptionBudget": "HeadAndTrain",
         "failurePolicy": {
             "rules": [
                 {"name": "mine", "action": "Fail", "onPool": "train", "onExitCodes": [1], "onReasons": ["Error"]},

@@ -132,6 +132,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "failurePolicy.backoffSeconds": (9.0, LIVE),
     "failurePolicy.stallFactor": (9.0, LIVE),
     "failurePolicy.rules": ([{"name": "a", "action": "Fail"}], LIVE),
+    "disruptionBudget": ("HeadAndTrain", LIVE),
     "cleanupSecondsAfterFinished": (9, LIVE),
     "activeDeadlineSeconds": (9, LIVE),
 }
