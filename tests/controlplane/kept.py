@@ -58,6 +58,7 @@ WRITTEN: list[Document] = [
             },
             "correction": {"type": "IcePop", "cap": 3.0, "floor": 0.25},
             "gamma": 0.9,
+            "entropyCoefficient": 0.01,
             "reportEntropy": False,
             "maskTruncated": True,
             "overlongPenalty": {"bufferTokens": 16, "weight": 0.5},
