@@ -9,7 +9,6 @@ Only caches survive between two reconciles. If a reconcile is interrupted, or en
 it was observed (409 Conflict), the next one takes the steps that are missing.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from datetime import datetime
@@ -29,6 +28,7 @@ from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.status_losses import StatusLosses, lost_fields
+from qwen35_operator.reconcile.turn_budget import TurnBudget
 from qwen35_operator.reconcile.write_pace import WritePace
 from qwen35_operator.reconcile.writer import ClusterWriter
 from qwen35_operator.reconcile.writes import Create, PostEvent, is_repair
@@ -74,8 +74,7 @@ class Reconciler:
         self._pace = WritePace()
         self._leading_since, self._known_version = client.now(), known_version
         self._losses = StatusLosses()
-        # A decision about a large spec takes 0.2 s. Between two decisions the event loop runs once, which renews the Lease.
-        self._computing = asyncio.Lock()
+        self._turn = TurnBudget()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
@@ -101,8 +100,8 @@ class Reconciler:
             budget_try=self._writer.budget_try(raw["metadata"]["uid"]),
         )
         now: datetime = self._client.now()
-        async with self._computing:
-            await asyncio.sleep(0)
+        await self._turn.available()
+        with self._turn.spending():
             decision = decide(observed, self._settings, now)
         if decision.writes or _changes(raw, decision.status):
             if (wait := self._pace.wait(key, now)) > 0:
