@@ -29,7 +29,7 @@ RETRY_SECONDS = 60.0
 
 
 def protection(situation: AttemptSituation) -> tuple[Create | Apply, ...]:
-    """Return the write that creates or restores the budget of a running attempt; none if there is nothing to write."""
+    """Return the write that creates or restores the budget of a running attempt. The result is empty if no write is needed."""
     observed, training = situation.observed, situation.training
     if not _is_needed(observed) or (_child(observed) is None and retry_after(observed, situation.now) is not None):
         return ()
@@ -38,7 +38,10 @@ def protection(situation: AttemptSituation) -> tuple[Create | Apply, ...]:
 
 
 def removal(observed: Observed, now: datetime) -> tuple[Delete, ...]:
-    """Return the deletion of the budget; none if there is no budget, or if it protects pods of the open attempt."""
+    """Return the deletion of a budget that is not needed.
+
+    The result is empty if no such budget exists, if it is being deleted already, or if a refused deletion must not be tried again yet.
+    """
     child = _child(observed)
     if child is None or child.deleting is not None or _is_needed(observed) or retry_after(observed, now) is not None:
         return ()

@@ -3,8 +3,8 @@
     turn 1: decide 2 ms, decide 1 ms, … 20 ms are used ─► turn 2: decide 500 ms (a large spec) ─► turn 3: decide 1 ms …
 
 Usual decisions take a millisecond, and many fit into a turn. After one that takes longer than SECONDS, the next one waits for the next
-turn. One decision per turn would be too few: with little processor time, turns are long, and a new leader of 5,000 trainings
-decided less often than reports arrived.
+turn. One decision per turn would be too few: when the processors are busy, turns are long, and a new leader of 5,000 trainings would
+decide less often than reports arrive.
 """
 
 import asyncio
