@@ -279,9 +279,10 @@ class ClusterWriter:
             self._remove(observed, kind, delete.uid)  # the watch may be late
             return None
         except Conflict:
-            if kind not in OPTIONAL:
+            # Either a later object has the name, or another write has changed the object meanwhile. A kind that the operator may
+            # not watch sends no event that distinguishes the two.
+            if kind not in OPTIONAL or await self._exists(observed, kind, delete):
                 raise
-            # A later object has the name, and without the permission to watch the kind, nobody would say so.
             self._remove(observed, kind, delete.uid)
             return None
         except (Forbidden, Invalid) as error:
@@ -291,6 +292,14 @@ class ClusterWriter:
         else:
             self._remove(observed, kind, delete.uid)
         return None
+
+    async def _exists(self, observed: Observed, kind: ObjectKind, delete: Delete) -> bool:
+        """Return whether the object to delete still exists, according to the API server. Raises ApiError if it does not say."""
+        try:
+            existing = await self._client.get(kind.path(observed.namespace, delete.name))
+        except NotFound:
+            return False
+        return bool(existing["metadata"]["uid"] == delete.uid)
 
     async def _remove_finalizer(self, observed: Observed, write: RemoveFinalizer) -> RefusedWrite | None:
         remaining = [name for name in observed.finalizers if name != write.name]

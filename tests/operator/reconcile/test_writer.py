@@ -573,6 +573,20 @@ async def test_an_unwatched_budget_that_somebody_else_has_replaced_is_forgotten(
     assert setup.stored(DISRUPTION_BUDGET) == {}
 
 
+async def test_a_budget_whose_deletion_meets_another_write_is_not_forgotten(setup) -> None:
+    """It still exists, so the next reconcile must delete it."""
+    path = DISRUPTION_BUDGET.path("team", "demo-disruptions")
+    seen = setup.api.place(path, budget())
+    setup.cluster.stores[DISRUPTION_BUDGET].put("demo", record(DISRUPTION_BUDGET, seen))
+    setup.api.refuse("DELETE", "poddisruptionbudgets", Conflict(409, "the object has been modified"))
+    delete = Delete("PodDisruptionBudget", "demo-disruptions", seen["metadata"]["uid"], is_repair=True)
+    with pytest.raises(Conflict):
+        await setup.write(delete)
+    assert setup.stored(DISRUPTION_BUDGET) != {}
+    assert await setup.write(delete) is None
+    assert path not in setup.api.objects
+
+
 async def test_a_deletion_that_is_not_permitted_says_so(setup) -> None:
     setup.api.refuse("DELETE", "rayjobs", Forbidden(403, "no"))
     refused = await setup.write(Delete("RayJob", "demo-1", "u"))
