@@ -52,6 +52,8 @@ RETRY_SECONDS: Final = 0.25
 GIVE_UP_SECONDS: Final = 7.0
 """Time without a renewal after which a leader stops. LEASE_SECONDS - GIVE_UP_SECONDS remain for its work to end."""
 REQUEST_SECONDS: Final = 3.0
+UNDECIDED_SECONDS: Final = 2.5 * RENEW_SECONDS
+"""Time after the first look at a Lease within which a process sees a renewal if the holder works."""
 REMEMBERED_VERSIONS: Final = 8
 """Number of versions of the Lease that a leader remembers: those of its renewals in about 16 s."""
 MAX_VERSION_DIGITS: Final = 20
@@ -68,6 +70,8 @@ class _ObservedLease(NamedTuple):
     version: str
     since: float
     """Time of `Election.clock` at which this process first read this version."""
+    is_held: bool
+    """Whether the Lease had a holder."""
 
 
 class _OwnLease(NamedTuple):
@@ -102,7 +106,7 @@ class Election:
     this process created it. Set when this process acquires the Lease."""
     _renewed: float = 0.0  # time of `clock` of the last successful renewal
     _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
-    _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
+    _observed: _ObservedLease = field(default=_ObservedLease("", 0.0, is_held=False))
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
     _saw_renewal: bool = False  # by another process, since this one last held the Lease
     # `known_version`, then the versions of the Lease after each renewal by this process. The oldest are dropped.
@@ -117,9 +121,10 @@ class Election:
     def is_standby(self) -> bool:
         """Whether this process has seen another one renew the Lease, and has not held it since.
 
-        A Lease that nobody renews shows nothing: it may be that of a process that has ended.
+        A Lease that nobody renews may be that of a process that has ended. It counts as renewed for UNDECIDED_SECONDS.
         """
-        return self._saw_renewal and not self._holds
+        undecided = self._observed.is_held and self.clock() - self._observed.since < UNDECIDED_SECONDS
+        return not self._holds and (self._saw_renewal or undecided)
 
     def may_write(self) -> bool:
         """Return whether this process leads, and has renewed the Lease recently. Call this right before every write.
@@ -218,7 +223,7 @@ class Election:
             return await self._write(lease)
         if version != self._observed.version:
             self._saw_renewal = bool(holder and self._observed.version)
-            self._observed = _ObservedLease(version, self.clock())
+            self._observed = _ObservedLease(version, self.clock(), is_held=bool(holder))
         if holder and self.clock() - self._observed.since < LEASE_SECONDS:
             return None
         return await self._write(lease)

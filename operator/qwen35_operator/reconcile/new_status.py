@@ -289,7 +289,7 @@ def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: dateti
     """Return the seconds until the status may be written only for these numbers; None if it contains them.
 
     A write of the status for another reason takes the numbers along: so no checkpoint is newer than they. A process that has just
-    begun to lead finds many numbers overdue, and gives each training a turn.
+    begun to lead finds many numbers overdue, and gives each of these trainings a turn.
     """
     shown = observed.status.progress
     if shown is None or shown.time is None:
@@ -299,9 +299,12 @@ def _seconds_until_copy(observed: Observed, numbers: ProgressStatus, now: dateti
     age = seconds_since(shown.time, now)
     if age < 0:
         return 0.0
+    wait = progress_interval(observed.running) - age
     leading = math.inf if observed.reports_since is None else (now - observed.reports_since).total_seconds()
+    if wait > -leading:  # not overdue when this process began to lead
+        return max(0.0, wait)
     turn = fraction(observed.uid) * observed.running / MAX_OVERDUE_COPIES_PER_SECOND  # seconds after the start
-    return max(0.0, progress_interval(observed.running) - age, min(turn, turn - leading))
+    return max(0.0, min(turn, turn - leading))
 
 
 def progress_interval(running: int) -> float:

@@ -328,6 +328,24 @@ def test_a_new_leader_copies_overdue_numbers_one_after_the_other_and_checkpoints
     assert world.status.progress.update == 5
 
 
+def test_numbers_that_become_due_after_the_fail_over_wait_for_no_turn(world):
+    """Only those that were overdue before are due together."""
+    world.running = 500
+    world.until_running()
+    world.wait(50)
+    world.report(update=2)
+    world.reconcile()
+    world.wait(49)
+    world.reports_since = world.now
+    world.report(update=3)
+    world.reconcile()
+    assert world.status.progress.update == 2
+    assert world.wanted_after == pytest.approx(1.0)
+    world.wait(1)
+    world.reconcile()
+    assert world.status.progress.update == 3
+
+
 def test_equal_numbers_of_a_new_attempt_get_a_new_time(world):
     """By this time `stop` knows that the trainer of the attempt has reported, if somebody deletes `-progress`."""
     world.settle(4)
