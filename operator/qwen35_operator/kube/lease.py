@@ -53,7 +53,7 @@ GIVE_UP_SECONDS: Final = 7.0
 """Time without a renewal after which a leader stops. LEASE_SECONDS - GIVE_UP_SECONDS remain for its work to end."""
 REQUEST_SECONDS: Final = 3.0
 UNDECIDED_SECONDS: Final = 2.5 * RENEW_SECONDS
-"""Time after the first look at a Lease within which a process sees a renewal if the holder works."""
+"""Time after the first look at a version of the Lease within which a process usually sees the next one, if the holder works."""
 REMEMBERED_VERSIONS: Final = 8
 """Number of versions of the Lease that a leader remembers: those of its renewals in about 16 s."""
 MAX_VERSION_DIGITS: Final = 20
@@ -123,7 +123,8 @@ class Election:
 
         A Lease that nobody renews may be that of a process that has ended. It counts as renewed for UNDECIDED_SECONDS.
         """
-        undecided = self._observed.is_held and self.clock() - self._observed.since < UNDECIDED_SECONDS
+        observed = self._observed  # read once, because a thread of kopf calls this
+        undecided = observed.is_held and self.clock() - observed.since < UNDECIDED_SECONDS
         return not self._holds and (self._saw_renewal or undecided)
 
     def may_write(self) -> bool:

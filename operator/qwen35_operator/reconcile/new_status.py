@@ -37,7 +37,8 @@ MIN_PROGRESS_SECONDS = 10.0
 MAX_COPIES_PER_SECOND = 10.0
 """Maximum rate of these writes for all trainings together, which takes an API server about a quarter of a core (docs/benchmarks.md)."""
 MAX_OVERDUE_COPIES_PER_SECOND = 50.0
-"""Maximum rate of these writes in a process that has just begun to lead, if all were overdue. Checkpoints are not held up by them."""
+"""Maximum rate at which a process that has just begun to lead makes up for overdue writes of this kind, next to those that become due. Checkpoints
+are not held up by them."""
 
 NO_STORAGE: Final = (
     "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
