@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
 )
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
+from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
 from qwen35_trainer.runtime.results import NOTHING_SAVED
 from qwen35_trainer.weights.publication_folder import latest
 from qwen35_trainer.weights.transports import receiver
@@ -276,6 +278,7 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     first.wait_until((folder / "trained-meanwhile").exists, "batch that trains during the second save")
     first.signal(signal.SIGKILL, group=True)
     first.kill()  # what is in groups of its own
+    _until_unlocked(RunFolder(folder / "out"))
     saved = CheckpointStore(folder / "out" / "checkpoints", 2).latest()
     half = [path.name for path in (folder / "out" / "checkpoints").glob(".epoch-*/update-*")]
     journal = (folder / "out" / "journal").read_bytes()
@@ -284,21 +287,35 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     weights = asyncio.run(receiver().fetch(published))
     (folder / "hold-save").unlink()
     (folder / "scores.txt").unlink()
+    second_rank = (folder / "out" / "logs" / "train-1.log").read_text()
+    finished = command.run(file, "--resume", "auto", "--set", "train.nodes=1")
+    assert finished.code == 0, finished.err
     return SimpleNamespace(
-        second_rank=(folder / "out" / "logs" / "train-1.log").read_text(),
+        second_rank=second_rank,
         half=half,
         saved=saved,
         journal=journal,
         publications=publications,
         published=published,
         weights=weights,
-        finished=command.run(file, "--resume", "auto", "--set", "train.nodes=1"),
+        finished=finished,
         scored=(folder / "scores.txt").read_text().split(),
     )
 
 
+def _until_unlocked(folder: RunFolder) -> None:
+    """Wait until the kernel has released the lock of the folder, which takes a moment after its processes were killed."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with folder.held():
+                return
+        except FolderRefused:
+            assert time.monotonic() < deadline, "a process of the killed run still exists"
+            time.sleep(0.02)
+
+
 def test_killed_in_the_middle_of_a_save_the_run_continues_from_the_checkpoint_before_it_and_its_journal(crashed):
-    assert crashed.finished.code == 0, crashed.finished.err
     [half] = crashed.half
     assert (crashed.saved.progress.update, half) == (2, "update-000004")
     assert b'{"t":4,' in crashed.journal  # the batch that trains during the save
