@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from qwen35_trainer.data.prompt_set import PromptOrder
+from qwen35_trainer.epoch import FolderRefused
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
@@ -25,7 +26,7 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
 )
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
-from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
+from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.results import NOTHING_SAVED
 from qwen35_trainer.weights.publication_folder import latest
 from qwen35_trainer.weights.transports import receiver
