@@ -126,7 +126,7 @@ lint: setup $(LOCKED)
 	mypy tools examples --exclude tools/language
 	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
 	mypy --explicit-package-bases tools/demo_cluster.py benchmarks/cluster.py benchmarks/operator_scale.py benchmarks/operator_attacks.py \
-	    benchmarks/operator_clusters.py \
+	    benchmarks/operator_clusters.py benchmarks/operator_turns.py \
 	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py \
 	    benchmarks/numerics.py benchmarks/export.py benchmarks/refusals.py benchmarks/driver.py benchmarks/batch_memory.py \
 	    benchmarks/generation.py benchmarks/weight_sync.py benchmarks/weight_plan.py benchmarks/weight_changes.py \

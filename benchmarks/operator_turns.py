@@ -20,7 +20,6 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from qwen35_operator.reconcile.turn_budget import TurnBudget
@@ -72,7 +71,7 @@ def _compute(seconds: float) -> None:
 
 
 async def _measure(variant: Callable[[], Decide], turn: float, decision: float, seconds: float) -> Rate:
-    """Run the workers for this time. turn: seconds of other work in each turn."""
+    """Run the workers. turn, decision: seconds of other work in each turn, and of each decision. seconds: length of the round."""
     decide, start = variant(), time.perf_counter()
     end = start + seconds
     made, longest = 0, 0.0
@@ -99,12 +98,11 @@ async def _measure(variant: Callable[[], Decide], turn: float, decision: float, 
 
 
 def _compare(turn_ms: float, decision_ms: float, seconds: float, rounds: int) -> dict[str, Any]:
-    """Measure the variants by turns. Returns the medians of the rounds, and the budget's rate over the other one."""
+    """Measure the variants by turns. Returns the median rates of the rounds with their ratio, and the longest turn of any round."""
     rates: dict[str, list[Rate]] = {name: [] for name in VARIANTS}
     for number in range(rounds):
         for name in sorted(VARIANTS, reverse=number % 2 == 1):
-            measure = partial(_measure, VARIANTS[name], turn_ms / 1e3, decision_ms / 1e3, seconds)
-            rates[name].append(asyncio.run(measure()))
+            rates[name].append(asyncio.run(_measure(VARIANTS[name], turn_ms / 1e3, decision_ms / 1e3, seconds)))
     per_second = {name: statistics.median(rate.per_second for rate in each) for name, each in rates.items()}
     longest = {name: max(rate.longest_turn for rate in each) for name, each in rates.items()}
     return {
