@@ -153,10 +153,12 @@ async def observe(
     if report is not None and report.written is not None:
         # A time from the future would let every report be copied immediately. The trainer may write managedFields too.
         report = replace(report, written=min(report.written, client.now()))
-    jobs = await _with_eviction(jobs, newest, report, client, headless=headless)
-    control = children.get(("ConfigMap", control_name(name)))
     # A later operator, or the defaults of a later CRD, may have set fields that this operator does not know.
     status = TrainingStatus.model_validate(raw.get("status") or {}, extra="ignore")
+    closed = {attempt.number for attempt in status.attempts if attempt.outcome != "Running"}
+    if newest is not None and newest.attempt not in closed:
+        jobs = await _with_eviction(jobs, newest, report, client, headless=headless)
+    control = children.get(("ConfigMap", control_name(name)))
     return Observed(
         training=training,
         name=name,
@@ -310,15 +312,16 @@ async def _newest_report(
 
 
 async def _with_eviction(
-    jobs: list[RayJob], newest: RayJob | None, report: ReadReport | None, client: Client, *, headless: bool
+    jobs: list[RayJob], newest: RayJob, report: ReadReport | None, client: Client, *, headless: bool
 ) -> list[RayJob]:
     """Return the RayJobs, with the newest one as it is on the API server if the trainer ended and the RayJob seems to run.
 
     When its queue evicts an attempt, the trainer reports that it was stopped, or its pod is gone before it can (`headless`). While a
-    RayJob is held back, this is not a failure, but the watch of RayJobs may be later than those of reports and pods.
+    RayJob is held back, this is not a failure, but the watch of RayJobs may be later than those of reports and pods. newest: the
+    newest RayJob, of an attempt whose end the status has not recorded.
     """
     progress = None if report is None else report.progress
-    if newest is None or progress is None or newest.ended or newest.held or newest.deleting is not None:
+    if progress is None or newest.ended or newest.held or newest.deleting is not None:
         return jobs
     if progress.attempt != newest.attempt or not (headless or progress.state in ("Failed", "Stopped")):
         return jobs

@@ -192,6 +192,18 @@ async def test_a_job_is_not_read_live_while_its_trainer_runs(setup, attempt) -> 
     assert setup.api.requests == []
 
 
+async def test_a_job_is_not_read_live_when_the_end_of_its_attempt_is_recorded(setup) -> None:
+    """The next attempt is tried again every second until this job has ended, for up to a minute."""
+    setup.put(RAY_JOB, raw_objects.ray_job(status={"jobDeploymentStatus": "Running"}))
+    setup.put(CONFIG_MAP, report("Failed"))
+    ended = {"number": 1, "job": "demo-1", "outcome": "Failed", "startTime": "2026-01-01T00:00:00Z"}
+    await setup.observe(status={"attempts": [ended]})
+    assert setup.api.requests == []
+    setup.api.place(JOB, raw_objects.ray_job(status={"jobDeploymentStatus": "Running"}))
+    await setup.observe(status={"attempts": [ended | {"outcome": "Running"}]})
+    assert setup.api.requests == [("GET", JOB)]
+
+
 async def test_a_job_that_is_gone_or_new_is_left_to_the_watch(setup) -> None:
     setup.put(RAY_JOB, raw_objects.ray_job(status={"jobDeploymentStatus": "Running"}))
     setup.put(CONFIG_MAP, report("Failed"))
