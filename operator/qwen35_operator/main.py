@@ -10,6 +10,7 @@ then the watches and kopf end.
 """
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -45,6 +46,7 @@ def run(
     allow_open_files()
     if kubeconfig is not None:
         os.environ["KUBECONFIG"] = kubeconfig  # kopf's login reads it
+    exempt_imports_from_collection()
     asyncio.run(_until_signal(operate(settings, kubeconfig)))
 
 
@@ -56,6 +58,16 @@ def allow_open_files() -> None:
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError):  # macOS accepts less than it reports
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+
+
+def exempt_imports_from_collection() -> None:
+    """Exempt all present objects, which are those of the imported modules, from garbage collection.
+
+    They live as long as the process, and are most of its objects: with them, each full collection would hold up all reconciles for 50 to
+    130 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def _until_signal(operating: Coroutine[None, None, None]) -> None:
