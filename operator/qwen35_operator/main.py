@@ -64,7 +64,7 @@ def exempt_imports_from_collection() -> None:
     """Exempt all present objects, which are those of the imported modules, from garbage collection.
 
     They live as long as the process, and are most of its objects: with them, each full collection would hold up all reconciles for 50 to
-    130 ms.
+    135 ms (docs/benchmarks.md, While a tenant attacks).
     """
     gc.collect()
     gc.freeze()
