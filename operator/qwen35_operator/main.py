@@ -87,7 +87,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     trainings, workers = Trainings(settings.namespaces), ReconcileWorkers(metrics)
 
     def enqueue_all(namespace: str | None) -> None:
-        for key in trainings.by_urgency():
+        for key in (*trainings.in_motion(), *trainings.at_rest()):
             if namespace in (None, key[0]):
                 workers.add_behind(key)
 
@@ -108,7 +108,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
         reconciler = Reconciler(
             settings, client, cache, trainings, workers.progressed, election.may_write, election.known_version
         )
-        await workers.run(reconciler, settings.workers, trainings.by_urgency())
+        await workers.run(reconciler, settings.workers, trainings.in_motion(), trainings.at_rest())
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)

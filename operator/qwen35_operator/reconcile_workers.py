@@ -1,5 +1,11 @@
 """The leader's workers: each takes a key from the queue, reconciles the training, and schedules the next reconcile.
 
+A process that begins to lead reconciles every training, because nobody has since the end of the last leader:
+
+    changed from now on                             ──► queue
+    in motion, or changed in the last CHANGE_SECONDS ──► queue, behind those
+    at rest                                         ──► queue, from REST_SECONDS on, REST_PER_SECOND of them
+
 A write that meets a newer object (409 Conflict, optimistic concurrency) ends the reconcile. The next one, after a
 backoff, decides from newer observations. There is no periodic resync: a training is reconciled after an event about it or
 its objects, and after the seconds that a decision names. A cancelled worker ends when its reconcile in progress has
@@ -25,6 +31,12 @@ STOP_SECONDS = 2.5
 """Maximum time that a reconcile in progress may take to finish when the operator stops or no longer leads."""
 
 
+CHANGE_SECONDS = 60.0
+"""Time for which a process that does not lead remembers that a training has changed: longer than the Lease of a leader that has ended, and
+than a start with many trainings, all of which are new to the process."""
+REST_SECONDS, REST_PER_SECOND = 10.0, 50.0
+"""Time after the start from which a new leader reconciles trainings at rest, and their rate. Nobody waits for them, and with 4,500 of them,
+reports that nobody has served since the last leader would wait for seconds."""
 LASTING_CONFLICT_SECONDS = 2.0
 """Backoff from which on conflicts in a row are logged: one or two are normal, because watches are late."""
 
@@ -36,6 +48,9 @@ class ReconcileWorkers:
         self._queue = WorkQueue(time.monotonic)
         self._metrics = metrics
         self._since: dict[TrainingKey, float] = {}  # when the oldest event since the last reconcile arrived
+        self._changed: dict[
+            TrainingKey, float
+        ] = {}  # when each changed last while this process did not lead, the oldest first
         self._working = False
 
     def __len__(self) -> int:
@@ -44,9 +59,12 @@ class ReconcileWorkers:
     def add(self, key: TrainingKey) -> None:
         """Enqueue a training that has changed, to be reconciled soon.
 
-        In a process that does not lead, this method does nothing: a new leader first reconciles all trainings.
+        A process that does not lead only remembers the change for CHANGE_SECONDS: a new leader reconciles all trainings.
         """
         if not self._working:
+            self._changed.pop(key, None)
+            self._changed[key] = time.monotonic()
+            self._forget_old_changes()
             return
         self._since.setdefault(key, time.monotonic())
         self._queue.add(key)
@@ -60,15 +78,28 @@ class ReconcileWorkers:
         """Reset the training's backoff. Called after each successful write."""
         self._queue.succeeded(key)
 
-    async def run(self, reconciler: Reconciler, count: int, keys: Iterable[TrainingKey] = ()) -> None:
-        """Run `count` workers, until cancelled. keys: the trainings to reconcile in any case, in this order.
+    async def run(
+        self,
+        reconciler: Reconciler,
+        count: int,
+        in_motion: Iterable[TrainingKey] = (),
+        at_rest: Iterable[TrainingKey] = (),
+    ) -> None:
+        """Run `count` workers, until cancelled. in_motion, at_rest: all trainings, to reconcile in any case, in this order.
 
-        Trainings that change meanwhile come before them.
+        Trainings that change meanwhile come before them. Those at rest that have not changed lately come REST_SECONDS later.
         """
         self._working = True
         self._queue.share(count)
-        for key in keys:
+        for key in in_motion:
             self._queue.add_behind(key)
+        self._forget_old_changes()
+        for place, key in enumerate(at_rest):
+            if key in self._changed:
+                self._queue.add_behind(key)
+            else:
+                self._queue.add_later(key, REST_SECONDS + place / REST_PER_SECOND)
+        self._changed.clear()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(count):
@@ -76,7 +107,13 @@ class ReconcileWorkers:
         finally:
             self._working = False
             self._queue.clear()
+            self._changed = dict.fromkeys(self._since, time.monotonic())
             self._since.clear()
+
+    def _forget_old_changes(self) -> None:
+        oldest = time.monotonic() - CHANGE_SECONDS
+        while self._changed and self._changed[key := next(iter(self._changed))] < oldest:
+            del self._changed[key]
 
     async def _work(self, reconciler: Reconciler) -> None:
         while True:

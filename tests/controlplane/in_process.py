@@ -43,9 +43,15 @@ class WatchedWorkers(ReconcileWorkers):
         self.looked = 0
         self.by_thread[threading.current_thread()] = self
 
-    async def run(self, reconciler: Reconciler, count: int, keys: Iterable[TrainingKey] = ()) -> None:
+    async def run(
+        self,
+        reconciler: Reconciler,
+        count: int,
+        in_motion: Iterable[TrainingKey] = (),
+        at_rest: Iterable[TrainingKey] = (),
+    ) -> None:
         self._reconciler = reconciler
-        await super().run(reconciler, count, keys)
+        await super().run(reconciler, count, in_motion, at_rest)
 
     async def _reconcile(self, reconciler: Reconciler, key: TrainingKey) -> None:
         await super()._reconcile(reconciler, key)

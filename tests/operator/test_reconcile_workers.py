@@ -4,8 +4,9 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -264,6 +265,91 @@ async def test_a_standby_queues_nothing_and_a_leader_begins_with_all_trainings_w
         async with shop.open(2, key):
             await until(shop.started, "an attempt")
     assert shop.value("qwen35_event_to_status_seconds_count") == 0
+
+
+class Term:
+    """One term of a leader that reconciles nothing but notes when it would. Times are seconds since its start."""
+
+    def __init__(self, monkeypatch) -> None:
+        monkeypatch.setattr(module.time, "monotonic", lambda: asyncio.get_running_loop().time())
+        self.work = ReconcileWorkers(Metrics())
+        self.times: dict[str, float] = {}
+
+    async def lead(self, seconds: float, in_motion: Sequence[str] = (), at_rest: Sequence[str] = ()) -> None:
+        began = asyncio.get_running_loop().time()
+
+        async def reconcile(key: TrainingKey) -> None:
+            self.times.setdefault(key[1], asyncio.get_running_loop().time() - began)
+
+        keys = [[("team", name) for name in names] for names in (in_motion, at_rest)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.work.run(SimpleNamespace(reconcile=reconcile), 2, *keys)
+
+
+@pytest.fixture
+def term(monkeypatch) -> Term:
+    return Term(monkeypatch)
+
+
+def test_a_new_leader_reconciles_trainings_at_rest_last_and_a_few_at_a_time(term) -> None:
+    names = [f"rest{number}" for number in range(100)]
+    virtual.run(term.lead(60.0, ["runs"], names))
+    assert term.times.pop("runs") < 0.1
+    assert list(term.times) == names
+    assert list(term.times.values()) == pytest.approx([10 + number / 50 for number in range(100)], abs=0.01)
+
+
+def test_a_new_leader_does_not_keep_waiting_whom_a_user_has_changed_since_the_last_leader_ended(term) -> None:
+    async def scenario() -> None:
+        term.work.add(("team", "resumed long ago"))
+        await asyncio.sleep(module.CHANGE_SECONDS - 15)
+        term.work.add(("team", "resumed"))
+        await asyncio.sleep(16)
+        await term.lead(60.0, (), ["resumed long ago", "resumed"])
+
+    virtual.run(scenario())
+    assert term.times["resumed"] < 0.1
+    assert term.times["resumed long ago"] == pytest.approx(module.REST_SECONDS, abs=0.01)
+
+
+def test_a_training_at_rest_that_changes_is_reconciled_at_once_and_not_again(term) -> None:
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(term.lead(60.0, (), ["a", "b"]))
+            await asyncio.sleep(1)
+            term.work.add(("team", "b"))
+
+    virtual.run(scenario())
+    assert term.times["b"] == pytest.approx(1, abs=0.01)
+    assert term.work._metrics.registry.get_sample_value("qwen35_reconciles_total", {"result": "done"}) == 2
+
+
+def test_what_changed_last_before_a_leader_lost_its_lease_is_not_at_rest_when_it_leads_again(term) -> None:
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(term.lead(1.0))
+            await asyncio.sleep(0.5)
+            term.work.add(("team", "suspended"))
+            await asyncio.sleep(0.3)
+            term.work.add(("team", "suspended"))
+            term.work._queue.clear()  # as if all workers were busy until the end
+        term.times.clear()
+        await asyncio.sleep(10)
+        await term.lead(60.0, (), ["suspended"])
+
+    virtual.run(scenario())
+    assert term.times["suspended"] < 0.1
+
+
+def test_changes_that_a_standby_remembers_do_not_accumulate(term) -> None:
+    async def scenario() -> None:
+        for number in range(1000):
+            term.work.add(("team", f"t{number}"))
+            await asyncio.sleep(1)
+
+    virtual.run(scenario())
+    assert len(term.work._changed) <= module.CHANGE_SECONDS + 1
 
 
 async def test_a_write_that_the_api_server_delays_is_tried_again_when_it_says(shop, caplog) -> None:

@@ -32,6 +32,8 @@ MAX_SPEC_BYTES = 256 * 1024
 have at most 4 KiB."""
 OVERSIZED = "oversizedSpecBytes"
 """Field of a stored training whose spec was left out: the size in bytes."""
+AT_REST = ("Suspended", "Succeeded", "Failed")
+"""States of trainings that wait for a user. Most trainings of an organisation are in one of them."""
 MAX_SPEC_DEPTH = 64
 """Maximum number of levels of objects and lists in a spec. The examples have at most 12."""
 TOO_DEEP = "specDepth"
@@ -101,13 +103,14 @@ class Trainings:
     def __iter__(self) -> Iterator[TrainingKey]:
         return iter(tuple(self._bodies))
 
-    def by_urgency(self) -> list[TrainingKey]:
-        """Return the keys of all trainings: first those that start, stop or wait, then those that run, then those at rest.
+    def in_motion(self) -> list[TrainingKey]:
+        """Return the keys of the trainings that are not at rest: first those that start, stop or wait, then those that run."""
+        moving = (key for key, body in self._bodies.items() if body.state not in AT_REST)
+        return sorted(moving, key=lambda key: self._bodies[key].state == "Running")
 
-        For the sweep of a new leader. Most trainings are at rest, and those that run are reconciled with their next report too.
-        """
-        urgency = {"Running": 1, "Suspended": 2, "Succeeded": 2, "Failed": 2}
-        return sorted(self._bodies, key=lambda key: urgency.get(self._bodies[key].state, 0))
+    def at_rest(self) -> list[TrainingKey]:
+        """Return the keys of the trainings whose status says that nothing happens until somebody changes them."""
+        return [key for key, body in self._bodies.items() if body.state in AT_REST]
 
     def put(self, raw: KubeObject) -> bool:
         """Store a training's object and return True; return False if the same or a later version is already stored.
