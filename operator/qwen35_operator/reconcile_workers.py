@@ -2,9 +2,9 @@
 
 A process that begins to lead reconciles every training, because nobody has since the end of the last leader:
 
-    changed from now on                             ──► queue
+    changed from now on                              ──► queue
     in motion, or changed in the last CHANGE_SECONDS ──► queue, behind those
-    at rest                                         ──► queue, from REST_SECONDS on, REST_PER_SECOND of them
+    at rest                                          ──► after REST_SECONDS, one every REST_PAUSE_SECONDS ──► queue, behind those
 
 A write that meets a newer object (409 Conflict, optimistic concurrency) ends the reconcile. The next one, after a
 backoff, decides from newer observations. There is no periodic resync: a training is reconciled after an event about it or
@@ -34,9 +34,11 @@ STOP_SECONDS = 2.5
 CHANGE_SECONDS = 60.0
 """Time for which a process that does not lead remembers that a training has changed: longer than the Lease of a leader that has ended, and
 than a start with many trainings, all of which are new to the process."""
-REST_SECONDS, REST_PER_SECOND = 10.0, 50.0
-"""Time after the start from which a new leader reconciles trainings at rest, and their rate. Nobody waits for them, and with 4,500 of them,
-reports that nobody has served since the last leader would wait for seconds."""
+REST_SECONDS = 10.0
+"""Time after the start from which a new leader reconciles trainings at rest. Nobody waits for them, and with 4,500 of them, reports that nobody
+has served since the last leader would wait for seconds."""
+REST_PAUSE_SECONDS, BUSY_REST_PAUSE_SECONDS = 0.02, 0.1
+"""Time from one training at rest to the next one, and the same while more trainings are queued than there are workers."""
 LASTING_CONFLICT_SECONDS = 2.0
 """Backoff from which on conflicts in a row are logged: one or two are normal, because watches are late."""
 
@@ -93,15 +95,10 @@ class ReconcileWorkers:
         self._queue.share(count)
         for key in in_motion:
             self._queue.add_behind(key)
-        self._forget_old_changes()
-        for place, key in enumerate(at_rest):
-            if key in self._changed:
-                self._queue.add_behind(key)
-            else:
-                self._queue.add_later(key, REST_SECONDS + place / REST_PER_SECOND)
-        self._changed.clear()
+        resting = self._add_lately_changed(at_rest)
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._add_slowly(resting, count))
                 for _ in range(count):
                     tasks.create_task(self._work(reconciler))
         finally:
@@ -109,6 +106,24 @@ class ReconcileWorkers:
             self._queue.clear()
             self._changed = dict.fromkeys(self._since, time.monotonic())
             self._since.clear()
+
+    def _add_lately_changed(self, at_rest: Iterable[TrainingKey]) -> list[TrainingKey]:
+        """Enqueue the trainings at rest that have changed while this process did not lead. Returns the others."""
+        self._forget_old_changes()
+        resting: list[TrainingKey] = []
+        for key in at_rest:
+            if key in self._changed:
+                self._queue.add_behind(key)
+            else:
+                resting.append(key)
+        self._changed.clear()
+        return resting
+
+    async def _add_slowly(self, at_rest: Iterable[TrainingKey], workers: int) -> None:
+        await asyncio.sleep(REST_SECONDS)
+        for key in at_rest:
+            self._queue.add_behind(key)
+            await asyncio.sleep(BUSY_REST_PAUSE_SECONDS if len(self._queue) > workers else REST_PAUSE_SECONDS)
 
     def _forget_old_changes(self) -> None:
         oldest = time.monotonic() - CHANGE_SECONDS
