@@ -29,6 +29,7 @@ from qwen35_operator.metrics import Metrics
 from qwen35_operator.metrics_access import MetricsAccess
 from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.probes import Obstacles, serving
+from qwen35_operator.reconcile.first_sweep import first_sweep
 from qwen35_operator.reconcile.reconciler import Reconciler
 from qwen35_operator.reconcile_workers import ReconcileWorkers
 
@@ -87,7 +88,8 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     trainings, workers = Trainings(settings.namespaces), ReconcileWorkers(metrics)
 
     def enqueue_all(namespace: str | None) -> None:
-        for key in (*trainings.in_motion(), *trainings.at_rest()):
+        sweep = first_sweep(trainings, cache.stores, election.known_version)
+        for key in (*sweep.in_motion, *sweep.at_rest):
             if namespace in (None, key[0]):
                 workers.add_behind(key)
 
@@ -108,7 +110,8 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
         reconciler = Reconciler(
             settings, client, cache, trainings, workers.progressed, election.may_write, election.known_version
         )
-        await workers.run(reconciler, settings.workers, trainings.in_motion(), trainings.at_rest())
+        sweep = first_sweep(trainings, cache.stores, election.known_version)
+        await workers.run(reconciler, settings.workers, *sweep)
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)

@@ -1,10 +1,10 @@
 """The leader's workers: each takes a key from the queue, reconciles the training, and schedules the next reconcile.
 
-A process that begins to lead reconciles every training, because nobody has since the end of the last leader:
+A process that begins to lead reconciles every training, because nobody has since the end of the last leader (`first_sweep`):
 
-    changed from now on                              ──► queue
-    in motion, or changed in the last CHANGE_SECONDS ──► queue, behind those
-    at rest                                          ──► after REST_SECONDS, one every REST_PAUSE_SECONDS ──► queue, behind those
+    changed from now on ──► queue
+    in motion           ──► queue, behind those
+    at rest             ──► after REST_SECONDS, one every REST_PAUSE_SECONDS ──► queue, behind those
 
 A write that meets a newer object (409 Conflict, optimistic concurrency) ends the reconcile. The next one, after a
 backoff, decides from newer observations. There is no periodic resync: a training is reconciled after an event about it or
@@ -31,12 +31,8 @@ STOP_SECONDS = 2.5
 """Maximum time that a reconcile in progress may take to finish when the operator stops or no longer leads."""
 
 
-CHANGE_SECONDS = 60.0
-"""Time for which a process that does not lead remembers that a training has changed: longer than the Lease of a leader that has ended, and
-than a start with many trainings, all of which are new to the process."""
 REST_SECONDS = 10.0
-"""Time after the start from which a new leader reconciles trainings at rest. Nobody waits for them, and with 4,500 of them, reports that nobody
-has served since the last leader would wait for seconds."""
+"""Time after the start from which a new leader reconciles trainings at rest, which need nothing or have waited for long."""
 REST_PAUSE_SECONDS, BUSY_REST_PAUSE_SECONDS = 0.02, 0.1
 """Time from one training at rest to the next one, and the same while more trainings are queued than there are workers."""
 LASTING_CONFLICT_SECONDS = 2.0
@@ -50,9 +46,6 @@ class ReconcileWorkers:
         self._queue = WorkQueue(time.monotonic)
         self._metrics = metrics
         self._since: dict[TrainingKey, float] = {}  # when the oldest event since the last reconcile arrived
-        self._changed: dict[
-            TrainingKey, float
-        ] = {}  # when each changed last while this process did not lead, the oldest first
         self._working = False
 
     def __len__(self) -> int:
@@ -61,12 +54,9 @@ class ReconcileWorkers:
     def add(self, key: TrainingKey) -> None:
         """Enqueue a training that has changed, to be reconciled soon.
 
-        A process that does not lead only remembers the change for CHANGE_SECONDS: a new leader reconciles all trainings.
+        In a process that does not lead, this method does nothing: a new leader first reconciles all trainings.
         """
         if not self._working:
-            self._changed.pop(key, None)
-            self._changed[key] = time.monotonic()
-            self._forget_old_changes()
             return
         self._since.setdefault(key, time.monotonic())
         self._queue.add(key)
@@ -89,46 +79,27 @@ class ReconcileWorkers:
     ) -> None:
         """Run `count` workers, until cancelled. in_motion, at_rest: all trainings, to reconcile in any case, in this order.
 
-        Trainings that change meanwhile come before them. Those at rest that have not changed lately come REST_SECONDS later.
+        Trainings that change meanwhile come before them. Those at rest come REST_SECONDS later, and slowly.
         """
         self._working = True
         self._queue.share(count)
         for key in in_motion:
             self._queue.add_behind(key)
-        resting = self._add_lately_changed(at_rest)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._add_slowly(resting, count))
+                tasks.create_task(self._add_slowly(at_rest, count))
                 for _ in range(count):
                     tasks.create_task(self._work(reconciler))
         finally:
             self._working = False
             self._queue.clear()
-            self._changed = dict.fromkeys(self._since, time.monotonic())
             self._since.clear()
-
-    def _add_lately_changed(self, at_rest: Iterable[TrainingKey]) -> list[TrainingKey]:
-        """Enqueue the trainings at rest that have changed while this process did not lead. Returns the others."""
-        self._forget_old_changes()
-        resting: list[TrainingKey] = []
-        for key in at_rest:
-            if key in self._changed:
-                self._queue.add_behind(key)
-            else:
-                resting.append(key)
-        self._changed.clear()
-        return resting
 
     async def _add_slowly(self, at_rest: Iterable[TrainingKey], workers: int) -> None:
         await asyncio.sleep(REST_SECONDS)
         for key in at_rest:
             self._queue.add_behind(key)
             await asyncio.sleep(BUSY_REST_PAUSE_SECONDS if len(self._queue) > workers else REST_PAUSE_SECONDS)
-
-    def _forget_old_changes(self) -> None:
-        oldest = time.monotonic() - CHANGE_SECONDS
-        while self._changed and self._changed[key := next(iter(self._changed))] < oldest:
-            del self._changed[key]
 
     async def _work(self, reconciler: Reconciler) -> None:
         while True:

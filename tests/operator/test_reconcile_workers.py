@@ -302,20 +302,7 @@ def test_a_new_leader_reconciles_trainings_at_rest_last_and_a_few_at_a_time(term
     assert list(term.times.values()) == pytest.approx([10 + number / 50 for number in range(100)], abs=0.01)
 
 
-def test_a_new_leader_does_not_keep_waiting_whom_a_user_has_changed_since_the_last_leader_ended(term) -> None:
-    async def scenario() -> None:
-        term.work.add(("team", "resumed long ago"))
-        await asyncio.sleep(module.CHANGE_SECONDS - 15)
-        term.work.add(("team", "resumed"))
-        await asyncio.sleep(16)
-        await term.lead(60.0, (), ["resumed long ago", "resumed"])
-
-    virtual.run(scenario())
-    assert term.times["resumed"] < 0.1
-    assert term.times["resumed long ago"] == pytest.approx(module.REST_SECONDS, abs=0.01)
-
-
-def test_a_training_at_rest_that_changes_is_reconciled_at_once(term) -> None:
+def test_a_training_at_rest_that_changes_is_reconciled_immediately(term) -> None:
     async def scenario() -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(term.lead(60.0, (), ["a", "b"]))
@@ -338,33 +325,6 @@ def test_trainings_at_rest_come_more_seldom_while_others_are_queued(term) -> Non
     virtual.run(scenario())
     times = [at for name, at in term.times.items() if name.startswith("rest")]
     assert times[-1] - times[0] > 4.0
-
-
-def test_what_changed_last_before_a_leader_lost_its_lease_is_not_at_rest_when_it_leads_again(term) -> None:
-    async def scenario() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(term.lead(1.0))
-            await asyncio.sleep(0.5)
-            term.work.add(("team", "suspended"))
-            await asyncio.sleep(0.3)
-            term.work.add(("team", "suspended"))
-            term.work._queue.clear()  # as if all workers were busy until the end
-        term.times.clear()
-        await asyncio.sleep(10)
-        await term.lead(60.0, (), ["suspended"])
-
-    virtual.run(scenario())
-    assert term.times["suspended"] < 0.1
-
-
-def test_changes_that_a_standby_remembers_do_not_accumulate(term) -> None:
-    async def scenario() -> None:
-        for number in range(1000):
-            term.work.add(("team", f"t{number}"))
-            await asyncio.sleep(1)
-
-    virtual.run(scenario())
-    assert len(term.work._changed) <= module.CHANGE_SECONDS + 1
 
 
 async def test_a_write_that_the_api_server_delays_is_tried_again_when_it_says(shop, caplog) -> None:

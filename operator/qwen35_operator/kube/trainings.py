@@ -32,8 +32,6 @@ MAX_SPEC_BYTES = 256 * 1024
 have at most 4 KiB."""
 OVERSIZED = "oversizedSpecBytes"
 """Field of a stored training whose spec was left out: the size in bytes."""
-AT_REST = ("Suspended", "Succeeded", "Failed")
-"""States of trainings that wait for a user. Most trainings of an organisation are in one of them."""
 MAX_SPEC_DEPTH = 64
 """Maximum number of levels of objects and lists in a spec. The examples have at most 12."""
 TOO_DEEP = "specDepth"
@@ -103,14 +101,13 @@ class Trainings:
     def __iter__(self) -> Iterator[TrainingKey]:
         return iter(tuple(self._bodies))
 
-    def in_motion(self) -> list[TrainingKey]:
-        """Return the keys of the trainings that are not at rest: first those that start, stop or wait, then those that run."""
-        moving = (key for key, body in self._bodies.items() if body.state not in AT_REST)
-        return sorted(moving, key=lambda key: self._bodies[key].state == "Running")
+    def state(self, key: TrainingKey) -> str:
+        """Return the state of a stored training; Pending if it has no status."""
+        return self._bodies[key].state
 
-    def at_rest(self) -> list[TrainingKey]:
-        """Return the keys of the trainings whose status says that nothing happens until somebody changes them."""
-        return [key for key, body in self._bodies.items() if body.state in AT_REST]
+    def version(self, key: TrainingKey) -> int:
+        """Return the resourceVersion of a stored training."""
+        return self._bodies[key].version
 
     def put(self, raw: KubeObject) -> bool:
         """Store a training's object and return True; return False if the same or a later version is already stored.
