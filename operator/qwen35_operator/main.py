@@ -88,8 +88,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
     trainings, workers = Trainings(settings.namespaces), ReconcileWorkers(metrics)
 
     def enqueue_all(namespace: str | None) -> None:
-        sweep = first_sweep(trainings, cache.stores, election.known_version)
-        for key in (*sweep.in_motion, *sweep.at_rest):
+        for key in trainings.by_urgency():
             if namespace in (None, key[0]):
                 workers.add_behind(key)
 

@@ -32,7 +32,7 @@ STOP_SECONDS = 2.5
 
 
 REST_SECONDS = 10.0
-"""Time after the start from which a new leader reconciles trainings at rest, which need nothing or have waited for long."""
+"""Time after the start from which a new leader reconciles trainings at rest. Nobody waits for more than the deletion of old objects."""
 REST_PAUSE_SECONDS, BUSY_REST_PAUSE_SECONDS = 0.02, 0.1
 """Time from one training at rest to the next one, and the same while more trainings are queued than there are workers."""
 LASTING_CONFLICT_SECONDS = 2.0

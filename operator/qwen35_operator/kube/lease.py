@@ -102,8 +102,8 @@ class Election:
     leading: bool = False
     """Whether `lead` runs."""
     known_version: int = 0
-    """The resourceVersion up to which an earlier leader has acted on changes, as it noted in the Lease; that of the new Lease if
-    this process created it. Set when this process acquires the Lease."""
+    """The resourceVersion up to which an earlier leader has usually acted on changes, as it noted in the Lease: from about 16 s before its last renewal;
+    that of the new Lease if this process created it. Set when this process acquires the Lease."""
     _renewed: float = 0.0  # time of `clock` of the last successful renewal
     _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
     _observed: _ObservedLease = field(default=_ObservedLease("", 0.0, is_held=False))

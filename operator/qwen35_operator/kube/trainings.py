@@ -26,12 +26,14 @@ METADATA_FIELDS = frozenset(
 """Fields of the metadata that are stored. Of labels and annotations, those that RayJobs copy, and OWN_ANNOTATIONS."""
 OWN_ANNOTATIONS = (RETRY, UPDATE, FORCE_START)
 CONDENSED = "condensed"
-"""Field of a condensed training: its state, and its text as JSON (`condensed`)."""
+"""Field of a condensed training: its state, whether its spec and its requests are served, and its text as JSON (`condensed`)."""
 MAX_SPEC_BYTES = 256 * 1024
 """Maximum size of a spec as JSON, with the labels and annotations that RayJobs copy. A larger training is not accepted. The examples
 have at most 4 KiB."""
 OVERSIZED = "oversizedSpecBytes"
 """Field of a stored training whose spec was left out: the size in bytes."""
+RESTING_STATES = ("Suspended", "Succeeded", "Failed")
+"""States in which a training waits until somebody changes it, or until its objects are old enough to be deleted."""
 MAX_SPEC_DEPTH = 64
 """Maximum number of levels of objects and lists in a spec. The examples have at most 12."""
 TOO_DEEP = "specDepth"
@@ -73,6 +75,7 @@ class _Body(NamedTuple):
     version: int
     uid: str
     state: str
+    is_served: bool
     text: bytes
     """The object as JSON, without parts that decisions do not read."""
 
@@ -101,6 +104,11 @@ class Trainings:
     def __iter__(self) -> Iterator[TrainingKey]:
         return iter(tuple(self._bodies))
 
+    def by_urgency(self) -> list[TrainingKey]:
+        """Return the keys of all trainings: first those that start, stop or wait, then those that run, then those in RESTING_STATES."""
+        urgency = {"Running": 1} | dict.fromkeys(RESTING_STATES, 2)
+        return sorted(self._bodies, key=lambda key: urgency.get(self._bodies[key].state, 0))
+
     def state(self, key: TrainingKey) -> str:
         """Return the state of a stored training; Pending if it has no status."""
         return self._bodies[key].state
@@ -108,6 +116,10 @@ class Trainings:
     def version(self, key: TrainingKey) -> int:
         """Return the resourceVersion of a stored training."""
         return self._bodies[key].version
+
+    def is_served(self, key: TrainingKey) -> bool:
+        """Return whether the status of a stored training answers its spec, and it is neither being deleted nor to be tried again."""
+        return self._bodies[key].is_served
 
     def put(self, raw: KubeObject) -> bool:
         """Store a training's object and return True; return False if the same or a later version is already stored.
@@ -120,9 +132,10 @@ class Trainings:
         if stored is not None and version <= stored.version:
             return False
         body = raw if CONDENSED in raw else condensed(raw)
-        state, text = shared(body[CONDENSED]["state"]), body[CONDENSED]["text"].encode()
+        condensed_body = body[CONDENSED]
+        state, text = shared(condensed_body["state"]), condensed_body["text"].encode()
         self._drop(key)
-        self._bodies[key] = _Body(version, metadata["uid"], state, text)
+        self._bodies[key] = _Body(version, metadata["uid"], state, condensed_body["served"], text)
         self._states[state] += 1
         return True
 
@@ -176,7 +189,7 @@ class Trainings:
 
 
 def condensed(raw: KubeObject) -> dict[str, Any]:
-    """Return a training's object with its identity, and all else that is stored of it as text: parsed, it takes ten times the memory.
+    """Return a training's object with its identity, state, and all that is stored of it as text: parsed, it takes ten times the memory.
 
     The text lacks managedFields, owners, labels and annotations that the operator does not read, and what is too large or too deep.
     """
@@ -193,8 +206,17 @@ def condensed(raw: KubeObject) -> dict[str, Any]:
     elif (levels := shallow_json.depth(spec)) > MAX_SPEC_DEPTH:
         body |= {"spec": {}, TOO_DEEP: levels}
     identity = {name: raw["metadata"][name] for name in IDENTITY}
-    state = (raw.get("status") or {}).get("state", "Pending")
-    return {"metadata": identity, CONDENSED: {"state": state, "text": json.dumps(body, separators=(",", ":"))}}
+    status = raw.get("status") or {}
+    is_served = (
+        metadata.get("generation") == status.get("observedGeneration")
+        and "deletionTimestamp" not in metadata
+        and own.get(RETRY, "") in ("", status.get("retry"))
+    )
+    text = json.dumps(body, separators=(",", ":"))
+    return {
+        "metadata": identity,
+        CONDENSED: {"state": status.get("state", "Pending"), "served": is_served, "text": text},
+    }
 
 
 def _compact(value: object) -> bytes:

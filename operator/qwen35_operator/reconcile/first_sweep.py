@@ -1,6 +1,6 @@
 """Returns the order in which a process that begins to lead reconciles all trainings, because nobody has since the last leader.
 
-    starts, stops, waits, has ended with pods, or changed since the last leader ─► runs ─► at rest
+    starts, stops or waits · has pods · has a change to act on ─► runs ─► at rest
 
 Most trainings of an organisation are at rest. A new leader of 500 running trainings with 4,500 at rest finds reports that nobody has
 served for 10 s, and would serve them seconds later if it reconciled all trainings at the same time.
@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from qwen35_operator.kube.kinds import POD, RAY_CLUSTER, ObjectKind
+from qwen35_operator.kube.object_records import ObjectRecord, RayJob
 from qwen35_operator.kube.store import Store, TrainingKey
-from qwen35_operator.kube.trainings import Trainings
-
-RESTING_STATES = ("Suspended", "Succeeded", "Failed")
-"""States in which a training waits until somebody changes it, or until its objects are old enough to be deleted."""
+from qwen35_operator.kube.trainings import RESTING_STATES, Trainings
+from qwen35_operator.reconcile.even_spread import fraction
 
 
 class FirstSweep(NamedTuple):
@@ -22,38 +21,34 @@ class FirstSweep(NamedTuple):
 
     in_motion: tuple[TrainingKey, ...]
     at_rest: tuple[TrainingKey, ...]
-    """Trainings without pods that the last leader has left in a resting state, the last changed one first."""
+    """In an order that differs from leader to leader, so that none is always the last."""
 
 
 def first_sweep(trainings: Trainings, stores: Mapping[ObjectKind, Store], known_version: int) -> FirstSweep:
     """Return the order in which a new leader reconciles all trainings.
 
-    stores: the known objects of trainings, by kind. known_version: the resourceVersion up to which the last leader has acted on changes
-    (`Election.known_version`).
+    A training is at rest if it is suspended or has ended, its status answers its spec, it has neither pods nor a RayJob that may start some, and neither it
+    nor one of its objects has changed since `known_version`. stores: the known objects of trainings, by kind. known_version: a resourceVersion shortly
+    before the end of the last leader (`Election.known_version`).
     """
-    waiting: list[TrainingKey] = []
-    running: list[TrainingKey] = []
-    at_rest: list[TrainingKey] = []
-    for key in trainings:
-        state = trainings.state(key)
-        if state == "Running":
-            running.append(key)
-        elif state not in RESTING_STATES or _is_unsettled(key, trainings, stores, known_version):
-            waiting.append(key)
-        else:
-            at_rest.append(key)
-    at_rest.sort(key=trainings.version, reverse=True)
-    return FirstSweep((*waiting, *running), tuple(at_rest))
+    resting = {key for key in trainings if _is_at_rest(key, trainings, stores, known_version)}
+    moving = (key for key in trainings.by_urgency() if key not in resting)
+    in_motion = sorted(moving, key=lambda key: trainings.state(key) == "Running")
+    at_rest = sorted(resting, key=lambda key: fraction(f"{key} {known_version}"))
+    return FirstSweep(tuple(in_motion), tuple(at_rest))
 
 
-def _is_unsettled(
-    key: TrainingKey, trainings: Trainings, stores: Mapping[ObjectKind, Store], known_version: int
-) -> bool:
-    """Return whether the training or one of its objects has changed since `known_version`, or pods are left that occupy nodes."""
+def _is_at_rest(key: TrainingKey, trainings: Trainings, stores: Mapping[ObjectKind, Store], known_version: int) -> bool:
+    if trainings.state(key) not in RESTING_STATES or not trainings.is_served(key):
+        return False
     if trainings.version(key) > known_version:
-        return True
-    return any(
-        kind in (POD, RAY_CLUSTER) or int(record.version) > known_version
-        for kind, store in stores.items()
-        for record in store.of(key)
+        return False
+    return not any(
+        _needs_attention(kind, record, known_version) for kind, store in stores.items() for record in store.of(key)
     )
+
+
+def _needs_attention(kind: ObjectKind, record: ObjectRecord, known_version: int) -> bool:
+    """Return whether an object of a training that has ended or is suspended occupies nodes, may do so, or has changed."""
+    may_have_pods = kind in (POD, RAY_CLUSTER) or (isinstance(record, RayJob) and not record.ended)
+    return may_have_pods or int(record.version) > known_version

@@ -166,3 +166,12 @@ def test_a_spec_that_is_too_large_is_not_kept_and_the_user_learns_why() -> None:
     assert "at most 262144" in problem.message
     trainings.put(body(2))
     assert version(trainings) == 2
+
+
+def test_trainings_that_start_or_stop_are_more_urgent_than_those_that_run_and_these_than_the_others() -> None:
+    trainings = Trainings()
+    states = {"a": "Succeeded", "b": "Running", "c": "Failed", "d": None, "e": "Suspending", "f": "Suspended"}
+    for number, (name, state) in enumerate(states.items()):
+        status = {} if state is None else {"status": {"state": state}}
+        trainings.put(body(number, f"u{number}", name=name) | status)
+    assert [name for _, name in trainings.by_urgency()] == ["d", "e", "b", "a", "c", "f"]

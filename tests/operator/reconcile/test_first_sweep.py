@@ -2,7 +2,9 @@
 
 import pytest
 
+from qwen35_operator.desired.object_names import RETRY
 from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, WATCHED, ObjectKind
+from qwen35_operator.kube.object_parsing import record
 from qwen35_operator.kube.object_records import Child
 from qwen35_operator.kube.store import Store
 from qwen35_operator.kube.trainings import Trainings
@@ -19,14 +21,21 @@ class Fleet:
         self.trainings = Trainings()
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
 
-    def training(self, name: str, state: str | None, version: int = 1) -> None:
-        metadata = {"namespace": "team", "name": name, "uid": name, "resourceVersion": str(version)}
-        status = {} if state is None else {"status": {"state": state}}
-        self.trainings.put({"metadata": metadata, "spec": {}} | status)
+    def training(self, name: str, state: str | None, version: int = 1, retry: str = "", **metadata) -> None:
+        identity = {"namespace": "team", "name": name, "uid": name, "resourceVersion": str(version), "generation": 3}
+        status = {} if state is None else {"state": state, "observedGeneration": 3, "retry": retry}
+        self.trainings.put({"metadata": identity | metadata, "spec": {}, "status": status})
 
     def child(self, training: str, kind: ObjectKind, version: int = 1) -> None:
         name = f"{training}-child"
         self.stores[kind].put(training, Child(kind.name, name, "team", name, str(version), training, None, None))
+
+    def job(self, training: str, deployment: str) -> None:
+        raw = {"metadata": {"name": f"{training}-1", "namespace": "team", "uid": "j", "resourceVersion": "1"}}
+        raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        self.stores[RAY_JOB].put(
+            training, record(RAY_JOB, raw | {"spec": {}, "status": {"jobDeploymentStatus": deployment}})
+        )
 
     def sweep(self) -> tuple[list[str], list[str]]:
         """The names of those in motion and at rest, in their order."""
@@ -43,7 +52,9 @@ def test_trainings_that_start_or_stop_come_first_and_then_those_that_run_and_tho
     states = {"a": "Succeeded", "b": "Running", "c": "Failed", "d": None, "e": "Suspending", "f": "Suspended"}
     for version, (name, state) in enumerate(states.items()):
         fleet.training(name, state, version)
-    assert fleet.sweep() == (["d", "e", "b"], ["f", "c", "a"])
+    in_motion, at_rest = fleet.sweep()
+    assert in_motion == ["d", "e", "b"]
+    assert set(at_rest) == {"a", "c", "f"}
 
 
 @pytest.mark.parametrize("state", ["Suspended", "Succeeded", "Failed"])
@@ -58,7 +69,6 @@ def test_a_training_that_changed_after_the_last_leader_looked_is_not_at_rest(fle
 def test_a_training_whose_object_changed_after_the_last_leader_looked_is_not_at_rest(fleet) -> None:
     for name, version in {"known": KNOWN, "changed": KNOWN + 1}.items():
         fleet.training(name, "Succeeded")
-        fleet.child(name, RAY_JOB)
         fleet.child(name, CONFIG_MAP, version)
     assert fleet.sweep() == (["changed"], ["known"])
 
@@ -71,7 +81,32 @@ def test_a_training_that_still_occupies_nodes_is_not_at_rest_however_long_ago_it
     assert fleet.sweep() == (["stalled"], [])
 
 
-def test_the_training_that_ended_last_is_the_first_of_those_at_rest(fleet) -> None:
-    for name, version in {"old": 5, "new": 90, "middle": 20}.items():
-        fleet.training(name, "Succeeded", version)
-    assert fleet.sweep() == ([], ["new", "middle", "old"])
+@pytest.mark.parametrize(("deployment", "is_at_rest"), [("Complete", True), ("Suspended", False), ("", False)])
+def test_a_training_whose_job_may_still_start_pods_is_not_at_rest(fleet, deployment, is_at_rest) -> None:
+    fleet.training("failed", "Failed")
+    fleet.job("failed", deployment)
+    assert fleet.sweep() == (([], ["failed"]) if is_at_rest else (["failed"], []))
+
+
+REQUESTS = {
+    "resumed": {"generation": 4},
+    "deleted": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+    "tried again": {"annotations": {RETRY: "2"}},
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_a_request_that_the_last_leader_saw_but_did_not_serve_comes_before_trainings_that_run(fleet, request_) -> None:
+    """As when a webhook has refused the write for longer than the last leader remembers versions."""
+    fleet.training("runs", "Running")
+    fleet.training("asked", "Failed", retry="1", **REQUESTS[request_])
+    fleet.training("served", "Failed", retry="1", annotations={RETRY: "1"})
+    assert fleet.sweep() == (["asked", "runs"], ["served"])
+
+
+def test_the_order_of_trainings_at_rest_differs_from_leader_to_leader(fleet) -> None:
+    for number in range(20):
+        fleet.training(f"t{number}", "Succeeded")
+    versions = range(KNOWN, KNOWN + 10)
+    last = {first_sweep(fleet.trainings, fleet.stores, version).at_rest[-1] for version in versions}
+    assert len(last) > 2
