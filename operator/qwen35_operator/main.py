@@ -110,7 +110,7 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
             settings, client, cache, trainings, workers.progressed, election.may_write, election.known_version
         )
         sweep = first_sweep(trainings, cache.stores, election.known_version)
-        await workers.run(reconciler, settings.workers, *sweep)
+        await workers.run(reconciler, settings.workers, sweep)
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)

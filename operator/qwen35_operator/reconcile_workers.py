@@ -3,7 +3,7 @@
 A process that begins to lead reconciles every training, because nobody has since the end of the last leader (`first_sweep`):
 
     changed from now on ──► queue
-    in motion           ──► queue, behind those
+    active              ──► queue, behind those
     at rest             ──► after REST_SECONDS, one every REST_PAUSE_SECONDS ──► queue, behind those
 
 A write that meets a newer object (409 Conflict, optimistic concurrency) ends the reconcile. The next one, after a
@@ -22,6 +22,7 @@ from qwen35_operator.kube.api_errors import ApiError, Conflict
 from qwen35_operator.kube.queue import WorkQueue
 from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.metrics import Metrics
+from qwen35_operator.reconcile.first_sweep import FirstSweep
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
 from qwen35_operator.reconcile.writer import NotLeading
 
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.5
 """Maximum time that a reconcile in progress may take to finish when the operator stops or no longer leads."""
-
-
 REST_SECONDS = 10.0
 """Time after the start from which a new leader reconciles trainings at rest. Nobody waits for more than the deletion of old objects."""
 REST_PAUSE_SECONDS, BUSY_REST_PAUSE_SECONDS = 0.02, 0.1
@@ -70,24 +69,18 @@ class ReconcileWorkers:
         """Reset the training's backoff. Called after each successful write."""
         self._queue.succeeded(key)
 
-    async def run(
-        self,
-        reconciler: Reconciler,
-        count: int,
-        in_motion: Iterable[TrainingKey] = (),
-        at_rest: Iterable[TrainingKey] = (),
-    ) -> None:
-        """Run `count` workers, until cancelled. in_motion, at_rest: all trainings, to reconcile in any case, in this order.
+    async def run(self, reconciler: Reconciler, count: int, sweep: FirstSweep) -> None:
+        """Run `count` workers, until cancelled. sweep: all trainings, to reconcile in any case.
 
         Trainings that change meanwhile come before them. Those at rest come REST_SECONDS later, and slowly.
         """
         self._working = True
         self._queue.share(count)
-        for key in in_motion:
+        for key in sweep.active:
             self._queue.add_behind(key)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._add_slowly(at_rest, count))
+                tasks.create_task(self._add_slowly(sweep.at_rest, count))
                 for _ in range(count):
                     tasks.create_task(self._work(reconciler))
         finally:

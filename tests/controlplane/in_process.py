@@ -11,7 +11,7 @@ client and a new queue. Each has a loop of its own because kopf, when it ends, c
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.main import operate
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.first_sweep import FirstSweep
 from qwen35_operator.reconcile.reconciler import Reconciler
 from qwen35_operator.reconcile_workers import ReconcileWorkers
 from tests.controlplane import operator_process
@@ -43,15 +44,9 @@ class WatchedWorkers(ReconcileWorkers):
         self.looked = 0
         self.by_thread[threading.current_thread()] = self
 
-    async def run(
-        self,
-        reconciler: Reconciler,
-        count: int,
-        in_motion: Iterable[TrainingKey] = (),
-        at_rest: Iterable[TrainingKey] = (),
-    ) -> None:
+    async def run(self, reconciler: Reconciler, count: int, sweep: FirstSweep) -> None:
         self._reconciler = reconciler
-        await super().run(reconciler, count, in_motion, at_rest)
+        await super().run(reconciler, count, sweep)
 
     async def _reconcile(self, reconciler: Reconciler, key: TrainingKey) -> None:
         await super()._reconcile(reconciler, key)

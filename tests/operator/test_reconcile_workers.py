@@ -21,6 +21,7 @@ from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.logs import JsonLines
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.first_sweep import FirstSweep
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
 from qwen35_operator.reconcile_workers import ReconcileWorkers
 from tests.operator.kube import raw_objects, virtual
@@ -68,7 +69,7 @@ class Shop:
 
     @asynccontextmanager
     async def open(self, workers: int = 2, *keys: TrainingKey) -> AsyncIterator[asyncio.Task]:
-        task = asyncio.create_task(self.work.run(self.reconciler, workers, keys))
+        task = asyncio.create_task(self.work.run(self.reconciler, workers, FirstSweep(active=keys)))
         await asyncio.sleep(0)
         try:
             yield task
@@ -276,17 +277,17 @@ class Term:
         self.times: dict[str, float] = {}
         self.seconds = 0.0  # how long a reconcile takes
 
-    async def lead(self, seconds: float, in_motion: Sequence[str] = (), at_rest: Sequence[str] = ()) -> None:
+    async def lead(self, seconds: float, active: Sequence[str] = (), at_rest: Sequence[str] = ()) -> None:
         began = asyncio.get_running_loop().time()
 
         async def reconcile(key: TrainingKey) -> None:
             self.times.setdefault(key[1], asyncio.get_running_loop().time() - began)
             await asyncio.sleep(self.seconds)
 
-        keys = [[("team", name) for name in names] for names in (in_motion, at_rest)]
+        sweep = FirstSweep(*(tuple(("team", name) for name in names) for names in (active, at_rest)))
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.work.run(SimpleNamespace(reconcile=reconcile), 2, *keys)
+                await self.work.run(SimpleNamespace(reconcile=reconcile), 2, sweep)
 
 
 @pytest.fixture

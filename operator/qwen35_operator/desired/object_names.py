@@ -32,7 +32,7 @@ IMAGE = f"{DOMAIN}/image"
 The pods may name the same image by its digest.
 """
 KNOWN_VERSION = f"{DOMAIN}/known-version"
-"""Annotation of the operator's Lease: the resourceVersion up to which the leader has acted on changes."""
+"""Annotation of the operator's Lease: the resourceVersion up to which the leader has usually acted on changes."""
 FORCE_START = f"{DOMAIN}/force-start"
 """Annotation of a training: the number of an attempt that may start although pods of earlier ones may still run."""
 LAST_CHECKPOINT = f"{DOMAIN}/last-checkpoint"

@@ -299,7 +299,7 @@ class Election:
 
 
 def _known_version(lease: JsonObject | None) -> int | None:
-    """Return the version up to which the last holder has acted on changes; None if there is no Lease.
+    """Return the version up to which the last holder has usually acted on changes; None if there is no Lease.
 
     This is the version of the Lease itself if its annotation is missing, as after an earlier release of the operator, or is not a
     version.

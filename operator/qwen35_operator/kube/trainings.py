@@ -105,7 +105,10 @@ class Trainings:
         return iter(tuple(self._bodies))
 
     def by_urgency(self) -> list[TrainingKey]:
-        """Return the keys of all trainings: first those that start, stop or wait, then those that run, then those in RESTING_STATES."""
+        """Return the keys of all trainings: first those that start, stop or wait, then those that run, then those in RESTING_STATES.
+
+        Most trainings are in one of these states, and those that run are reconciled with their next report too.
+        """
         urgency = {"Running": 1} | dict.fromkeys(RESTING_STATES, 2)
         return sorted(self._bodies, key=lambda key: urgency.get(self._bodies[key].state, 0))
 
@@ -132,10 +135,10 @@ class Trainings:
         if stored is not None and version <= stored.version:
             return False
         body = raw if CONDENSED in raw else condensed(raw)
-        condensed_body = body[CONDENSED]
-        state, text = shared(condensed_body["state"]), condensed_body["text"].encode()
+        summary = body[CONDENSED]
+        state, text = shared(summary["state"]), summary["text"].encode()
         self._drop(key)
-        self._bodies[key] = _Body(version, metadata["uid"], state, condensed_body["served"], text)
+        self._bodies[key] = _Body(version, metadata["uid"], state, summary["isServed"], text)
         self._states[state] += 1
         return True
 
@@ -189,7 +192,7 @@ class Trainings:
 
 
 def condensed(raw: KubeObject) -> dict[str, Any]:
-    """Return a training's object with its identity, state, and all that is stored of it as text: parsed, it takes ten times the memory.
+    """Return a training's identity and the fields of CONDENSED. The stored object is text, because parsed it takes ten times the memory.
 
     The text lacks managedFields, owners, labels and annotations that the operator does not read, and what is too large or too deep.
     """
@@ -207,16 +210,14 @@ def condensed(raw: KubeObject) -> dict[str, Any]:
         body |= {"spec": {}, TOO_DEEP: levels}
     identity = {name: raw["metadata"][name] for name in IDENTITY}
     status = raw.get("status") or {}
-    is_served = (
-        metadata.get("generation") == status.get("observedGeneration")
-        and "deletionTimestamp" not in metadata
-        and own.get(RETRY, "") in ("", status.get("retry"))
-    )
-    text = json.dumps(body, separators=(",", ":"))
-    return {
-        "metadata": identity,
-        CONDENSED: {"state": status.get("state", "Pending"), "served": is_served, "text": text},
-    }
+    summary = {"state": status.get("state", "Pending"), "isServed": _is_served(metadata, own.get(RETRY, ""), status)}
+    return {"metadata": identity, CONDENSED: summary | {"text": json.dumps(body, separators=(",", ":"))}}
+
+
+def _is_served(metadata: dict[str, Any], retry: str, status: dict[str, Any]) -> bool:
+    """Return whether the operator has acted on the spec and on `retry`, the annotation RETRY, and no deletion was requested."""
+    is_known = metadata.get("generation") == status.get("observedGeneration") and retry in ("", status.get("retry"))
+    return is_known and "deletionTimestamp" not in metadata
 
 
 def _compact(value: object) -> bytes:

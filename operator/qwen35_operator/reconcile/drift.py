@@ -42,7 +42,7 @@ SHARED_FIELDS = ("labels", "annotations")
 class Start:
     """The start of a process that leads.
 
-    known_version: the resourceVersion up to which an earlier leader has acted on changes. Those of all kinds are numbers of
+    known_version: the resourceVersion up to which an earlier leader has usually acted on changes. Those of all kinds are numbers of
     one sequence. running: number of all running trainings.
     """
 

@@ -19,23 +19,24 @@ from qwen35_operator.reconcile.even_spread import fraction
 class FirstSweep(NamedTuple):
     """All trainings, each in one of the two groups, in the order in which they are reconciled."""
 
-    in_motion: tuple[TrainingKey, ...]
-    at_rest: tuple[TrainingKey, ...]
+    active: tuple[TrainingKey, ...] = ()
+    at_rest: tuple[TrainingKey, ...] = ()
     """In an order that differs from leader to leader, so that none is always the last."""
 
 
 def first_sweep(trainings: Trainings, stores: Mapping[ObjectKind, Store], known_version: int) -> FirstSweep:
     """Return the order in which a new leader reconciles all trainings.
 
-    A training is at rest if it is suspended or has ended, its status answers its spec, it has neither pods nor a RayJob that may start some, and neither it
-    nor one of its objects has changed since `known_version`. stores: the known objects of trainings, by kind. known_version: a resourceVersion shortly
-    before the end of the last leader (`Election.known_version`).
+    A training is at rest if it is suspended or has ended, its status answers its spec, it has neither pods nor a RayJob that may start
+    some, and neither it nor one of its objects has changed since `known_version`. stores: the known objects of trainings, by kind.
+    known_version: a resourceVersion shortly before the end of the last leader (`Election.known_version`).
     """
     resting = {key for key in trainings if _is_at_rest(key, trainings, stores, known_version)}
-    moving = (key for key in trainings.by_urgency() if key not in resting)
-    in_motion = sorted(moving, key=lambda key: trainings.state(key) == "Running")
-    at_rest = sorted(resting, key=lambda key: fraction(f"{key} {known_version}"))
-    return FirstSweep(tuple(in_motion), tuple(at_rest))
+    active = (key for key in trainings.by_urgency() if key not in resting)
+    return FirstSweep(
+        active=tuple(sorted(active, key=lambda key: trainings.state(key) == "Running")),
+        at_rest=tuple(sorted(resting, key=lambda key: fraction(f"{key} {known_version}"))),
+    )
 
 
 def _is_at_rest(key: TrainingKey, trainings: Trainings, stores: Mapping[ObjectKind, Store], known_version: int) -> bool:

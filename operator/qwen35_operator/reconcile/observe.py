@@ -129,7 +129,7 @@ async def observe(
 
     reads_nodes: whether the operator may read nodes, which no Role of a namespace can grant. reports_since: since when
     this process leads, and reports of trainers can be seen; None if that is unknown. known_version: the resourceVersion up to
-    which an earlier leader has acted on changes. running: number of all trainings that are Running. budget_try: see `Observed`.
+    which an earlier leader has usually acted on changes. running: number of all trainings that are Running. budget_try: see `Observed`.
     Raises ApiError if a request to the API server fails.
     """
     metadata = raw["metadata"]

@@ -11,7 +11,7 @@ from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.reconcile.first_sweep import first_sweep
 
 KNOWN = 100
-"""The version up to which the last leader has acted on changes."""
+"""The version that the last leader has noted."""
 
 
 class Fleet:
@@ -38,9 +38,9 @@ class Fleet:
         )
 
     def sweep(self) -> tuple[list[str], list[str]]:
-        """The names of those in motion and at rest, in their order."""
-        in_motion, at_rest = first_sweep(self.trainings, self.stores, KNOWN)
-        return [name for _, name in in_motion], [name for _, name in at_rest]
+        """The names of active trainings and of those at rest, in their order."""
+        active, at_rest = first_sweep(self.trainings, self.stores, KNOWN)
+        return [name for _, name in active], [name for _, name in at_rest]
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_trainings_that_start_or_stop_come_first_and_then_those_that_run_and_tho
     states = {"a": "Succeeded", "b": "Running", "c": "Failed", "d": None, "e": "Suspending", "f": "Suspended"}
     for version, (name, state) in enumerate(states.items()):
         fleet.training(name, state, version)
-    in_motion, at_rest = fleet.sweep()
-    assert in_motion == ["d", "e", "b"]
+    active, at_rest = fleet.sweep()
+    assert active == ["d", "e", "b"]
     assert set(at_rest) == {"a", "c", "f"}
 
 
