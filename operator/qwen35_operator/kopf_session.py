@@ -20,6 +20,7 @@ from yarl import URL
 
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.list_pace import ListPace
+from qwen35_operator.kube.text_lines import lines
 from qwen35_operator.kube.trainings import condensed
 
 MAX_LINE_BYTES = 64 * 1024
@@ -113,12 +114,12 @@ class _ShallowContent:
 
         In a long line, the training is `condensed`: kopf parses lines faster than the operator uses them, and so may keep many.
         """
-        async for line in shallow_json.shallow_lines(self._content.iter_chunked(size)):
-            yield line if len(line) <= MAX_LINE_BYTES else _condensed_event(line)
+        async for line in lines(self._content.iter_chunked(size)):
+            yield shallow_json.shallow(line) if len(line) <= MAX_LINE_BYTES else _condensed_event(line)
 
 
 def _condensed_event(line: bytes) -> bytes:
-    event = json.loads(line)
-    if event["type"] == "ERROR":
-        return line
-    return json.dumps(event | {"object": condensed(event["object"])}).encode() + b"\n"
+    event = shallow_json.loads(line)
+    if event["type"] != "ERROR":
+        event["object"] = condensed(event["object"])
+    return json.dumps(event).encode() + b"\n"

@@ -106,6 +106,13 @@ def pods(change: Document, pool: str = "train") -> Act:
     return create(pods={pool: change})
 
 
+def mounts(count: int) -> Document:
+    """A container with mounts, and a volume with another name, which is as long as all of them."""
+    paths = [{"mountPath": f"{number:x}"} for number in range(count)]
+    volumes = [{"name": "v" * len(json.dumps(paths))}]
+    return {"spec": {"volumes": volumes, "containers": [{"name": "s", "image": "i", "volumeMounts": paths}]}}
+
+
 def ray(**fields: Any) -> Act:
     return pods({"spec": {"containers": [{"name": "ray", **fields}]}})
 
@@ -389,21 +396,10 @@ SPECS = (
         invalid("bytes as JSON"),
     ),
     Attack("a million letters", pods({"spec": {"hostAliases": "x" * 1_000_000}}), invalid("bytes as JSON")),
-    Attack(
-        "mounts of volumes that are not there",
-        pods(
-            {
-                "spec": {
-                    "volumes": [{"name": "v" * 120_000}],
-                    "containers": [
-                        {"name": "s", "image": "i", "volumeMounts": [{"mountPath": f"{n:x}"} for n in range(5_000)]}
-                    ],
-                }
-            }
-        ),
-        invalid("is not a volume of the pod"),
-    ),
-    Attack("items that are none", pods({"spec": {"hostAliases": [0] * 100_000}}), invalid("is not a mapping")),
+    Attack("mounts of volumes that are not there", pods(mounts(1_200)), invalid("is not a volume of the pod")),
+    Attack("5,000 mounts", pods(mounts(5_000)), invalid("bytes as JSON")),
+    Attack("items that are none", pods({"spec": {"hostAliases": [0] * 30_000}}), invalid("is not a mapping")),
+    Attack("100,000 items", pods({"spec": {"hostAliases": [0] * 100_000}}), invalid("bytes as JSON")),
     Attack("nested 90 times", pods({"spec": {"dnsConfig": levels(90)}}), invalid("levels of objects")),
     Attack("nested 200 times", pods({"spec": {"dnsConfig": levels(200)}}), invalid("levels of objects")),
     Attack("nested 1,000 times", create_nested(1000), invalid("levels of objects"), real_only=True),

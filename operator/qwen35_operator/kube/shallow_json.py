@@ -10,11 +10,9 @@ every watch that contains it.
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Final
-
-from qwen35_operator.kube.text_lines import lines
 
 MAX_DEPTH: Final = 100
 """Number of levels that are read. A pod's spec has about 15."""
@@ -71,15 +69,17 @@ def _list(text: bytes, each: Callable[[Any], Any]) -> Any:  # noqa: ANN401  # JS
 
 
 def _is_shallow(value: object) -> bool:
-    """Return whether a parsed document has at most MAX_DEPTH levels of objects and lists."""
-    level = [value]
+    """Return whether a parsed document has at most MAX_DEPTH levels of objects and lists.
+
+    `type(…) is …` takes a fifth of the time that isinstance takes for a list of 100,000 numbers, and every event is measured.
+    """
+    level: list[Any] = [value] if type(value) is dict or type(value) is list else []
     for _ in range(MAX_DEPTH):
         level = [
             child
             for parent in level
-            if isinstance(parent, dict | list)
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list)
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) is dict or type(child) is list
         ]
         if not level:
             return True
@@ -99,16 +99,6 @@ def depth(text: bytes) -> int:
     """Return the number of levels of objects and arrays in JSON."""
     brackets = _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS)
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
-
-
-async def shallow_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a text that arrives in chunks. In each line, JSON that is nested too deeply is cut (`shallow`).
-
-    The last line has no line break if the text ends without one.
-    """
-    async for line in lines(chunks):
-        text = line.removesuffix(b"\n")
-        yield shallow(text) + line[len(text) :]
 
 
 def _cut(text: bytes) -> bytes:

@@ -30,14 +30,19 @@ CONDENSED = "condensed"
 MAX_SPEC_BYTES = 256 * 1024
 """Maximum size of a spec as JSON, with the labels and annotations that RayJobs copy. A larger training is not accepted. The examples
 have at most 4 KiB."""
-OVERSIZED = "oversizedSpecBytes"
-"""Field of a stored training whose spec was left out: the size in bytes."""
+MAX_NEW_PODS_BYTES = 64 * 1024
+"""Maximum size of spec.pods as JSON in a training that has had no attempt. The schema bounds all other sections, but of pods it keeps
+unknown fields, and the operator does nothing else while it reads and checks them."""
+OVERSIZED, OVERSIZED_PODS = "oversizedSpecBytes", "oversizedPodsBytes"
+"""Fields of a stored training whose spec was left out: the size of the spec, or of spec.pods, in bytes."""
 RESTING_STATES = ("Suspended", "Succeeded", "Failed")
 """States in which a training waits until somebody changes it, or until its objects are old enough to be deleted."""
 MAX_SPEC_DEPTH = 64
 """Maximum number of levels of objects and lists in a spec. The examples have at most 12."""
 TOO_DEEP = "specDepth"
 """Field of a stored training whose spec was left out: the number of levels that were read."""
+LEFT_OUT = (OVERSIZED, OVERSIZED_PODS, TOO_DEEP)
+"""Fields of which a stored training whose spec was left out has one."""
 
 
 @dataclass
@@ -83,7 +88,7 @@ class _Body(NamedTuple):
 class Trainings:
     """The newest known object of each training, as far as the operator reads it.
 
-    A spec that is too large or nested too deeply is also left out, so that objects of one user cannot exhaust the
+    A spec that is too large or nested too deeply is also left out (LEFT_OUT), so that objects of one user cannot exhaust the
     operator's memory or exceed Python's recursion limit.
     """
 
@@ -201,17 +206,35 @@ def condensed(raw: KubeObject) -> dict[str, Any]:
     own = {key: annotations[key][:MAX_REQUEST_CHARACTERS] for key in OWN_ANNOTATIONS if key in annotations}
     labels, annotations = copied_to_job(labels), copied_to_job(annotations)
     spec = _compact(raw.get("spec") or {})
-    body = {**raw, "metadata": metadata | {"labels": labels, "annotations": annotations | own}}
-    if (
-        size := len(spec) + sum(len(_compact(entries)) for entries in (labels, annotations) if entries)
-    ) > MAX_SPEC_BYTES:
-        body |= {"metadata": metadata | {"labels": {}, "annotations": own}, "spec": {}, OVERSIZED: size}
-    elif (levels := shallow_json.depth(spec)) > MAX_SPEC_DEPTH:
-        body |= {"spec": {}, TOO_DEEP: levels}
+    body = {name: value for name, value in raw.items() if name != "spec"}
+    body["metadata"] = metadata | {"labels": labels, "annotations": annotations | own}
+    size = len(spec) + sum(len(_compact(entries)) for entries in (labels, annotations) if entries)
+    if left_out := _left_out(raw, spec, size):
+        body |= left_out
+        spec = b"{}"
+    if OVERSIZED in left_out:  # the labels and annotations may be what is large
+        body["metadata"] = metadata | {"labels": {}, "annotations": own}
     identity = {name: raw["metadata"][name] for name in IDENTITY}
     status = raw.get("status") or {}
     summary = {"state": status.get("state", "Pending"), "isServed": _is_served(metadata, own.get(RETRY, ""), status)}
-    return {"metadata": identity, CONDENSED: summary | {"text": json.dumps(body, separators=(",", ":"))}}
+    # The spec, which may be large, is written once.
+    text = _compact(body).removesuffix(b"}") + b',"spec":' + spec + b"}"
+    return {"metadata": identity, CONDENSED: summary | {"text": text.decode()}}
+
+
+def _left_out(raw: KubeObject, spec: bytes, size: int) -> dict[str, int]:
+    """Return one of the fields LEFT_OUT if the spec cannot be read, and otherwise none.
+
+    spec: as JSON. size: that of the spec, and of the labels and annotations that RayJobs copy.
+    """
+    if size > MAX_SPEC_BYTES:
+        return {OVERSIZED: size}
+    if len(spec) > MAX_NEW_PODS_BYTES and not (raw.get("status") or {}).get("attempts"):
+        pods = len(_compact(raw["spec"].get("pods")))
+        if pods > MAX_NEW_PODS_BYTES:
+            return {OVERSIZED_PODS: pods}
+    levels = shallow_json.depth(spec)
+    return {TOO_DEEP: levels} if levels > MAX_SPEC_DEPTH else {}
 
 
 def _is_served(metadata: dict[str, Any], retry: str, status: dict[str, Any]) -> bool:
@@ -221,4 +244,5 @@ def _is_served(metadata: dict[str, Any], retry: str, status: dict[str, Any]) -> 
 
 
 def _compact(value: object) -> bytes:
+    """Return JSON without spaces, with ? in place of halves of letters, which UTF-8 lacks."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")

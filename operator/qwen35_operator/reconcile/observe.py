@@ -24,7 +24,15 @@ from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.object_parsing import MAX_REQUEST_CHARACTERS, record
 from qwen35_operator.kube.object_records import Child, MessageConfigMap, OwnWrite, Pod, RayCluster, RayJob
 from qwen35_operator.kube.store import TrainingKey
-from qwen35_operator.kube.trainings import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, OVERSIZED, TOO_DEEP
+from qwen35_operator.kube.trainings import (
+    LEFT_OUT,
+    MAX_NEW_PODS_BYTES,
+    MAX_SPEC_BYTES,
+    MAX_SPEC_DEPTH,
+    OVERSIZED,
+    OVERSIZED_PODS,
+    TOO_DEEP,
+)
 from qwen35_operator.reconcile import leftovers, stall
 from qwen35_operator.reconcile.drift import Start, drifted
 from qwen35_operator.reconcile.observed import ChildKey, NodeState, Observed, ReadReport
@@ -70,12 +78,12 @@ class TrainingParser:
         """
         metadata = raw["metadata"]
         labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))
-        version = [metadata["generation"], labels, annotations, raw.get(OVERSIZED), raw.get(TOO_DEEP)]
+        version = [metadata["generation"], labels, annotations, *(raw.get(field) for field in LEFT_OUT)]
         parsed = self._parsed.pop(metadata["uid"], None)
         self._bytes -= 0 if parsed is None else parsed.size
         if parsed is None or parsed.version != version:
             unknown: tuple[str, ...] = ()
-            if OVERSIZED in raw or TOO_DEEP in raw:
+            if any(field in raw for field in LEFT_OUT):
                 spec, problems = None, [_left_out(raw)]
             else:
                 spec, problems, unknown = parse_stored_spec(raw.get("spec", {}))
@@ -105,6 +113,9 @@ def _left_out(raw: KubeObject) -> Problem:
         message = f"has {raw[OVERSIZED]} bytes as JSON, with the labels for queues, but the operator reads at most {MAX_SPEC_BYTES}."
         fix = "Move data and code out of the manifest, into files, claims or ConfigMaps, and remove labels and annotations for queues."
         return Problem("spec", message, fix)
+    if OVERSIZED_PODS in raw:
+        message = f"has {raw[OVERSIZED_PODS]} bytes as JSON, but in a new training the operator reads at most {MAX_NEW_PODS_BYTES}."
+        return Problem("spec.pods", message, "Move data and code out of the pods, into images, claims or ConfigMaps.")
     message = (
         f"has {raw[TOO_DEEP]} or more levels of objects and lists, but the operator reads at most {MAX_SPEC_DEPTH}."
     )

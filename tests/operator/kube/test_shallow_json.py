@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from qwen35_operator.kube import shallow_json
 from qwen35_operator.kube.shallow_json import MAX_DEPTH, TOO_DEEP
+from qwen35_operator.kube.text_lines import lines
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('[]{}",:\\ aé\n', max_size=6),
@@ -122,7 +123,7 @@ async def test_lines_come_whole_whatever_the_chunks(events, size):
         for start in range(0, len(text), size):
             yield text[start : start + size]
 
-    *lines, last = [line async for line in shallow_json.shallow_lines(chunks())]
-    assert [json.loads(line) for line in lines] == events
-    assert all(line.endswith(b"\n") for line in lines)
+    *whole, last = [shallow_json.shallow(line) async for line in lines(chunks())]
+    assert [json.loads(line) for line in whole] == events
+    assert all(line.endswith(b"\n") for line in whole)
     assert levels_of(json.loads(last)) == MAX_DEPTH

@@ -52,6 +52,14 @@ def test_a_condensed_training_is_stored_as_the_object_itself(spec) -> None:
     assert first.states() == second.states() == {"Running": 1}
 
 
+def test_half_of_a_letter_is_kept_as_a_question_mark() -> None:
+    """An API server sends none, but Python's parser reads them, and no text can be encoded with one."""
+    trainings = Trainings()
+    raw = body(1) | {"spec": {"a": "\ud83d训"}, "status": {"message": "\ud83d"}}
+    assert trainings.put(json.loads(json.dumps(condensed(raw))))
+    assert (trainings.get(KEY)["spec"], trainings.get(KEY)["status"]) == ({"a": "?训"}, {"message": "?"})
+
+
 def test_queue_labels_without_end_are_not_kept_and_the_user_learns_why() -> None:
     """Also with one parser before and after: labels change no generation."""
     trainings, parser = Trainings(), TrainingParser()
@@ -166,6 +174,34 @@ def test_a_spec_that_is_too_large_is_not_kept_and_the_user_learns_why() -> None:
     assert "at most 262144" in problem.message
     trainings.put(body(2))
     assert version(trainings) == 2
+
+
+@pytest.mark.parametrize(
+    ("pods", "files", "attempts", "path"),
+    [
+        (60_000, 0, [], None),
+        (70_000, 0, [], "spec.pods"),
+        (70_000, 0, [{"number": 1}], None),
+        (60_000, 150_000, [], None),
+        (60_000, 300_000, [], "spec"),
+    ],
+)
+def test_large_pods_are_refused_in_a_new_training_and_many_files_are_not(pods, files, attempts, path) -> None:
+    """A training that has begun continues: an earlier release may have accepted it."""
+    trainings = Trainings()
+    annotations = {"a": "x" * pods}
+    spec = SPEC | {"pods": {"head": {"metadata": {"annotations": annotations}}}}
+    if files:
+        spec["data"] = SPEC["data"] | {"train": [{"paths": ["f" * 1000 for _ in range(files // 1000)]}]}
+    trainings.put(body(1, generation=1) | {"spec": spec, "status": {"attempts": attempts}})
+    stored = trainings.get(KEY)
+    if path is None:
+        assert stored["spec"] == spec
+        return
+    assert stored["spec"] == {}
+    training, (problem,) = TrainingParser().parse(stored)
+    assert (training, problem.path) == (None, path)
+    assert "bytes as JSON" in problem.message
 
 
 def test_trainings_that_start_or_stop_are_more_urgent_than_those_that_run_and_these_than_the_others() -> None:
