@@ -31,8 +31,9 @@ MAX_SPEC_BYTES = 256 * 1024
 """Maximum size of a spec as JSON, with the labels and annotations that RayJobs copy. A larger training is not accepted. The examples
 have at most 4 KiB."""
 MAX_NEW_PODS_BYTES = 64 * 1024
-"""Maximum size of spec.pods as JSON in a training that has had no attempt. The schema bounds all other sections, but of pods it keeps
-unknown fields, and the operator does nothing else while it reads and checks them."""
+"""Maximum size of spec.pods as JSON in a training that has had no attempt. The schema keeps unknown fields of pods, and the operator does
+nothing else while it reads and checks them. Lists of data files may be longer. Of gym.config, vllm.extraArguments and
+train.overrideTransformerConfig the schema keeps any values too, which only MAX_SPEC_BYTES limits."""
 OVERSIZED, OVERSIZED_PODS = "oversizedSpecBytes", "oversizedPodsBytes"
 """Fields of a stored training whose spec was left out: the size of the spec, or of spec.pods, in bytes."""
 RESTING_STATES = ("Suspended", "Succeeded", "Failed")
